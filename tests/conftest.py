@@ -18,8 +18,8 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 import pytest
 from hypothesis import settings
 
-from pictures import blank_pictures
-from unflushed import unflushed
+from helpers.blank_pictures import blank_pictures
+from helpers.no_fsync import unflushed
 
 # No deadlines: a shared machine can be slow for a moment. derandomize: a failure here is a failure everywhere.
 settings.register_profile("surefoot", deadline=None, derandomize=True)

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench_words import ROOT  # noqa: F401 (finds the next ones)
+from helpers.benchmark_programs import ROOT  # noqa: F401 (finds the next ones)
 
 from bases import SIZES, Shape, build_base, moved_bytes  # isort: skip
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from bench_words import RECORDS, asked
-from plans import adapter_plan
+from helpers.benchmark_programs import RECORDS, asked
+from helpers.plans import adapter_plan
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops
 

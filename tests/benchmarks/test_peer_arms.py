@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from bench_words import asked
+from helpers.benchmark_programs import asked
+from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from surefoot.system import process
 from surefoot.system.hardware import process_seconds
-from tiny import llama3_tokenizer, tiny_llama
 
 import peer_arms  # isort: skip
 import peer_sides  # isort: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench_words import asked
+from helpers.benchmark_programs import asked
 
 import peer_sides  # isort: skip
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench_words import RECORDS, ROOT, asked
+from helpers.benchmark_programs import RECORDS, ROOT, asked
 from surefoot.system.durable import write_json
 
 import fresh  # isort: skip

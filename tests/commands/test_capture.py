@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.evaluate import capture_pictures
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.planning.serial import Difference
 from surefoot.report import comparison
@@ -27,7 +28,6 @@ from surefoot.report.comparison import (
 from surefoot.report.tables.verify import MOST_SHOWN
 from surefoot.system.durable import write_json
 from surefoot.training.manifest import sealed
-from tiny import tiny_llama
 
 RECORDS = [
     {"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from configs import write_config
+from helpers.configs import write_config
 from surefoot.commands import exits as errors
 from surefoot.commands.main import main
 from surefoot.system.errors import Fault

@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import zoo
+from helpers import zoo
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import bos_file, read_bos_scale
 from surefoot.models.facts import facts_of

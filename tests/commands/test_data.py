@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from tiny import tiny_llama
 
 CONFIG = """\
 stage: sft

@@ -11,13 +11,13 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from adapter_runs import a_plan, a_run
-from plans import choice
+from helpers.adapter_runs import a_plan, a_run
+from helpers.plans import choice
+from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.commonsense import answers as stage
 from surefoot.models import generate
 from surefoot.planning.serial import plan_to_json
-from zoo import ZOO
 
 ROUNDING = 2e-4  # nats; sums of a dozen fp32 log probabilities
 GOLD = ("true", "false", "true", "true", "false")

@@ -11,8 +11,8 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers.zoo import ZOO
 from surefoot.commands.main import main
-from zoo import ZOO
 
 RELATIVE = 1e-5  # fp32 sums in batches of other shapes
 ROWS = [

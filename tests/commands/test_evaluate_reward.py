@@ -9,12 +9,12 @@ import shutil
 import pytest
 import yaml
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.report.record import read_run
 from surefoot.report.shares import wilson
 from surefoot.report.views import commands
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

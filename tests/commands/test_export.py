@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from adapter_runs import a_plan, a_run
+from helpers.adapter_runs import a_plan, a_run
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.system.sizes import size_text
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands import chat as chat_module
 from surefoot.commands.main import main
 from surefoot.system.hub.fetch import Repository
 from surefoot.system.printable import clean
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

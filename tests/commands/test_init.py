@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands import starting as stage
 from surefoot.commands.main import main
 from surefoot.config import starter
@@ -25,7 +26,6 @@ from surefoot.config.method_contradictions import unread_keys
 from surefoot.config.starter import starting_config
 from surefoot.config.yaml_reader import parse_yaml
 from surefoot.runs.planned import make_plan
-from tiny import tiny_llama
 
 ALPACA = {"instruction": "Name a bird.", "input": "", "output": "Heron"}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}

@@ -11,8 +11,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from forkserver import ForkServer
-from tiny import tiny_llama
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

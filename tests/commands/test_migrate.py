@@ -10,8 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import zoo
-from hub_stub import client_of, serve
+from helpers import zoo
+from helpers.hub_stub import client_of, serve
 from surefoot.commands.main import main as cli
 from surefoot.config.load import load_config
 from surefoot.runs.planned import make_plan

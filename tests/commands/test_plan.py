@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from layouts import LLAMA32_1B, llama3_tokenizer, model_facts
+from helpers.model_layouts import LLAMA32_1B, llama3_tokenizer, model_facts
 from surefoot.commands.main import main
 from surefoot.planning.serial import plan_from_json, plan_to_json
 

@@ -12,14 +12,14 @@ import sys
 import pytest
 import yaml
 
-import zoo
-from forkserver import ForkServer
+from helpers import zoo
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import verify_folder
 from surefoot.runs.run_names import written_by_run
 from surefoot.system import durable
 from surefoot.system.durable import LOCK
 from surefoot.system.made_folders import MANIFEST
-from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
 

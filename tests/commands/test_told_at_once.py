@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny import tiny_llama
+from helpers.tiny_models import tiny_llama
 
 _MANY = "99999"
 _NO_ROOM = "--max-new-tokens: 512 and a prompt are more than the model's 512 positions"

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from tiny import tiny_llama
 
 RECORDS = [{"instruction": f"Say heron {k} times.", "input": "", "output": "heron " * k} for k in range(1, 9)]
 FLOAT32 = 1e-6  # relative: TensorBoard keeps single precision

@@ -19,10 +19,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.report.verification import compare_folders
-from tiny import tiny_llama
 
 MOST_LINES = 26  # before step 1; the plan and the audit have some 100
 ROWS = [

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import zoo
-from forkserver import ForkServer
+from helpers import zoo
+from helpers.fork_server import ForkServer
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.config.yaml_reader import read_yaml

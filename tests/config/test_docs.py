@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from configs import write_config
+from helpers.configs import write_config
 from surefoot.commands.main import main
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from configs import valid_configs
+from helpers.configs import valid_configs
 from surefoot.config import dump
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.schema import RunConfig

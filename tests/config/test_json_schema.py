@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 
-from configs import mutated_configs, valid_configs
+from helpers.configs import mutated_configs, valid_configs
 from surefoot.config.json_schema import DIALECT, config_schema
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems

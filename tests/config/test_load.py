@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs import ANYTHING, mutated_configs, write_config
+from helpers.configs import ANYTHING, mutated_configs, write_config
 from surefoot.config import load, problems
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.keys import all_keys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs import write_config
+from helpers.configs import write_config
 from surefoot.config import load, problems
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.load import load_config

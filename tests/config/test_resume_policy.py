@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from configs import valid_configs
+from helpers.configs import valid_configs
 from surefoot.config import resume_policy
 from surefoot.config.dump import plain_config
 from surefoot.config.keys import all_keys

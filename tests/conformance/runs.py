@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from conformance.reference import logits
+from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import IGNORE, Batch
 from surefoot.methods.losses.sft import sft_loss
@@ -28,7 +29,6 @@ from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.objective import LossSum
 from surefoot.training.step import LOSS, accumulate_gradients
-from zoo import ZOO
 
 KINDS = ("full", "lora", "dora")
 RANK, ALPHA = 4, 8

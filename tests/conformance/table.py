@@ -42,8 +42,8 @@ from conformance.runs import (
     whole_run,
 )
 from conformance.targets import TARGETS
+from helpers.zoo import ZOO
 from surefoot.report.verification import compare_folders
-from zoo import ZOO
 
 # fp32 against fp32 in another order of sums: a few units of rounding (6e-8) times the depth of these models.
 LIMIT = 1e-5

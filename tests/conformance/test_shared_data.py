@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Example
 from surefoot.report.console import Console
@@ -23,7 +24,6 @@ from surefoot.runs.custom import NOTHING
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import claim
-from zoo import ZOO
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FAMILIES = ["llama3", "phi3", "qwen2", "opt", "gpt2"]

@@ -13,9 +13,9 @@ from conformance import table
 from conformance.runs import KINDS, build, run_config, stopped_and_resumed, whole_run
 from conformance.table import LIMIT, Proof, prove, reload_error, step_errors, trained_modules
 from conformance.targets import TARGETS
+from helpers.zoo import ZOO
 from surefoot.report.verification import compare_folders
 from surefoot.training import step
-from zoo import ZOO
 
 
 @pytest.mark.parametrize("kind", KINDS)

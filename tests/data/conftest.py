@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from helpers.tiny_models import llama3_tokenizer
 from surefoot.data.text_encoder import TextEncoder
-from tiny import llama3_tokenizer
 
 LEGACY_TEXT = ["Give three tips for staying healthy.", "The answer is written here.", "### Instruction: ### Response:"]
 

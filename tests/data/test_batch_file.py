@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from helpers.toy_model import toy_examples
 from surefoot.data.batch import JudgedBatch, PairBatch, PromptBatch, collate
 from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.data.episodes import PpoBatch
-from toy import toy_examples
 
 ROWS = collate(toy_examples(4), 0)
 LEFT = collate(toy_examples(3), 0, side="left")

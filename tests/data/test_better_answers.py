@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]
 

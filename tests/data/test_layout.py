@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.toy_model import toy_examples
 from surefoot.data.batch import JudgedBatch, PairBatch
 from surefoot.data.comparable import in_padded_rows, part_within, shortest
 from surefoot.data.layout import Layout
-from toy import toy_examples
 
 PAIRS = [(5, 9), (3, 3), (8, 2), (4, 6), (10, 1)]
 

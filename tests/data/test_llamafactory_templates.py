@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dialogues import CASES, ids_and_mask, learned, tokenizer
+from helpers.conversations import CASES, ids_and_mask, learned, tokenizer
 from surefoot.data import templates
 from surefoot.data.chat.messages import messages
 from surefoot.data.formats import RowFault

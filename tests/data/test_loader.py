@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from helpers.toy_model import toy_batches, toy_examples
 from surefoot.data import loader
 from surefoot.data.columns import with_columns
 from surefoot.data.dataset import TokenisedDataset, of_files
 from surefoot.data.loader import counted, dealt, micro_batches, prefetched
-from toy import toy_batches, toy_examples
 
 LENGTHS = (3, 2, 8)
 WAIT = 10  # seconds; a thread that is not there by then never comes

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.toy_model import toy_examples
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import (
     documents_at,
@@ -20,7 +21,6 @@ from surefoot.data.pack import (
     position_ids,
     unpacked,
 )
-from toy import toy_examples
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 

@@ -11,7 +11,7 @@ import re
 import huggingface_hub
 import pytest
 
-from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, go_offline, point_at, serve
+from helpers.hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, go_offline, point_at, serve
 from surefoot.data.hub import files as hub_files
 from surefoot.data.hub import rows as hub_rows
 from surefoot.data.hub.files import choose_files

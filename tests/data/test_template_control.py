@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from dialogues import CALL, RESULT, TOKENIZERS, TOOL, ids_and_mask, tokenizer
+from helpers.conversations import CALL, RESULT, TOKENIZERS, TOOL, ids_and_mask, tokenizer
 from surefoot.data import named
 from surefoot.data.chat import rendered
 from surefoot.data.formats import Conversation, ToolCall, Turn

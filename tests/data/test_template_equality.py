@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from dialogues import (
+from helpers.conversations import (
     AGAIN,
     ANSWER,
     CALL,

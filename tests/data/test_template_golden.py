@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-import golden_templates
-from golden_templates import FOLDER, golden, golden_encoder
+from helpers import golden_templates
+from helpers.golden_templates import FOLDER, golden, golden_encoder
 from surefoot.data import templates
 from surefoot.data.formats import Conversation, Turn
 from surefoot.families.templates import ROWS, find_row

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.system.errors import InputError
-from tiny import LLAMA3_TEMPLATE
 
 HEADER = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 INPUT_HEADER = (

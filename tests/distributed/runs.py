@@ -1,7 +1,7 @@
 """Runs of several processes for tests: a tiny model and data, real commands, and whoever they leave behind.
 
 `run` and `start` take a command as a user types it. `run_forked` and `start_forked` take the words behind `surefoot`,
-and save the imports of each process (tests/forked_command.py).
+and save the imports of each process (tests/helpers/forked_command.py).
 
 `changed` makes a folder for PYTHONPATH. Its sitecustomize.py lets a rank hang or fail, and can shorten how long one may
 be silent or slow; the commands stay what a user types.
@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 import yaml
 
-from forked_command import Forked
+from helpers.forked_command import Forked
+from helpers.tiny_models import tiny_llama
 from surefoot.training import beat, watchdog
-from tiny import tiny_llama
 
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
 SILENT = 6.0  # seconds without a beat, where a test waits for it

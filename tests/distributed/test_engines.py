@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import engine_cases
-from engine_cases import ENGINES, KINDS, RATE, SINGLE, Case, alone
+from helpers import engine_cases
+from helpers.engine_cases import ENGINES, KINDS, RATE, SINGLE, Case, alone
+from helpers.two_ranks import on_two_ranks
 from surefoot.system.errors import InputError
 from surefoot.training.engine import EngineChoice, make_engine
 from surefoot.training.ranks import ALONE
-from two_ranks import on_two_ranks
 
 # The same sums in another order: gradients differ by some 1e-7 of themselves, and AdamW divides each by its own size,
 # so a weight of size 1 may end up to a rate times that apart, plus its own rounding. Measured: 1.5e-7.

@@ -20,8 +20,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from distributed.runs import rows
-from forkserver import ForkServer
-from tiny import tiny_llama
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
 # of 3e-3.

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from forkserver import ForkServer
-from rollback_runs import examples_by_step, rollback_world, write_config
+from helpers.fork_server import ForkServer
+from helpers.rollback_runs import examples_by_step, rollback_world, write_config
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback_record import RECORD
 from surefoot.training.checkpoint import list_checkpoints

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages import ROOT, table
+from helpers.doc_pages import ROOT, table
 from surefoot.models.convert.layouts import LAYOUTS
 from surefoot.models.convert.rules import KINDS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pages import ROOT
+from helpers.doc_pages import ROOT
 from surefoot.config.dump import shown
 from surefoot.interop import finetune, torchtune, train_sft, trl
 from surefoot.interop.axolotl.rows import ROWS as AXOLOTL

@@ -7,7 +7,7 @@ import shlex
 
 from click.testing import CliRunner
 
-from pages import ROOT, table
+from helpers.doc_pages import ROOT, table
 from surefoot.commands.doctor.codes import BACKWARD, CODES
 from surefoot.commands.doctor.findings import FORMAT
 from surefoot.commands.main import main

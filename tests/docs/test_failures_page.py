@@ -8,7 +8,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from pages import ROOT, names, table
+from helpers.doc_pages import ROOT, names, table
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.report.flight import KEPT
 from surefoot.report.slowness import _NEAR
@@ -16,7 +17,6 @@ from surefoot.runs.failures import recorder as failures
 from surefoot.runs.pace import _LOOK
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
 from surefoot.training import loop, pace_guard, window
-from tiny import tiny_llama
 
 PAGE = ROOT / "docs" / "failures.md"
 TEXT = PAGE.read_text(encoding="utf-8")

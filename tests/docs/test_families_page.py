@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import run_config
-from pages import ROOT, names, table
+from helpers.doc_pages import ROOT, names, table
+from helpers.model_layouts import run_config
+from helpers.zoo import phi3
 from surefoot.families import FAMILIES
 from surefoot.runs.planned import make_plan
 from surefoot.system.errors import InputError
-from zoo import phi3
 
 PAGE = ROOT / "docs" / "families.md"
 BOS = {True: "yes", False: "no", None: "as its chat template or tokenizer does"}

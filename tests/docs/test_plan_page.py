@@ -6,8 +6,8 @@ import json
 
 from click.testing import CliRunner
 
-from layouts import LLAMA31_8B, llama3_tokenizer, run_config
-from pages import ROOT, names, table
+from helpers.doc_pages import ROOT, names, table
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from surefoot.commands.main import main
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.plan import Source

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from pages import ROOT, table
+from helpers.doc_pages import ROOT, table
 from surefoot.methods.losses.ppo import policy_loss
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.methods.ppo.checks import START_TOLERANCE

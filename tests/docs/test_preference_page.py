@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from forkserver import ForkServer
-from pages import ROOT
-from sky import page_of_pairs
+from helpers.doc_pages import ROOT
+from helpers.fork_server import ForkServer
+from helpers.growing_records import page_of_pairs
 from surefoot.config.methods import AlignmentConfig
 
 PAGE = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")

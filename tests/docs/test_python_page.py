@@ -6,9 +6,9 @@ import shutil
 import pytest
 import yaml
 
-from pages import ROOT, blocks
+from helpers.doc_pages import ROOT, blocks
+from helpers.tiny_models import tiny_llama
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 PAGE = ROOT / "docs" / "python.md"
 BLOCKS = [block for block in blocks("python") if block.page == PAGE]

@@ -13,13 +13,25 @@ import click
 import pytest
 import yaml
 
-from forkserver import ForkServer
-from pages import CONFIGURATION, PAGES, README, ROOT, SITE, Quote, anchors, blocks, commands, links, mentions
+from helpers.doc_pages import (
+    CONFIGURATION,
+    PAGES,
+    README,
+    ROOT,
+    SITE,
+    Quote,
+    anchors,
+    blocks,
+    commands,
+    links,
+    mentions,
+)
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import COMMANDS, main
 from surefoot.commands.quickstart.world import write_data
 from surefoot.config.load import load_config
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 9)]
 REQUIRED = {"stage": "sft", "model": "models/base", "data": {"train": "data/alpaca.json"}, "output": "runs/new"}

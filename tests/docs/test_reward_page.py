@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from forkserver import ForkServer
-from pages import ROOT, table
-from sky import page_of_pairs
+from helpers.doc_pages import ROOT, table
+from helpers.fork_server import ForkServer
+from helpers.growing_records import page_of_pairs
 from surefoot.methods.losses.reward import PAIR_LOSSES
 
 PAGE = ROOT / "docs" / "reward.md"

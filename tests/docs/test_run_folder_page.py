@@ -8,12 +8,12 @@ import re
 import pytest
 import yaml
 
-from forkserver import ForkServer
-from pages import ROOT, names, table
+from helpers.doc_pages import ROOT, names, table
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.config.resume_policy import POLICIES
 from surefoot.report.rows import PROFILED, TIMING_FIELDS
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
-from tiny import tiny_llama
 
 PAGE = ROOT / "docs" / "run-folder.md"
 RARE_FIELDS = {"non_finite", "skipped", "scale", PROFILED}  # of rows that a short sound fp32 run does not write

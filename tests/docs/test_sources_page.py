@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pages import ROOT
+from helpers.doc_pages import ROOT
 from surefoot.data import described
 from surefoot.system.hub import faults
 from surefoot.system.locations import DATA_KINDS

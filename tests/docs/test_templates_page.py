@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from golden_templates import golden_encoder
-from pages import ROOT, names, table
+from helpers.doc_pages import ROOT, names, table
+from helpers.golden_templates import golden_encoder
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.templates import make_template
 from surefoot.families.templates import NAMES, OWN, ROWS, Prompt

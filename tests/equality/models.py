@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import zoo
+from helpers import zoo
 
 FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2")
 

@@ -44,6 +44,6 @@ def digest(*parts: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    from tiny import tiny_llama
+    from helpers.tiny_models import tiny_llama
 
     tiny_llama(Path(sys.argv[1]), pad=True)

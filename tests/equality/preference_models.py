@@ -33,7 +33,7 @@ def write_models(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tiny import tiny_llama
+    from helpers.tiny_models import tiny_llama
 
     policy = tiny_llama(folder / "policy", seed=0, pad=True)
     reference = tiny_llama(folder / "reference", seed=0, pad=True)

@@ -13,7 +13,7 @@ import yaml
 
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
 from surefoot.commands.translated import reading_options
 from surefoot.interop.tools import translate_file
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from equality.preference_data import DATA, digest, judged, pairs
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer
-from tiny import tiny_llama
 
 RECORDED = json.loads(Path(__file__).with_name("trl_preference_data.json").read_text(encoding="utf-8"))
 LONG = 16384  # tokens: more than any record has, because TRL cuts elsewhere

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import zoo
-from adapter_runs import a_plan, a_run
-from plans import choice
+from helpers import zoo
+from helpers.adapter_runs import a_plan, a_run
+from helpers.plans import choice
 from surefoot.evaluate import capture as writing
 from surefoot.evaluate import capture_pictures
 from surefoot.evaluate import capturing as stage

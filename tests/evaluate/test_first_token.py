@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-import zoo
+from helpers import zoo
+from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import capture_pictures
 from surefoot.evaluate import capturing as stage
 from surefoot.evaluate.capture_folder import open_capture
 from surefoot.evaluate.capturing import capture
 from surefoot.evaluate.measure_norms import measure_model_norms
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 LENGTH = 12
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-import zoo
-from adapter_runs import a_plan, a_run
-from plans import choice
+from helpers import zoo
+from helpers.adapter_runs import a_plan, a_run
+from helpers.plans import choice
+from helpers.tiny_models import tiny_llama
 from surefoot.evaluate.measure_norms import measure_model_norms
 from surefoot.families.bos_zero import BOS_FILE
-from tiny import tiny_llama
 
 EXACT = 1e-6  # relative; a product in fp32
 SCALE = 0.1

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
-from adapter_runs import CPU
+from helpers import zoo
+from helpers.adapter_runs import CPU
 from surefoot.evaluate import norms as module
 from surefoot.evaluate.norms import measure_norms
 from surefoot.models.facts import facts_of

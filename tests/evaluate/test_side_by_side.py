@@ -7,12 +7,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from helpers.zoo import ZOO
 from surefoot.evaluate.side_by_side import sides
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.forward import causal_model
 from surefoot.system.errors import InputError
-from zoo import ZOO
 
 IDS = torch.tensor([[5, 9, 17, 33, 21]])
 

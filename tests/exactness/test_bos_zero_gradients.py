@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
 from surefoot.models import bos
 from surefoot.models.adapters import add_adapter
 from surefoot.models.bos import install_bos_scaling

@@ -14,12 +14,12 @@ import shutil
 import pytest
 import yaml
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
 from surefoot.system import durable
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import sealed
-from tiny import tiny_llama
 
 ADAPTERS = ["full", "lora", "dora"]
 PRECISIONS = ["fp32", "bf16", "fp16"]

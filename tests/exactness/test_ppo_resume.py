@@ -14,11 +14,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
 from surefoot.system.durable import sha256_file, write_json
 from surefoot.training.manifest import sealed
-from tiny import tiny_llama
 
 KILLED = -9
 SCORE = """

@@ -10,9 +10,9 @@ import json
 import pytest
 import yaml
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
-from tiny import tiny_llama
 
 KILLED = -9
 CASES = {

@@ -7,10 +7,10 @@ import json
 import pytest
 import yaml
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.models.value_head import VALUE_HEAD_FILE
 from surefoot.report.verification import compare_folders
-from tiny import tiny_llama
 
 KILLED = -9
 

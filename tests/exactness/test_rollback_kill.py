@@ -13,8 +13,8 @@ import pytest
 
 from faults.records import Record, add
 from faults.trials import fresh_seed, processor_seconds
-from forkserver import ForkServer
-from rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
+from helpers.fork_server import ForkServer
+from helpers.rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback_record import RECORD
 

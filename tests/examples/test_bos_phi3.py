@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-import zoo
-from served_command import served_surefoot
+from helpers import zoo
+from helpers.surefoot_on_path import served_surefoot
 from surefoot.evaluate.capturing import compare_folders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bos_phi3.sh"

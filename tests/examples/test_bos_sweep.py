@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import zoo
+from helpers import zoo
 
 PATH = Path(__file__).parents[2] / "examples" / "bos_sweep.py"
 EXACT = 1e-6  # relative; a product in fp32

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import zoo
-from served_command import served_surefoot
+from helpers import zoo
+from helpers.surefoot_on_path import served_surefoot
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rlhf.sh"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "preference"

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
-from architectures import GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, OPT, PHI3, PUBLISHED, QWEN2, QWEN3, TINY, build
-from layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, model_facts
+from helpers.architectures import GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, OPT, PHI3, PUBLISHED, QWEN2, QWEN3, TINY, build
+from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, model_facts
 from surefoot.families import FAMILIES, find
 from surefoot.families import model_facts as module
 from surefoot.families.model_facts import read_model_facts

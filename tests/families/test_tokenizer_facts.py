@@ -5,10 +5,10 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from layouts import llama2_tokenizer, llama3_tokenizer, small_tokenizer, tokenizer_files
+from helpers.model_layouts import llama2_tokenizer, llama3_tokenizer, small_tokenizer, tokenizer_files
+from helpers.tiny_models import llama3_tokenizer as real_tokenizer
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.system.errors import InputError
-from tiny import llama3_tokenizer as real_tokenizer
 
 
 @pytest.mark.parametrize("chat_template", [True, False])

@@ -17,8 +17,8 @@ from faults import records
 from faults.breaks import BREAKS, broken
 from faults.place import ROWS, Place, settings_of
 from faults.soak import Told, forecast, sizes
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from tiny import tiny_llama
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,9 +16,6 @@ from typing import Any
 
 import yaml
 
-import zoo_templates
-from architectures import TINY
-from documented_tools import COMMANDS, FILES
 from faults.good_files import (
     ADAPTER,
     CARD,
@@ -40,9 +37,12 @@ from faults.good_files import (
 from faults.mutate import mutated, mutated_text, mutated_tree, mutated_words
 from faults.parser_inputs import JINJA, OVERRIDE_WORDS, PIECES, SCRIPTS, WORDS
 from faults.readers import ADAPTER_WEIGHTS, with_header
+from helpers import zoo_templates
+from helpers.architectures import TINY
+from helpers.other_tools import COMMANDS, FILES
+from helpers.plans import adapter_plan, run_plan
+from helpers.run_folders import audit, log_rows
 from interop.compat.seeds import of_kind
-from plans import adapter_plan, run_plan
-from runfolders import audit, log_rows
 from surefoot.planning.serial import plan_to_json
 from surefoot.system.durable import json_text
 from surefoot.training.manifest import sealed

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from helpers.toy_model import settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.system import durable
 from surefoot.system.errors import IntegrityError
 from surefoot.training import checkpoint as checkpoints
@@ -26,7 +27,6 @@ from surefoot.training.checkpoint import (
 from surefoot.training.engine import SingleEngine
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 @cache

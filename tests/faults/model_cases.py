@@ -197,7 +197,7 @@ def adapter(**fields: Any) -> Prepare:
 
 
 def offline(place: Place) -> None:
-    from hub_stub import go_offline
+    from helpers.hub_stub import go_offline
 
     go_offline(place.patch)
     place.patch.setenv("HF_HUB_CACHE", str(place.folder / "hub"))
@@ -205,7 +205,7 @@ def offline(place: Place) -> None:
 
 
 def unreachable(place: Place) -> None:
-    from hub_stub import point_at
+    from helpers.hub_stub import point_at
 
     point_at(place.patch, "http://127.0.0.1:9")
     place.change(model="some-org/some-model")

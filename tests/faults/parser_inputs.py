@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from configs import ANYTHING
-from documented_tools import COMMANDS, FILES
+from helpers.configs import ANYTHING
+from helpers.other_tools import COMMANDS, FILES
 
 NESTED, HUGE = b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"
 DIGITS = "9" * 5000  # more than Python makes a number of

@@ -17,8 +17,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from configs import ANYTHING, mutated_configs
-from documented_tools import FILES
 from faults import corpus, readers
 from faults.good_files import (
     ADAPTER,
@@ -54,6 +52,8 @@ from faults.parser_inputs import (
     damaged_text,
 )  # fmt: skip
 from faults.readers import FAULTS, with_header
+from helpers.configs import ANYTHING, mutated_configs
+from helpers.other_tools import FILES
 
 SECONDS = 10  # of the processor, for an input of at most some hundred kilobytes: most take a thousandth of one
 WALL = 120  # seconds by the clock: one that waits, for a pipe or a lock, uses no processor

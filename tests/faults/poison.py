@@ -8,13 +8,22 @@ import random
 import torch
 
 from faults.trials import Trial
+from helpers.toy_model import (
+    bits,
+    same_bits,
+    save_checkpoint,
+    settings,
+    toy_batches,
+    toy_engine,
+    toy_examples,
+    toy_loss,
+)
 from surefoot.system.errors import Diverged
 from surefoot.training.engine import SingleEngine
 from surefoot.training.objective import LossSum
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
-from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 PLACES = ("loss", "activation", "gradient")
 VALUES = (math.nan, math.inf, -math.inf)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from documented_tools import FILES
+from helpers.other_tools import FILES
 from surefoot.commands.tune.journal import Journal
 from surefoot.config.load import check_values, load_config
 from surefoot.data.cache import open_cache

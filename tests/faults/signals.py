@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import whereabouts
 from faults.stages import SAVED, STEPS, Runs
 from faults.trials import Trial
+from helpers import run_position
 from surefoot.report.verification import compare_folders
 from surefoot.training.checkpoint import list_checkpoints, newest_verified
 from surefoot.training.manifest import MANIFEST
@@ -58,7 +58,7 @@ class Killing(_Signalling):
         straight, where = self.runs.straight(combination), log.with_suffix(".where")
         plan = [random_kill(trial.draw) for _ in range(trial.draw.randint(1, self.most))]
         trial.counts["kills"] = 0
-        trial.counts.update(dict.fromkeys(whereabouts.PARTS, 0))
+        trial.counts.update(dict.fromkeys(run_position.PARTS, 0))
         trial.drawn["kills"] = plan
         for kill in plan:
             code = self.runs.server.run(["train", config, "--resume"], log, kill, where=where)
@@ -66,7 +66,7 @@ class Killing(_Signalling):
                 break
             if code != KILLED:
                 return f"{plan}: exit {code}: {log.read_text()[-2000:]}"
-            kill["fell"] = whereabouts.read(where).killed_in
+            kill["fell"] = run_position.read(where).killed_in
             self.kills[kill["fell"]] += 1
             trial.counts.update(["kills", kill["fell"]])
             if any(not (one.folder / MANIFEST).is_file() for one in list_checkpoints(trial.folder)):
@@ -78,12 +78,12 @@ class Killing(_Signalling):
         return f"{plan}: {differences[:3]}" if differences else ""
 
 
-def is_over(found: whereabouts.Whereabouts) -> bool:
+def is_over(found: run_position.Whereabouts) -> bool:
     """Whether there was no step left to take when the signal came: in the evaluation after the last one, which comes
     before the last save, or later."""
-    evaluates = found.asked_in == whereabouts.EVALUATION and found.saves == SAVED - 1
-    saves = found.asked_in in (whereabouts.SAVE, whereabouts.BETWEEN) and found.saves == SAVED
-    return found.asked_at is None or evaluates or saves or found.asked_in == whereabouts.AFTER
+    evaluates = found.asked_in == run_position.EVALUATION and found.saves == SAVED - 1
+    saves = found.asked_in in (run_position.SAVE, run_position.BETWEEN) and found.saves == SAVED
+    return found.asked_at is None or evaluates or saves or found.asked_in == run_position.AFTER
 
 
 class Stopping(_Signalling):
@@ -97,11 +97,11 @@ class Stopping(_Signalling):
         delay = trial.draw.uniform(1e-4, _LATER[place])
         kill = {"at": place, "n": trial.draw.randint(1, _MOST[place]), "delay": delay, "number": signal.SIGTERM}
         code = self.runs.server.run(["train", config], log, kill, where=where)
-        ended, found = time.monotonic(), whereabouts.read(where)
+        ended, found = time.monotonic(), run_position.read(where)
         trial.drawn["signal"] = {**kill, "fell": found.asked_in}
         trial.counts["exit 75"] = int(code == STOPPED)
         trial.counts["exit 0"] = int(code == 0)
-        trial.counts.update(dict.fromkeys(whereabouts.PARTS, 0))
+        trial.counts.update(dict.fromkeys(run_position.PARTS, 0))
         if found.asked_at is not None:
             trial.counts[found.asked_in] += 1
             trial.longest[SLOWEST] = round(ended - found.asked_at, 3)
@@ -110,7 +110,7 @@ class Stopping(_Signalling):
         if trial.longest.get(SLOWEST, 0.0) > GRACE:
             return f"{trial.drawn}: {trial.longest[SLOWEST]} s from the signal to the end"
         checkpoint, rejected = newest_verified(trial.folder)
-        if (checkpoint is None and found.asked_in != whereabouts.BEFORE) or rejected:
+        if (checkpoint is None and found.asked_in != run_position.BEFORE) or rejected:
             return f"{trial.drawn}: {checkpoint}, {rejected}"
         if code == STOPPED and self.runs.server.run(["train", config, "--resume"], log) != 0:
             return f"{trial.drawn}: resumed, it failed: {log.read_text()[-2000:]}"

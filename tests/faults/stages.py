@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from forkserver import ForkServer
-from tiny import tiny_llama
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 
 STAGES = ("sft", "reward", "dpo", "ppo")
 ADAPTERS = ("lora", "dora", "full")

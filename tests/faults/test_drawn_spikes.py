@@ -8,7 +8,7 @@ import secrets
 import numpy as np
 import pytest
 
-from spike_curves import PLACES, STEPS, drawn, spiked
+from helpers.spike_curves import PLACES, STEPS, drawn, spiked
 
 LARGE = 10.0  # times the clean norm: what has to be found
 RECALL = 0.9  # at least, of large ones: curves that scatter by half of themselves hide some

@@ -11,8 +11,8 @@ import yaml
 from faults.outages import IN_IT, fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
 from faults.trials import many
+from helpers.tiny_models import tiny_llama
 from surefoot.system import disk, durable
-from tiny import tiny_llama
 
 SHORT = 50  # trials of each of two outages
 

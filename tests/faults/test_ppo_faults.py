@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods.ppo import brakes as ppo_brakes
 from surefoot.methods.ppo import memory as ppo_memory
-from tiny import tiny_llama
 
 PROMPTS = 24
 SCORES = {  # `seen` counts the answers of the process

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from faults.place import PROMPTS, Place
+from helpers.secret_formats import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from surefoot.system import redaction
 from surefoot.training import loop
 

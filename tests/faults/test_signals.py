@@ -10,9 +10,9 @@ from faults import signals
 from faults.signals import KILLED, STOPPED, Killing, Stopping
 from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, SAVED, STAGES, STEPS, Runs
 from faults.trials import fresh_seed, many
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.run_position import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabouts, read
 from surefoot.runs.publish import is_published
-from whereabouts import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabouts, read
 
 KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8
 IN_A_STEP = 1  # a seed that has the signal sent in one, which no run ends before

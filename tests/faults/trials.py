@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.records import Record, add
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from heron_runs import heron_train
+from helpers.trained_runs import heron_train
 from surefoot.system import hardware
 
 HERE = torch.cuda.is_available()

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doctor_runs import clean_base, clean_run
 from gpu.devices import CUDA, DEVICES, take
+from helpers.doctor_runs import clean_base, clean_run
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
 from surefoot.kernels.forms import arithmetic_for
 from surefoot.kernels.packed_attention import FORMS, documents_of
@@ -26,7 +27,6 @@ from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.runs.kernel_probes import pointwise_ways
 from surefoot.runs.trial import run_trial
 from surefoot.system.hardware import Hardware, detect
-from tiny import tiny_llama
 
 OFF = 0.10  # that a forecast may be off, of the peak
 

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from gpu.devices import DEVICES, QUIET, device_of, logged, losses_of, take
-from heron_runs import heron_folder, heron_train
+from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.report.verification import compare_folders
 from surefoot.training import loop, step

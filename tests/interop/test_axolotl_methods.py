@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from golden_templates import golden_encoder
+from helpers.golden_templates import golden_encoder
 from surefoot.config.schema import RunConfig
 from surefoot.data.formats.fields import RowFault
 from surefoot.data.formats.judgements import read_judged

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deepspeed_chat_flags import FLAGS
+from helpers.deepspeed_chat_flags import FLAGS
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop.deepspeed_chat import FOLDERS

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llamafactory_keys import KEYS
+from helpers.llamafactory_keys import KEYS
 from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Options

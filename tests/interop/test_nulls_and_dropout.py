@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
@@ -17,7 +18,6 @@ from surefoot.interop.tools import translate_command, translate_file
 from surefoot.methods.policy import load_policy
 from surefoot.runs.planned import make_plan
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 TRL = {"model_name_or_path": "m", "dataset_name": "org/d", "output_dir": "o"}
 AXOLOTL = {

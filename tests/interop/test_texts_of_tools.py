@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from golden_templates import golden_encoder
-from layouts import run_config
+from helpers.golden_templates import golden_encoder
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.data.encode import encode
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.templates import make_template
@@ -17,7 +18,6 @@ from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_file
 from surefoot.runs.planned import make_plan
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 DIALOGUE = Conversation((Turn("system", "Be brief."), Turn("user", "Name a bird."), Turn("assistant", "Heron."),
                          Turn("user", "One more."), Turn("assistant", "Crane.")))  # fmt: skip

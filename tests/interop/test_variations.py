@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from documented_tools import FILES
+from helpers.other_tools import FILES
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command, translate_file
 

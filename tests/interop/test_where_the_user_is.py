@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands import train as command
 from surefoot.commands.doctor.findings import fault
 from surefoot.commands.main import main as cli
@@ -22,7 +23,6 @@ from surefoot.interop.tools import translate_command, translate_file
 from surefoot.runs.api import _told_in_python
 from surefoot.system import libraries
 from surefoot.system.errors import Fault, InputError
-from tiny import tiny_llama
 
 E2E = Path(compat.__file__).parent / "scripts" / "deepspeed_chat" / "e2e_rlhf.py"
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import triton_cases
+from helpers.triton_cases import BROKEN, Case, by_interpreter, has_triton, measured, names, said_with_triton
 from surefoot.kernels import forms
-from triton_cases import BROKEN, Case, by_interpreter, has_triton, measured, names, said_with_triton
 
 with_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not installed (make test does)")
 EXACT = 1e-12  # float64 in another order of sums; 3e-16 seen
@@ -60,7 +61,7 @@ def test_twin_one_line_that_is_wrong_is_seen(spoiled, name):
 @with_triton
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_compile_for_gpus_that_are_not_here(capability, tmp_path):
-    program = Path(__file__).parents[1] / "triton_compiled.py"
+    program = Path(triton_cases.__file__).with_name("triton_compiled.py")
     sizes = said_with_triton([str(program), str(capability)], TRITON_CACHE_DIR=str(tmp_path))
     assert len(sizes) == 7
     assert min(sizes.values()) > 1000  # bytes of machine code

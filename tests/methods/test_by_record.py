@@ -8,7 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.translated import reading_options
 from surefoot.config.load import check_config
 from surefoot.data.files import records_of
@@ -22,7 +23,6 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 MIB = 2**20
 TURN = [{"role": "user", "content": "Where is Bergen?"}]

@@ -13,8 +13,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adapter_runs import a_plan, a_run
-from plans import choice
+from helpers.adapter_runs import a_plan, a_run
+from helpers.plans import choice
+from helpers.tiny_models import tiny_llama
 from surefoot.data.formats import Turn
 from surefoot.evaluate.measure_loss import as_evaluated, evaluation_settings
 from surefoot.methods import open_model
@@ -23,7 +24,6 @@ from surefoot.models.load import load_model
 from surefoot.models.save import save_full
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 CPU = torch.device("cpu")
 QUESTION = [Turn("user", "What is a heron?")]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Example, collate
 from surefoot.methods import preference as preference_module
 from surefoot.methods import reference_cache
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.system.errors import InputError
 from surefoot.training.objective import LossSum
-from tiny import tiny_llama
 
 FP32 = 1e-4  # two steps of Adam on fp32 gradients whose sums were taken in another order
 KINDS = ("sky", "heron", "trout", "answer")

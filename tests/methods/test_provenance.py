@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from adapter_runs import a_plan, a_run
+from helpers.adapter_runs import a_plan, a_run
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import provenance
 from surefoot.methods.open_model import open_for_use
@@ -15,7 +16,6 @@ from surefoot.models.folder import base_fingerprint
 from surefoot.system import durable
 from surefoot.system.errors import InputError
 from surefoot.training.manifest import MANIFEST, manifest
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-import zoo
-from layouts import run_config
+from helpers import zoo
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.pushing import pushed_files
 from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
 from surefoot.methods import reward as stage_reward
@@ -26,7 +27,6 @@ from surefoot.runs.planned import make_plan
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault, InputError
-from tiny import tiny_llama
 
 GOOD, BAD = ("good", "kind", "calm"), ("bad", "cruel", "loud")
 LORA, DORA = {"kind": "lora", "rank": 8, "alpha": 16}, {"kind": "dora", "rank": 8, "alpha": 16}

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-import zoo
-from adapter_runs import a_run
+from helpers import zoo
+from helpers.adapter_runs import a_run
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.methods import open_model
 from surefoot.methods.open_model import find_parts
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.examples import prepare_examples
@@ -15,7 +16,6 @@ from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system import process
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["heron"] * k)} for k in (1, 100, 400)]
 

@@ -12,12 +12,12 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.models import adapters
 from surefoot.models.adapters import adapted_modules, add_adapter, compact_targets, zero_norm_rows
 from surefoot.models.embeddings import embedding_and_head
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 # fp32 against float64, or two orders of the same fp32 sums: a few ulps (6e-8) times the depth of this tiny model.
 FP32_RELATIVE = 1e-5

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from plans import attention_plan
+from helpers.plans import attention_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import (
     attention_context,
     decoding_context,
@@ -18,7 +19,6 @@ from surefoot.models.attention import (
     verify_attention,
 )
 from surefoot.system.errors import EnvironmentFault
-from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20)
 

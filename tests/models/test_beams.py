@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from helpers.zoo import ZOO
 from surefoot.models import beams as beams_module
 from surefoot.models.beams import Way, beam_answers, beam_search
-from zoo import ZOO
 
 FAMILIES = ["llama3", "qwen2", "phi3", "opt", "gpt2", "gemma2", "mistral"]
 NEW = 10

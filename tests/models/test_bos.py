@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-import zoo
-from plans import adapter_plan, linear_names
+from helpers import zoo
+from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import checkpointed_layers, enable_gradient_checkpointing, has_gradient_checkpointing
 from surefoot.models.forward import causal_model
-from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300
 

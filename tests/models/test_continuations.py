@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from helpers.zoo import ZOO
 from surefoot.models import continuations
 from surefoot.models.continuations import log_likelihoods
-from zoo import ZOO
 
 FAMILIES = ["llama3", "qwen2", "phi3", "opt", "gpt2", "gemma2", "mistral"]
 PROMPTS = [[5, 9, 17, 33], [7], [40, 41, 42, 43, 44, 45, 46, 47, 48]]

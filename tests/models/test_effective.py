@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import zoo
-from adapter_runs import CPU
-from plans import adapter_plan, choice
+from helpers import zoo
+from helpers.adapter_runs import CPU
+from helpers.plans import adapter_plan, choice
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model

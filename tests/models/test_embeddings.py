@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.models import embeddings as vocabulary
 from surefoot.models.embeddings import embedding_and_head, is_tied, resize_vocabulary
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import BertConfig, BertLMHeadModel
 
-from architectures import LLAMA, build
-from layouts import run_config
+from helpers.architectures import LLAMA, build
+from helpers.model_layouts import run_config
 from surefoot.data.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify

@@ -10,8 +10,8 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from architectures import OPT, TINY, build
-from layouts import model_facts, run_config
+from helpers.architectures import OPT, TINY, build
+from helpers.model_layouts import model_facts, run_config
 from surefoot.data.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import adapters, generate

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.tiny_models import tiny_llama
 from surefoot.models import folder as folder_module
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

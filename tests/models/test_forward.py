@@ -8,15 +8,15 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-import zoo
-from pages import ROOT, table
-from plans import adapter_plan, linear_names
+from helpers import zoo
+from helpers.doc_pages import ROOT, table
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.kernels import packed_attention as documents
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter
 from surefoot.models.forward import hidden_states, output_head
-from tiny import tiny_llama
 
 # Two padding sides give the same sums in another order; fp32 keeps 1e-7 per operation.
 FP32_RELATIVE = 1e-5

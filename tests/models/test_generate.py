@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TopPLogitsWarper
 
-from plans import adapter_plan, attention_plan, linear_names
+from helpers.plans import adapter_plan, attention_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.models import generate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.generate import Decoding, draw_tokens, generate_answers, stream_text
-from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)]]
 STEPS = 24

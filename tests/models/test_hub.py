@@ -9,7 +9,7 @@ import sys
 import huggingface_hub
 import pytest
 
-from hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environment, go_offline, point_at, serve
+from helpers.hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environment, go_offline, point_at, serve
 from surefoot.models import folder as module
 from surefoot.models.folder import find_model, resolve_folder
 from surefoot.system import hardware

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
-from adapter_runs import CPU, a_run
+from helpers import zoo
+from helpers.adapter_runs import CPU, a_run
 from surefoot.families.model_facts import read_model_facts
 from surefoot.methods.asked_model import chosen_layers
 from surefoot.models.facts import facts_of, module_tree

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.tiny_models import tiny_llama
 from surefoot.models import load
 from surefoot.models.embeddings import is_tied
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.quiet import quiet_libraries
 from surefoot.system.errors import EnvironmentFault, InputError
-from tiny import tiny_llama
 
 CPU = torch.device("cpu")
 

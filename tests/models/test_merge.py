@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-import zoo
-from plans import adapter_plan
+from helpers import zoo
+from helpers.plans import adapter_plan
 from surefoot.models import merge
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.embeddings import embedding_and_head, is_tied

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
+from helpers import zoo
 from surefoot.models.modes import set_dropout
 
 IDS = torch.tensor([[5, 9, 12, 40, 33]])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-import zoo
-from casting import a_batch, adapted, base_model, head_of, saved
+from helpers import zoo
+from helpers.tiny_models import tiny_llama
+from helpers.zoo_adapters import a_batch, adapted, base_model, head_of, saved
 from surefoot.models.forward import logits_at
 from surefoot.models.ppo_models import Cast, Part, ScoredPart, last_places
 from surefoot.models.save import load_adapter_weights
 from surefoot.models.saved_adapter import open_adapter, read_adapter
 from surefoot.models.shared_backbone import Trunk
 from surefoot.models.value_head import ScoredModel
-from tiny import tiny_llama
 
 PLACES = torch.tensor([0, 3, 7, 12, 13])
 

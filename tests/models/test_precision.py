@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plans import precision_plan
+from helpers.plans import precision_plan
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 
 

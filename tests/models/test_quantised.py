@@ -9,7 +9,8 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from plans import adapter_plan, linear_names, precision_plan, run_plan
+from helpers.plans import adapter_plan, linear_names, precision_plan, run_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.models import precision as module
 from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
@@ -17,7 +18,6 @@ from surefoot.models.precision import is_quantised, plain_weight, quantise
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_model
 from surefoot.system.errors import EnvironmentFault
-from tiny import tiny_llama
 
 CPU = torch.device("cpu")
 # Gradients of the adapters against a float64 model that holds the dequantised weights, relative to the largest.

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
-from casting import adapted
+from helpers import zoo
+from helpers.tiny_models import tiny_llama
+from helpers.zoo_adapters import adapted
 from surefoot.data.batch import Example, collate
 from surefoot.models import generate
 from surefoot.models.adapters import HeldNorms
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.generate import Decoding, draw_steps
 from surefoot.models.rollout import EmbeddedRollouts, Rollout
-from tiny import tiny_llama
 
 PROMPTS = [[320, 7, 9, 200, 33], [320, 41], [320, *range(50, 75)], [320, 41], [320, 8, 8, 61, 70, 12, 13]]
 ASKED = Decoding(max_new_tokens=24, stop_ids=frozenset(range(280, 322)), pad_id=321, temperature=1.0, seed=5)

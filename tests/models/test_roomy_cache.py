@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-import zoo
+from helpers import zoo
 from surefoot.models import roomy_cache as roomy_cache_module
 from surefoot.models.forward import causal_model
 from surefoot.models.generate import next_logits

@@ -11,12 +11,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.models.adapters import add_adapter
 from surefoot.models.embeddings import resize_vocabulary
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300
 

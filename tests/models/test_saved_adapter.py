@@ -11,11 +11,11 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
 from surefoot.models.saved_adapter import fitted, is_adapter, open_adapter, read_adapter
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 300
 

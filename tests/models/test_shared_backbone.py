@@ -7,8 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-import zoo
-from casting import a_batch, adapted, base_model, saved, stir
+from helpers import zoo
+from helpers.tiny_models import tiny_llama
+from helpers.zoo_adapters import a_batch, adapted, base_model, saved, stir
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.facts import facts_of
 from surefoot.models.forward import hidden_states, logits_at
@@ -17,7 +18,6 @@ from surefoot.models.save import load_adapter_weights, save_adapter
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
 from surefoot.models.shared_backbone import Trunk
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 EVERYWHERE = torch.arange(18)
 

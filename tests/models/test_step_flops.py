@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import zoo
-from architectures import LLAMA, build
-from casting import adapted
-from plans import adapter_plan, linear_names
+from helpers import zoo
+from helpers.architectures import LLAMA, build
+from helpers.plans import adapter_plan, linear_names
+from helpers.zoo_adapters import adapted
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack, unpacked
 from surefoot.methods.losses.sft import sft_loss

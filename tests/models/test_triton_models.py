@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from triton_cases import by_interpreter, has_triton
+from helpers import triton_cases
+from helpers.triton_cases import by_interpreter, has_triton
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installed (make test does)")
-PROGRAM = Path(__file__).parents[1] / "triton_models.py"
+PROGRAM = Path(triton_cases.__file__).with_name("triton_models.py")
 # norms, attention layers and gates of 2 layers; Gemma's gates are no SwiGLU
 FOUND = {"llama3": (5, 2, 2), "qwen2": (5, 2, 2), "gemma2": (9, 2, 0), "mistral": (5, 2, 2), "phi3": (5, 2, 2)}
 FP32 = 5e-6  # of the norm of all gradients; 4.8e-7 seen

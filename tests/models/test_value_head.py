@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from architectures import OPT, TINY, build
-from plans import adapter_plan, linear_names
+from helpers.architectures import OPT, TINY, build
+from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter

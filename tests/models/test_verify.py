@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
+from helpers.plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.load import load_model
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.system.errors import Diverged, EnvironmentFault
-from tiny import tiny_llama
 
 CPU = torch.device("cpu")
 OTHER_ROWS = 4  # times eps: a product of three rows may sum in another order than one of eight; 1.5 seen without AMX

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from posting_stub import answering
+from helpers.http_stub import answering
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import VllmRollouts
 from surefoot.system.errors import EnvironmentFault, InputError

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from layouts import LLAMA31_8B, model_facts, run_config
+from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.planning import adapter as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from layouts import run_config
+from helpers.model_layouts import run_config
 from surefoot.config.contradictions import contradictions
 from surefoot.planning import attention as module
 from surefoot.planning import kernels

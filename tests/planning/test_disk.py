@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plans import run_plan
+from helpers.plans import run_plan
 from surefoot.planning.disk import disk_forecast
 from surefoot.planning.plan import Choice, ParallelPlan, PpoPlan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from architectures import GPT2
-from layouts import model_facts, run_config
+from helpers.architectures import GPT2
+from helpers.model_layouts import model_facts, run_config
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning import dropout
 from surefoot.planning.dropout import as_trained, plan_dropout

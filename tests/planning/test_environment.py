@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import environment as module
 from surefoot.planning.environment import VARIABLES, environment_findings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from architectures import GEMMA2, GPT2, LLAMA, OPT, PHI3
-from layouts import model_facts, run_config, small_tokenizer
+from helpers.architectures import GEMMA2, GPT2, LLAMA, OPT, PHI3
+from helpers.model_layouts import model_facts, run_config, small_tokenizer
 from surefoot.planning.hazards import plan_hazards
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer

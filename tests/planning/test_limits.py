@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from layouts import LLAMA31_8B, model_facts
-from plans import adapter_plan
+from helpers.model_layouts import LLAMA31_8B, model_facts
+from helpers.plans import adapter_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import NO_WORK, Work, attention_flops, fraction_of_limit, step_flops, work_of
-from tiny import tiny_llama
 
 # GFLOP per token of Llama-3.1-8B by the formulas of the module's docstring, worked out apart and rounded to 0.1.
 TABLE = [

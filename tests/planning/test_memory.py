@@ -11,8 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from architectures import TINY, build
-from layouts import LLAMA31_8B, model_facts, run_config
+from helpers.architectures import TINY, build
+from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.data.batch import Example
 from surefoot.data.pack import pack
 from surefoot.kernels.chunked_loss import Head, summed_loss

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-import zoo
+from helpers import zoo
 from surefoot.families import counterpart, find
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.facts import facts_of

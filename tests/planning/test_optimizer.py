@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from layouts import LLAMA31_8B, llama3_tokenizer, run_config
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.config.schema import OptimConfig
 from surefoot.planning import optimizer
 from surefoot.planning.notes import Notes
@@ -15,7 +16,6 @@ from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.system import hardware
-from tiny import tiny_llama
 
 LORA = {"kind": "lora", "rank": 4}
 OPTIMIZERS = [

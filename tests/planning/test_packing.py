@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from architectures import LLAMA
-from layouts import model_facts, run_config
+from helpers.architectures import LLAMA
+from helpers.model_layouts import model_facts, run_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, longest_document
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms, plan_packing

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from layouts import LLAMA31_8B, model_facts, run_config
-from plans import attention_plan, precision_plan
+from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
+from helpers.plans import attention_plan, precision_plan
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.memory import forecast
 from surefoot.planning.notes import Notes

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
 from surefoot.config.contradictions import contradictions
 from surefoot.planning import precision as module
 from surefoot.planning.notes import Notes

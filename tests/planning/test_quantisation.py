@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from layouts import LLAMA31_8B, model_facts, run_config
-from plans import adapter_plan, attention_plan, precision_plan
+from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
+from helpers.plans import adapter_plan, attention_plan, precision_plan
 from surefoot.config.contradictions import contradictions
 from surefoot.families import find
 from surefoot.models.precision import is_quantised, quantise

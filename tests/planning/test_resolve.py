@@ -6,7 +6,15 @@ import sys
 
 import pytest
 
-from layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, llama2_tokenizer, llama3_tokenizer, model_facts, run_config
+from helpers.model_layouts import (
+    LLAMA2_7B,
+    LLAMA31_8B,
+    LLAMA32_1B,
+    llama2_tokenizer,
+    llama3_tokenizer,
+    model_facts,
+    run_config,
+)
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import resolve as module
 from surefoot.planning.measurements import AttentionTrial, Measurements

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import zoo
-from layouts import run_config
+from helpers import zoo
+from helpers.model_layouts import run_config
 from surefoot.planning import memory
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json, plan_to_json

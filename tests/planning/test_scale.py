@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.commands.scale import forecast_scale
 from surefoot.planning import scale as module
 from surefoot.report.tables.scale import scale_markdown

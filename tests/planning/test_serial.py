@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.resolve import resolve

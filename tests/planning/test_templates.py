@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
+from helpers.model_layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
 from surefoot.families import FAMILIES
 from surefoot.families.llama import LLAMA
 from surefoot.families.template_row import Dialogue

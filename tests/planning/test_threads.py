@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from layouts import LLAMA31_8B, model_facts
+from helpers.model_layouts import LLAMA31_8B, model_facts
 from surefoot.planning.threads import asked_threads, plan_threads
 from surefoot.system.hardware import preset
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from layouts import (
+from helpers.model_layouts import (
     LLAMA2_7B,
     LLAMA3_CHAT,
     LLAMA31_8B,

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from architectures import TINY, build
-from layouts import model_facts
-from plans import adapter_plan, linear_names
+from helpers.architectures import TINY, build
+from helpers.model_layouts import model_facts
+from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batch import Batch
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import adapter_path

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import zoo
-from forkserver import ForkServer
-from layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
+from helpers import zoo
+from helpers.fork_server import ForkServer
+from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
+from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
 from surefoot.planning import memory
 from surefoot.runs.planned import make_plan
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(path.name for path in RECIPES.iterdir())

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from runfolders import log_rows, train_row
+from helpers.run_folders import log_rows, train_row
 from surefoot.report import curves
 from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
 from surefoot.report.pictures.plots import SMOOTH_FROM, evaluates_rewards, smooth

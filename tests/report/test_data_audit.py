@@ -10,13 +10,13 @@ import pytest
 import rich.console
 from transformers import AutoTokenizer
 
+from helpers.tiny_models import llama3_tokenizer
 from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources import SourceSpec
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_report, audit_to_json
 from surefoot.report.tables.audit import audit_views
-from tiny import llama3_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from runfolders import NASTY, audit, log_rows, train_row, write_run
+from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
 from surefoot.report import html, page
 from surefoot.report.html import draw_report, write_report
 from surefoot.report.page import render

@@ -6,6 +6,7 @@ import io
 import pytest
 from safetensors.torch import load_file, save_file
 
+from helpers.toy_model import save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.pace import Pace, clock_seconds
@@ -22,7 +23,6 @@ from surefoot.training.objective import LossSum
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
-from toy import save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 EXAMPLES = toy_examples(20)
 TOTAL = 12

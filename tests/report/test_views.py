@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runfolders import log_rows, write_run
+from helpers.run_folders import log_rows, write_run
 from surefoot.report import views
 from surefoot.report.events import append_event
 from surefoot.report.footer import TO_TRY, finished

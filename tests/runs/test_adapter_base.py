@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from adapter_runs import a_plan, a_run
-from hub_stub import client_of, serve
+from helpers.adapter_runs import a_plan, a_run
+from helpers.hub_stub import client_of, serve
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import provenance
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import saved_adapter
 from surefoot.report.verification import compare_folders
 from surefoot.runs.export.whole import export_model
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 5)]
 IDS = torch.tensor([[320, 5, 9, 77, 120, 33, 250, 4]])

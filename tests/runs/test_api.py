@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.config.load import check_config
 from surefoot.system.errors import InputError
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from rollback_runs import rollback_world, write_config
+from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
 from surefoot.runs import base_bytes

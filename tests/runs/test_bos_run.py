@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import surefoot
-import zoo
+from helpers import zoo
 from surefoot.commands.pushing import pushed_files
 from surefoot.config.load import load_config
 from surefoot.data.formats import Turn

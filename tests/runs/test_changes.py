@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
 from surefoot.report.console import Console
 from surefoot.report.events import append_event, cut_events
@@ -19,7 +20,6 @@ from surefoot.report.journal import salvage
 from surefoot.report.status import verdict
 from surefoot.runs import changes, run
 from surefoot.runs.run_folder import claim
-from tiny import tiny_llama
 
 CHANGED = (
     "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the curve of the new length"

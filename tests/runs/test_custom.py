@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.runs import custom as custom_module
 from surefoot.runs import identity as identity_module
 from surefoot.runs import prepare as prepare_module
 from surefoot.system.errors import InputError, IntegrityError
-from tiny import tiny_llama
 
 ROWS = [{"instruction": f"Say sky {n} times.", "output": "sky " * n} for n in range(1, 13)]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from layouts import run_config
-from plans import run_plan
+from helpers.model_layouts import run_config
+from helpers.plans import run_plan
 from surefoot.runs.device_faults import device_faults
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.device_errors import is_device_error, is_out_of_memory

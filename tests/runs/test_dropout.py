@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import surefoot
-import zoo
+from helpers import zoo
 from surefoot.config.schema import RunConfig
 from surefoot.methods.policy import load_policy, trained_dropout
 from surefoot.models.modes import highest_dropout

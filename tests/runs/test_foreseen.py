@@ -6,8 +6,9 @@ import io
 
 import pytest
 
-from layouts import run_config
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_to_json
 from surefoot.report.console import Console
@@ -16,7 +17,6 @@ from surefoot.runs.foreseen import foresee
 from surefoot.runs.planned import make_plan
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import claim
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

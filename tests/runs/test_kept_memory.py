@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.runs import setup
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.system import process
 from surefoot.system.allocator import is_glibc
-from tiny import tiny_llama
 
 
 def kept_of(base, **settings):

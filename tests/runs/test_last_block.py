@@ -8,14 +8,14 @@ import shutil
 
 import pytest
 
-from layouts import run_config
-from sky import sky_rows
+from helpers.growing_records import sky_rows
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import last_block
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
-from tiny import tiny_llama
 
 PAIRS = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]
 LABELLED = [{"prompt": f"Say {n}.", "completion": "sky " * n, "label": bool(n % 2)} for n in range(1, 9)]

@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from layouts import run_config
-from sky import sky_workplace
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
 from surefoot.runs import planned

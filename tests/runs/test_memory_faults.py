@@ -6,16 +6,16 @@ import io
 import pytest
 import torch
 
-from layouts import run_config
-from plans import adapter_plan, precision_plan, run_plan
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.plans import adapter_plan, precision_plan, run_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.report.console import Console
 from surefoot.runs import run as stage
 from surefoot.runs import steps
 from surefoot.runs.memory_faults import advice, memory_faults
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.device_errors import is_out_of_memory
-from tiny import tiny_llama
 
 HUGE = 2**62 // 4  # numbers that no machine holds
 

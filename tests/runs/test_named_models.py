@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.config.schema import RunConfig
 from surefoot.runs import ranks
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.ranks import ALONE
-from tiny import tiny_llama
 
 
 def config_of(folder: Path, **changes) -> dict:

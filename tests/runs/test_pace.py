@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from plans import run_plan
+from helpers.plans import run_plan
+from helpers.tiny_models import tiny_llama
+from helpers.toy_model import toy_batches, toy_examples
 from surefoot.families.model_facts import read_model_facts
 from surefoot.runs import pace as pace_module
 from surefoot.runs.arithmetic import Arithmetic
@@ -13,8 +15,6 @@ from surefoot.runs.pace import PaceObserver
 from surefoot.system.counters import Counters
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
-from tiny import tiny_llama
-from toy import toy_batches, toy_examples
 
 BATCHES = toy_batches(toy_examples(8), 4)
 

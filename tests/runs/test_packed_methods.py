@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import rows as measured_rows
 from surefoot.evaluate.measure_loss import measure_loss
 from surefoot.evaluate.measure_reward import measure_reward
@@ -27,7 +28,6 @@ from surefoot.system.errors import Diverged
 from surefoot.training import loop as loop_module
 from surefoot.training import step as step_module
 from surefoot.training.failure import read_failure
-from tiny import tiny_llama
 
 STEPS, CUT = 3, 1
 FP32 = 1e-4  # three steps of Adam on fp32 gradients whose sums were taken in another order

@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 
-from layouts import run_config
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.kernels import packed_attention as kernels
 from surefoot.models import forward as documents
 from surefoot.planning import packing
@@ -17,7 +18,6 @@ from surefoot.report.console import Console
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault, InputError
-from tiny import tiny_llama
 
 STEPS, CUT = 4, 2
 LORA = {"kind": "lora", "rank": 8}

@@ -8,12 +8,12 @@ import re
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.report.console import Console
 from surefoot.runs import phases
 from surefoot.runs.phases import Phases
 from surefoot.runs.run import train_run
-from tiny import tiny_llama
 
 
 @pytest.fixture

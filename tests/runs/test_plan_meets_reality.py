@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import observe_kernels
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.system.errors import EnvironmentFault
-from tiny import tiny_llama
 
 SHORT = {"train": "unused.jsonl", "max_length": 64}
 LORA = {"kind": "lora", "rank": 4}

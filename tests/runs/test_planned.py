@@ -10,14 +10,14 @@ import surefoot.planning.probes.attention
 import surefoot.planning.probes.child
 import surefoot.planning.probes.matmul
 import surefoot.planning.probes.threads
-from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.runs.planned import make_plan
 from surefoot.system import hardware as machine
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware, preset
-from tiny import tiny_llama
 
 WIDE = LLAMA31_8B | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE |= {"num_key_value_heads": 2}

@@ -11,8 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from layouts import run_config
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.kernels import forms
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
@@ -29,7 +30,6 @@ from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault
 from surefoot.system.hardware import preset
-from tiny import tiny_llama
 
 FUSED = {"pointwise": "fused"}
 FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02, 0.01, ""))

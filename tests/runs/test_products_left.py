@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from architectures import TINY, build
-from doctor_runs import clean_base, clean_run
+from helpers.architectures import TINY, build
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.models.product_flops import ProductFlops
 from surefoot.runs.trial import ready
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heron_runs import heron_folder, heron_trained
-from plans import run_plan
+from helpers.plans import run_plan
+from helpers.toy_model import toy_examples
+from helpers.trained_runs import heron_folder, heron_trained
 from surefoot.data.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
@@ -23,7 +24,6 @@ from surefoot.runs import profiling
 from surefoot.runs.arithmetic import Arithmetic, step_work
 from surefoot.system.counters import Counters
 from surefoot.training.window import Operator, Recorded
-from toy import toy_examples
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import json
 import pytest
 import yaml
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
+from helpers.toy_model import save_checkpoint, toy_engine
 from surefoot.runs import publish as module
 from surefoot.runs.publish import chosen_step
 from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.state import Best, RunState
-from tiny import tiny_llama
-from toy import save_checkpoint, toy_engine
 
 ENDED = RunState(step=4, best=Best(2, 0.5))
 

@@ -10,7 +10,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.provenance import saved_plan
@@ -20,7 +21,6 @@ from surefoot.runs.disk_room import disk_of
 from surefoot.system.made_folders import CERTIFICATE
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import check_against
-from tiny import tiny_llama
 
 ROUNDING = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of two products
 HEADERS = 1.1  # of a model as small as this one

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from hub_stub import client_of, go_offline, serve
+from helpers.hub_stub import client_of, go_offline, serve
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.methods.open_model import open_for_use
 from surefoot.runs import prepare, revisions
 from surefoot.runs.revisions import Commit, Name, commits_from_json, commits_to_json, hub_names, pin
 from surefoot.system.hub import fetch
-from tiny import tiny_llama
 
 RECORDS = [{"instruction": f"Say {word}.", "output": word} for word in ("one", "two", "heron", "sky")]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)

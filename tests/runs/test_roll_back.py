@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from bad_examples import spoil
-from rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
+from helpers.nan_examples import spoil
+from helpers.rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.config.schema import RunConfig
 from surefoot.runs import run as run_module

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from layouts import run_config
-from plans import run_plan
+from helpers.model_layouts import run_config
+from helpers.plans import run_plan
+from helpers.toy_model import save_checkpoint, toy_engine
 from surefoot.config.load import dump_config
 from surefoot.planning.serial import plan_to_json
 from surefoot.runs import occupied
@@ -14,7 +15,6 @@ from surefoot.runs.run_folder import Claim, claim, occupy
 from surefoot.system import disk
 from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.training.state import RunState
-from toy import save_checkpoint, toy_engine
 
 PLAN = run_plan(trainable=1, parameters=2)
 DATA = {"train": "1e4", "eval": "no"}  # texts that readers of YAML take for a number and for false

@@ -8,9 +8,8 @@ import pytest
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-import zoo
-import zoo_templates
-from layouts import run_config
+from helpers import zoo, zoo_templates
+from helpers.model_layouts import run_config
 from surefoot.data.chat import template as chat_template
 from surefoot.data.chat.messages import messages
 from surefoot.data.formats import Conversation, RowFault, Turn

@@ -8,12 +8,12 @@ import pytest
 import yaml
 from transformers import AutoTokenizer, GenerationConfig
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
+from helpers.tiny_models import LLAMA3_TEMPLATE, tiny_llama
 from surefoot.data.formats import Turn
 from surefoot.methods.open_model import conversation_ids, open_for_use
 from surefoot.runs.run_folder import saved_identity
 from surefoot.training.checkpoint import list_checkpoints
-from tiny import LLAMA3_TEMPLATE, tiny_llama
 
 SINGLE = [
     {"messages": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": str(n)}]} for n in range(6)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-import zoo
+from helpers import zoo
 from surefoot.config.load import check_config
 from surefoot.runs import steps
 from surefoot.runs.trial import Rival, held_up, ready, run_trial

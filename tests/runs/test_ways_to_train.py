@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from layouts import run_config
-from sky import sky_workplace
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.embeddings import embedding_noise
 from surefoot.models.precision import is_quantised

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from odd_files import dangling, fifo, link
+from helpers.no_fsync import TRUE_FSYNC
+from helpers.odd_files import dangling, fifo, link
 from surefoot.system import disk, durable
 from surefoot.system.errors import EnvironmentFault
-from unflushed import TRUE_FSYNC
 
 
 def files_under(folder: Path) -> list[str]:

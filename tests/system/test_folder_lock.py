@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from odd_files import dangling, fifo, link, second_name
+from helpers.odd_files import dangling, fifo, link, second_name
 from surefoot.system import disk, folder_lock
 from surefoot.system.errors import EnvironmentFault
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posting_stub import answering
+from helpers.http_stub import answering
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.system.posting import Server, server
 

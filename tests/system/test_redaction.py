@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from canary_shapes import CONTEXTS, LIKE_A_HASH, NAMES, drawn
+from helpers.secret_formats import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from surefoot.system import redaction
 from surefoot.system.redaction import hides, redacted, veiled
 from surefoot.system.secret_names import hides_any

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Example
 from surefoot.training import answers as answers_module
 from surefoot.training.answers import Answered, answer_examples, exact_match, last_answer
-from tiny import tiny_llama
 
 POSITIONS = 512
 

@@ -10,6 +10,16 @@ import signal
 import pytest
 import torch
 
+from helpers.toy_model import (
+    bits,
+    same_bits,
+    save_checkpoint,
+    settings,
+    toy_batches,
+    toy_engine,
+    toy_examples,
+    toy_loss,
+)
 from surefoot.system import durable, retention
 from surefoot.system.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
@@ -28,7 +38,6 @@ from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import Best, RunState
 from surefoot.training.step import train_step
-from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def write_toy_model(engine):

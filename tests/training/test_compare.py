@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.toy_model import save_checkpoint, toy_engine
 from surefoot.training.compare import compare_checkpoints
 from surefoot.training.state import RunState
-from toy import save_checkpoint, toy_engine
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-import zoo
+from helpers import zoo
+from helpers.toy_model import settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.chunked_head import chunked_head, loss_path
 from surefoot.training import diagnose
@@ -14,7 +15,6 @@ from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin,
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
 from surefoot.training.step import accumulate_gradients, draw
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 
 def origin_of(engine, batches, objective=toy_loss):

@@ -7,6 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.toy_model import (
+    bits,
+    same_bits,
+    save_checkpoint,
+    settings,
+    toy_batches,
+    toy_engine,
+    toy_examples,
+    toy_loss,
+)
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training import loop
 from surefoot.training.checkpoint import load_state, newest_verified
@@ -20,7 +30,6 @@ from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.report import StepReport
 from surefoot.training.schedule import Schedule
 from surefoot.training.state import RunState
-from toy import bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 EXAMPLES = toy_examples(20)
 

@@ -4,6 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.toy_model import (
+    ToyModel,
+    bits,
+    same_bits,
+    save_checkpoint,
+    settings,
+    toy_batches,
+    toy_engine,
+    toy_examples,
+    toy_loss,
+)
 from surefoot.system.errors import IntegrityError
 from surefoot.training import optimizer_state as module
 from surefoot.training.checkpoint import Checkpoint, load_state
@@ -12,7 +23,6 @@ from surefoot.training.optimizer import OptimizerSettings, make_optimizer, train
 from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
-from toy import ToyModel, bits, same_bits, save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 WIDTH = 64  # 64 x 64 numbers are the fewest that bitsandbytes holds in 8 bits
 KINDS = [("adamw", None), ("adamw_8bit", None), ("adafactor", None), ("sgd", None), ("sgd", 0.9), ("muon", None)]

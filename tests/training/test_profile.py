@@ -11,7 +11,8 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from heron_runs import heron_folder, heron_trained
+from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
+from helpers.trained_runs import heron_folder, heron_trained
 from surefoot.commands.main import main
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
@@ -19,7 +20,6 @@ from surefoot.report.wording import profile_line
 from surefoot.training.profile import Stopwatch, unwatched
 from surefoot.training.report import StepProfile
 from surefoot.training.step import train_step
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 CPU = torch.device("cpu")
 SLEEP = 0.02  # seconds; sleeping lasts at least as long as asked

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from helpers.toy_model import settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.training.recorder import AtHand, Attempt, look_into
 from surefoot.training.report import StepReport
-from toy import settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 REPORT = StepReport(
     step=1, loss=None, grad_norm=None, lr=0.1, weight=4, tokens=4, examples=(0, 1), decision="non_finite",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.toy_model import toy_engine
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.engine import Elements
 from surefoot.training.share import count_elements, verify_share
-from toy import toy_engine
 
 EVERYTHING = frozenset({"weights", "gradients", "optimizer"})
 

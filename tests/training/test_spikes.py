@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from spike_curves import PLACES, STEPS, clean, spiked
+from helpers.spike_curves import PLACES, STEPS, clean, spiked
 from surefoot.training import spikes
 from surefoot.training.spikes import FEWEST, LEAST, WIDTH, WINDOW, after, ceiling
 

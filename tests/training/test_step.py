@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.training import step as step_module
 from surefoot.training.guard import Verdict
 from surefoot.training.objective import LossSum
 from surefoot.training.scaling import LossScale
 from surefoot.training.step import train_step
-from toy import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 
 # Sums of some dozens of fp32 terms in another order.
 REORDERED_SUM = 2e-6

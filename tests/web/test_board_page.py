@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runfolders import NASTY, log_more, log_rows, train_row, write_run
-from serving import serving
+from helpers.board_server import serving
+from helpers.run_folders import NASTY, log_more, log_rows, train_row, write_run
 from surefoot.commands.board.streams import follow_run
 from surefoot.commands.board.tail import Tail
 from surefoot.system import folder_lock

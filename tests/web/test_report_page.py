@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runfolders import NASTY, audit, log_rows, train_row, write_run
+from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
 from surefoot.report.html import write_report
 from surefoot.report.overlay import overlay_page
 from surefoot.report.views import Table

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from runfolders import log_more, log_rows, train_row, write_run
+from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import listing
 from surefoot.commands.board.listing import Overview, list_runs
 from surefoot.report.record import read_run

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from runfolders import log_more, log_rows, train_row, write_run
-from serving import serving
+from helpers.board_server import serving
+from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import server as module
 from surefoot.commands.board.server import Board
 from surefoot.system.errors import EnvironmentFault

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from runfolders import log_more, log_rows, train_row, write_run
+from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board.streams import follow_all, follow_run
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from doctor_runs import clean_base, clean_run
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor.steps import STEPS
 from surefoot.runs.trial import ready
 from surefoot.system import process

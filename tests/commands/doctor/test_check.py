@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doctor_runs import clean_base, clean_run
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor import check as check_module
 from surefoot.commands.doctor.check import check_steps
 

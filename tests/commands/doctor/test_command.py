@@ -8,7 +8,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from doctor_runs import clean_base, clean_run
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.main import main
 from surefoot.config.dump import dump_config
 

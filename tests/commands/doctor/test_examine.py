@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import surefoot.commands.doctor.examine as module
-from doctor_runs import ROWS, clean_base, clean_run
+from helpers.doctor_runs import ROWS, clean_base, clean_run
 from surefoot.commands.doctor import machine
 from surefoot.commands.doctor.codes import CODES, NEAR
 from surefoot.commands.doctor.examine import examine

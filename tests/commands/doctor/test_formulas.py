@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from doctor_runs import clean_base, clean_run
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor import parity
 from surefoot.commands.doctor.parity import own_pass, parity_lines
 from surefoot.kernels import adapters

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from doctor_runs import clean_run, plant_in_loss, with_stage
+from helpers.doctor_runs import clean_run, plant_in_loss, with_stage
 from surefoot.commands.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.commands.doctor.passes import in_micro_batches
 from surefoot.commands.doctor.steps import STEPS

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doctor_runs import ROWS, clean_run
+from helpers.doctor_runs import ROWS, clean_run
 from surefoot.commands.doctor import parity
 from surefoot.commands.doctor.parity import is_plain, own_pass, parity_lines, plainest
 from surefoot.config.schema import RunConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import run_config
+from helpers.model_layouts import run_config
 from surefoot.commands.doctor.codes import CODES
 from surefoot.commands.doctor.findings import caution, ok
 from surefoot.commands.doctor.rest import rest

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from doctor_runs import clean_run, plant_in_loss
+from helpers.doctor_runs import clean_run, plant_in_loss
 from surefoot.commands.doctor import steps
 from surefoot.commands.doctor.passes import observed_pass
 from surefoot.commands.doctor.steps import STEPS, few, product_line, take

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doctor_runs import plant_in_loss, with_stage
+from helpers.doctor_runs import plant_in_loss, with_stage
 from surefoot.commands.doctor import passes, times
 from surefoot.commands.doctor.codes import NEAR
 from surefoot.commands.doctor.steps import take

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import zoo
-from made_up_trials import made_up
+from helpers import zoo
+from helpers.tune_trials import made_up
 from surefoot.commands.exits import INTERRUPTED_EXIT_CODE
 from surefoot.commands.main import main as cli
 from surefoot.commands.tune import gate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from made_up_trials import made_up
+from helpers.tune_trials import made_up
 from surefoot.commands.tune.attempt import Answer, Request
 from surefoot.commands.tune.journal import Journal
 

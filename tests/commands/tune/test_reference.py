@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plans import run_plan
+from helpers.plans import run_plan
 from surefoot.commands.tune.reference import choose_reference
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from made_up_trials import made_up
-from plans import run_plan
+from helpers.plans import run_plan
+from helpers.tune_trials import made_up
 from surefoot.commands.tune import trials
 from surefoot.commands.tune.attempt import Answer, Request
 from surefoot.commands.tune.gate import Numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import LLAMA2_7B, llama2_tokenizer, model_facts
+from helpers.model_layouts import LLAMA2_7B, llama2_tokenizer, model_facts
 from surefoot.commands.tune.space import given_keys, make_space
 from surefoot.commands.tune.trials import with_settings
 from surefoot.config.load import check_config

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data import tokenise
 from surefoot.data.prepare import PreparedData
@@ -20,7 +21,6 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
-from zoo import ZOO
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"
 POSITIONS = 4096  # nothing is cut

@@ -8,6 +8,7 @@ import jinja2
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.chat import jinja as chat_jinja
 from surefoot.data.chat import template as chat_template
 from surefoot.data.chat.template import make_chat_template
@@ -16,7 +17,6 @@ from surefoot.data.formats import Conversation, Turn
 from surefoot.data.segments import prompt_ids
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.system.errors import InputError
-from tiny import LLAMA3_TEMPLATE
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

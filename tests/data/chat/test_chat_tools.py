@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from dialogues import AGAIN, ANSWER, CALL, LAST, RESULT, SYSTEM, TOOL, USER, ids_and_mask, learned, tokenizer
+from helpers.conversations import (
+    AGAIN,
+    ANSWER,
+    CALL,
+    LAST,
+    RESULT,
+    SYSTEM,
+    TOOL,
+    USER,
+    ids_and_mask,
+    learned,
+    tokenizer,
+)
 from surefoot.data.chat import messages as chat_messages
 from surefoot.data.chat import rendered
 from surefoot.data.chat.messages import call_ids, messages

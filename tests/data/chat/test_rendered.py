@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer
 
+from helpers.zoo import ZOO
 from surefoot.data.chat import rendered
 from surefoot.data.chat.template import make_chat_template
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.text_encoder import TextEncoder
-from zoo import ZOO
 
 TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}},)
 TURNS = (

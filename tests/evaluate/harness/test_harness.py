@@ -17,7 +17,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from adapter_runs import a_run
+from helpers.adapter_runs import a_run
+from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.harness import needs as harness_needs
 from surefoot.evaluate.harness import tasks as harness
@@ -30,7 +31,6 @@ from surefoot.models.forward import causal_model
 from surefoot.report.tables.scores import Cell
 from surefoot.system.errors import InputError
 from surefoot.system.libraries import is_installed
-from zoo import ZOO
 
 needs_harness = pytest.mark.skipif(not is_installed("lm_eval"), reason="the extra `eval` (lm-eval) is not installed")
 ROUNDING = 1e-4  # nats and ratios; fp32 sums in batches of other shapes

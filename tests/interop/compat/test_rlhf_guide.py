@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import zoo
+from helpers import zoo
+from helpers.python_on_path import Served, served_python
 from interop.compat.seeds import SEEDS, blocks
-from served_python import Served, served_python
 from surefoot.commands.main import main
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-import zoo
-from served_python import served_python
+from helpers import zoo
+from helpers.python_on_path import served_python
 
 RECORDS = [
     {"instruction": f"Is {n} even? Answer true or false.", "input": "", "output": f"the correct answer is {word}",

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import zoo
+from helpers import zoo
+from helpers.python_on_path import served_python
 from interop.compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, of_kind, substituted
-from served_python import served_python
 from surefoot.commands.main import main
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import IGNORE, Example, collate
 from surefoot.methods.losses import logprobs
 from surefoot.methods.losses.logprobs import answer_logprobs, token_logprobs
 from surefoot.models.forward import logits_at
-from tiny import tiny_llama
 
 FP32 = 1e-5  # of sums of some tens of fp32 log-probabilities, each with a softmax over 330 words
 draw = np.random.default_rng(3)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.pack import pack
 from surefoot.methods.losses.neftune import with_neftune
@@ -18,7 +19,6 @@ from surefoot.models.embeddings import embedding_noise
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
 from surefoot.training.randomness import seed_micro_batch
-from tiny import tiny_llama
 
 ALPHA = 5.0
 WIDTH = 32

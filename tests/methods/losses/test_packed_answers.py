@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from architectures import LLAMA, build
+from helpers.architectures import LLAMA, build
+from helpers.plans import adapter_plan, linear_names
 from models.test_value_head import drawn_head
-from plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, JudgedBatch, PairBatch
 from surefoot.data.layout import Layout
 from surefoot.kernels import packed_attention as kernels

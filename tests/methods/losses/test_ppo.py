@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.episodes import Episode, PpoBatch, episode_batches, with_texts
 from surefoot.methods.losses.ppo import (
@@ -27,7 +28,6 @@ from surefoot.methods.losses.ppo import (
 )
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.models.value_head import ScoredModel, ValueHead, value_width
-from tiny import tiny_llama
 
 # float64: a handful of operations on numbers around 1.
 FLOAT64 = 1e-12

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Example, PairBatch, collate
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
-from tiny import tiny_llama
 
 FLOAT64 = 1e-12  # a handful of float64 operations
 FP32 = 2e-5  # fp32 sums over some hundred tokens, in another order

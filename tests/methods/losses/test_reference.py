@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Example, PairBatch, collate
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.reference import adapter_off, frozen, with_reference
 from surefoot.models.adapters import add_adapter
-from tiny import tiny_llama
 
 draw = np.random.default_rng(2)
 ROWS = collate([Example(draw.integers(1, 300, 12), np.arange(12) >= 4, number) for number in range(4)], pad_id=0)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.toy_model import ToyModel
 from surefoot.data.batch import Batch, Example, PairBatch, collate
 from surefoot.methods.losses import reward
 from surefoot.methods.losses.reward import divergence_loss, last_loss, pairs_of, reward_objective
 from surefoot.models.value_head import ValueHead
-from toy import ToyModel
 
 EXACT = 1e-12  # float64, a handful of operations
 FP32 = 1e-6

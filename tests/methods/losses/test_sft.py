@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plans import adapter_plan, linear_names
+from helpers.plans import adapter_plan, linear_names
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import IGNORE, Batch, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
-from tiny import tiny_llama
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in this tiny model.
 FP32_RELATIVE = 1e-5

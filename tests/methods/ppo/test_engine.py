@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from posting_stub import answering
+from helpers.http_stub import answering
+from helpers.tiny_models import tiny_llama
 from surefoot.system.errors import EnvironmentFault, InputError
-from tiny import tiny_llama
 
 
 def config_of(folder: Path, **changes) -> dict:

@@ -14,6 +14,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import surefoot
+from helpers.tiny_models import llama3_tokenizer, tiny_llama
+from helpers.toy_model import settings
 from surefoot.config.load import load_config
 from surefoot.data.batch import Batch
 from surefoot.data.episodes import Episode, episode_batches
@@ -36,8 +38,6 @@ from surefoot.training.engine import SingleEngine
 from surefoot.training.manifest import read_manifest
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
 from surefoot.training.step import train_step
-from tiny import llama3_tokenizer, tiny_llama
-from toy import settings
 
 MERGED = 1e-5  # share of the largest logit: fp32 weights W + s B A in place of two products
 HEADERS = 1.5  # of files as small as these

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_reward import open_reward
-from tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from posting_stub import answering
+from helpers.http_stub import answering
 from surefoot.methods.ppo import scorers
 from surefoot.methods.ppo.scorers import checked, open_scorer
 from surefoot.system.errors import EnvironmentFault, InputError

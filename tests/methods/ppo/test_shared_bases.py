@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import surefoot
+from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch
 from surefoot.methods import table as kinds
 from surefoot.methods.open_reward import open_reward
@@ -29,7 +30,6 @@ from surefoot.models.shared_backbone import Trunk
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault, IntegrityError
 from surefoot.training.manifest import read_manifest
-from tiny import tiny_llama
 
 APART = Choice("model", "a copy of its own", "default")
 NUMBERS = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import TINY, build
-from plans import adapter_plan, linear_names
+from helpers.architectures import TINY, build
+from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batch import Example, collate
 from surefoot.methods.losses.logprobs import token_logprobs
 from surefoot.methods.losses.sft import sft_loss

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import zoo
-from casting import a_batch, adapted, base_model, saved
+from helpers import zoo
+from helpers.zoo_adapters import a_batch, adapted, base_model, saved
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import leave_casts_to_autocast
 from surefoot.models.checkpointing import enable_gradient_checkpointing

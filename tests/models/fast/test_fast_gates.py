@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-import zoo
-from casting import a_batch, adapted
+from helpers import zoo
+from helpers.zoo_adapters import a_batch, adapted
 from surefoot.kernels.forms import Gates
 from surefoot.kernels.pointwise import gated, plain_gate
 from surefoot.methods.losses.sft import sft_loss

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import zoo
-from casting import a_batch, adapted
+from helpers import zoo
+from helpers.zoo_adapters import a_batch, adapted
 from surefoot.kernels.forms import BLOCKS
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing

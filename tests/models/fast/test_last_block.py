@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-import zoo
-from architectures import GPT2, OPT, build
-from casting import adapted, base_model
+from helpers import zoo
+from helpers.architectures import GPT2, OPT, build
+from helpers.zoo_adapters import adapted, base_model
 from surefoot.data.batch import Example, PairBatch, collate
 from surefoot.data.pack import pack
 from surefoot.methods.losses.reward import _last_tokens, reward_objective

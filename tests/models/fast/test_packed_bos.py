@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
+from helpers import zoo
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack
 from surefoot.methods.losses.sft import sft_loss

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import TINY, build
+from helpers.architectures import TINY, build
 from surefoot.data.batch import Example, collate
 from surefoot.data.pack import pack, unpacked
 from surefoot.kernels import packed_attention as kernels

@@ -11,10 +11,10 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from plans import adapter_plan, choice, run_plan
+from helpers.plans import adapter_plan, choice, run_plan
+from helpers.tiny_models import tiny_llama
 from surefoot.report.cards import run as card_module
 from surefoot.report.cards.run import CardFacts, DataFile, model_card, usage_code, without_paths
-from tiny import tiny_llama
 
 PAD = "<|pad|>"
 ROWS = 329  # of the tiny model's embedding

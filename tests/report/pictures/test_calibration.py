@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runfolders import eval_row, log_rows, write_run
+from helpers.run_folders import eval_row, log_rows, write_run
 from surefoot.report.html import write_report
 from surefoot.report.pictures.calibration import calibration_picture, calibration_view, last_calibration
 from surefoot.report.pictures.plots import png

@@ -6,8 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from plans import run_plan
+from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
+from helpers.plans import run_plan
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command

@@ -15,10 +15,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import zoo
-import zoo_templates
-from adapter_runs import a_plan, a_run
-from plans import choice
+from helpers import zoo, zoo_templates
+from helpers.adapter_runs import a_plan, a_run
+from helpers.plans import choice
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.conversion import convert
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.methods.open_model import open_for_use
@@ -35,7 +35,6 @@ from surefoot.runs.export.whole import export_model
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.manifest import MANIFEST, manifest
-from tiny import tiny_llama
 
 IDS = torch.tensor([[320, 5, 9, 77, 120, 33, 250, 4]])
 FP32 = 1e-5  # logits of tiny models are below 10; two orders of the same sums

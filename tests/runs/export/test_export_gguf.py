@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import zoo
-from adapter_runs import a_plan, a_run
+from helpers import zoo
+from helpers.adapter_runs import a_plan, a_run
+from helpers.tiny_models import tiny_llama
 from surefoot.models import gguf as gguf_file
 from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
 from surefoot.models.load import load_tokenizer
 from surefoot.runs.export.whole import export_model
 from surefoot.system.errors import EnvironmentFault
-from tiny import tiny_llama
 
 WRITTEN = {
     "llama2": {},

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from heron_runs import heron_folder, heron_train
+from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.methods import sft as sft_module
 from surefoot.report.flight import recent

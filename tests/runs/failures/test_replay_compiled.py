@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch import nn
 from torch._dynamo.utils import counters
 
-from heron_runs import heron_folder, heron_train
+from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.report import journal
 from surefoot.report.flight import FLIGHT, recent

@@ -14,7 +14,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from rollback_runs import rollback_world, write_config
+from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.methods.ppo.average import Average

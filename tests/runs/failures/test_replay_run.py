@@ -9,11 +9,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import died_runs
-from died_runs import STEP
-from forkserver import ForkServer
-from heron_runs import heron_config, heron_folder
-from rollback_runs import rollback_world, write_config
+from helpers import planted_crashes
+from helpers.fork_server import ForkServer
+from helpers.planted_crashes import STEP
+from helpers.rollback_runs import rollback_world, write_config
+from helpers.trained_runs import heron_config, heron_folder
 from surefoot.commands.main import main
 from surefoot.report.death import death_in_a_step, find_death
 from surefoot.report.flight import FLIGHT, recent
@@ -59,7 +59,7 @@ def killed(world, server):
 @pytest.fixture(scope="module")
 def crashed(world, server):
     """The same by SIGSEGV, in the forward pass of a module."""
-    change = "died_runs:in_forward"
+    change = "helpers.planted_crashes:in_forward"
     assert server.run(["train", config(world, "crashed")], world / "crashed.log", change=change) == CRASHED
     return world / "crashed"
 
@@ -165,14 +165,14 @@ def test_a_crash_is_reproduced_and_its_module_named(crashed, monkeypatch):
     """By real children: as the run's, and by the command line."""
     log = (crashed / "run.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
-    assert str(Path(died_runs.__file__)) in log
+    assert str(Path(planted_crashes.__file__)) in log
     assert find_death(crashed).trace.signal == "SIGSEGV"
-    monkeypatch.setattr(replay_apart, "_PROGRAM", (sys.executable, died_runs.__file__, "in_forward"))
+    monkeypatch.setattr(replay_apart, "_PROGRAM", (sys.executable, planted_crashes.__file__, "in_forward"))
     result = CliRunner().invoke(main, ["replay", str(crashed)])
     assert result.exit_code == 0, result.output
     then, now, said = result.output.splitlines()
     assert then.startswith(f"the last process died during step {STEP} (SIGSEGV in string_at, line ")
-    module = f"base_model.model.model.layers.{died_runs.LAYER}.mlp"
+    module = f"base_model.model.model.layers.{planted_crashes.LAYER}.mlp"
     assert now.startswith(f"step {STEP}, now, from checkpoint-2: SIGSEGV in the forward pass of {module} (string_at, ")
     assert said == "reproduced: the step ends its process"
 
@@ -189,7 +189,7 @@ def test_twin_a_step_that_lives_is_not_the_same(killed, whole):
 
 def test_a_crash_on_the_way_back_is_told_where(killed, server, tmp_path):
     log = tmp_path / "log.txt"
-    assert server.run([], log, folder=killed, change="died_runs:replayed_in_backward") == CRASHED
+    assert server.run([], log, folder=killed, change="helpers.planted_crashes:replayed_in_backward") == CRASHED
     heard = Heard.of(log.read_text(), STEP)
     assert heard.inside
     assert heard.where.startswith("in the backward pass, at or behind base_model.model.model.layers.1.mlp")

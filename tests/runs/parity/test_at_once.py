@@ -9,8 +9,8 @@ import json
 import pytest
 import torch
 
-from layouts import run_config
-from sky import sky_workplace
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
 from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console

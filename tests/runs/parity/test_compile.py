@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
+from helpers.toy_model import bits, same_bits
 from surefoot.data.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.step import train_step
-from tiny import tiny_llama
-from toy import bits, same_bits
 
 FUSED_ROUNDING = 5e-6  # fused kernels add in another order; losses are near 6
 LENGTHS = (11, 24, 17, 9, 30)

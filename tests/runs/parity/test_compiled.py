@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from layouts import run_config
-from sky import sky_workplace
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
 from surefoot.report.console import Console
 from surefoot.runs import required, steps
 from surefoot.runs.run import train_run

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from layouts import run_config
-from sky import sky_workplace
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
+from helpers.toy_model import toy_engine
 from surefoot.methods.losses import sft
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
@@ -24,7 +25,6 @@ from surefoot.runs.parity.in_fp32 import Look
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.scaling import LossScale
-from toy import toy_engine
 
 WITHOUT = 1e9  # a limit that nothing passes
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from layouts import run_config
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.serial import plan_from_json
@@ -21,7 +22,6 @@ from surefoot.runs.planned import make_plan
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault
-from tiny import tiny_llama
 
 DORA = {"kind": "dora", "rank": 4}
 PREFERENCES = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]

@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
-from architectures import GEMMA3, LLAMA, OPT, build
-from layouts import run_config
-from sky import sky_workplace
+from helpers.architectures import GEMMA3, LLAMA, OPT, build
+from helpers.growing_records import sky_workplace
+from helpers.model_layouts import run_config
+from helpers.tiny_models import llama3_tokenizer
 from surefoot.methods.losses import sft
 from surefoot.models.decoder import decoder_layers, few_layers
 from surefoot.models.fast import adapters as fast_adapters
@@ -25,7 +26,6 @@ from surefoot.runs.parity import at_once, fast_paths, in_fp32, packed_rows
 from surefoot.runs.parity.differences import LIMITS
 from surefoot.runs.parity.formulas import LIMIT
 from surefoot.runs.run import train_run
-from tiny import llama3_tokenizer
 
 BY_LITTLE = 1.02
 LOOKING = (at_once, fast_paths, packed_rows)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from doctor_runs import clean_base, clean_run
+from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor.parity import own_pass, parity_lines
 from surefoot.models.forward import causal_model
 from surefoot.runs.parity import rehearsal as module

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from layouts import run_config
-from sky import write_sky
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses import sft
 from surefoot.planning.memory import fits
 from surefoot.planning.serial import plan_from_json
@@ -19,7 +20,6 @@ from surefoot.runs import steps
 from surefoot.runs.run import train_run
 from surefoot.system import hardware
 from surefoot.system.hardware import GIB
-from tiny import tiny_llama
 
 SIZE = 16
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
 
 _CLIENT = """#!{python} -IS
 import json, os, socket, sys

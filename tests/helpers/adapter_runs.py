@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from plans import adapter_plan, choice, linear_names, run_plan
+from helpers.plans import adapter_plan, choice, linear_names, run_plan
 from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
 from surefoot.models.save import save_adapter

@@ -20,10 +20,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import zoo
-from casting import a_batch
-from layouts import run_config
-from sky import write_sky
+from helpers import zoo
+from helpers.growing_records import write_sky
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
+from helpers.zoo_adapters import a_batch
 from surefoot.kernels.forms import triton_arithmetic
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
@@ -36,7 +37,6 @@ from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trial
 from surefoot.report.console import Console
 from surefoot.runs.kernel_probes import pointwise_ways
 from surefoot.runs.run import train_run
-from tiny import tiny_llama
 
 FAMILIES = ("llama3", "qwen2", "gemma2", "mistral", "phi3")
 

@@ -30,7 +30,8 @@ from surefoot.kernels.forms import Arithmetic, triton_arithmetic
 from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
 from surefoot.system.libraries import is_installed
 
-BESIDE = Path(__file__).parents[1] / "build" / "triton"
+TESTS = Path(__file__).parents[1]
+BESIDE = TESTS.parent / "build" / "triton"
 FORMS = {
     "llama": NormForm(1e-5, 0.0, narrow_first=True),
     "gemma": NormForm(1e-6, 1.0, narrow_first=False),
@@ -224,7 +225,7 @@ def by_interpreter(asked: str, folder: Path, program: Path = Path(__file__)) -> 
 
 def said_with_triton(words: Sequence[str], **variables: str) -> dict[str, Any]:
     """The last line that Python prints with these words and environment variables, as JSON."""
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(BESIDE)])
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS), str(BESIDE)])
     environment = {**os.environ, "PYTHONPATH": path, **variables}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr

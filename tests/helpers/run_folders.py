@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plans import run_plan
+from helpers.plans import run_plan
 from surefoot.planning.serial import plan_to_json
 from surefoot.report.events import append_event, append_samples
 from surefoot.report.journal import append

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from helpers.tiny_models import tiny_llama
 from surefoot.report.flight import recent
-from tiny import tiny_llama
 
 STEPS = 7  # of the ten of a pass: three may be skipped
 GUARD = {"max_consecutive": 2, "rollback": "on"}

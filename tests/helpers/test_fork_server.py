@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forkserver import ForkServer
+from helpers.fork_server import ForkServer
 
 
 class Pipe:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from forked_command import forkserver
+from helpers.forked_command import forkserver
 
 WORLD = 2
 _LONGEST = 60  # seconds; a pair that hangs is killed, and its test fails instead of the whole suite

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tiny import tiny_llama
+from helpers.tiny_models import tiny_llama
 
 
 def sky_rows(count: int, *, more: int = 0) -> list[dict[str, str]]:

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from tiny import tiny_llama
 
 
 def heron_folder(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from zoo import ZOO
+from helpers.zoo import ZOO
 
 TEXT = "What is the colour of the sky?"
 

@@ -26,7 +26,7 @@ from types import ModuleType
 
 import pytest
 
-from forked_command import begin, forkserver
+from helpers.forked_command import begin, forkserver
 from surefoot.interop.compat import write_scripts
 
 _CLIENT = """#!{python} -IS
@@ -127,7 +127,7 @@ def _outcome(words: list[str]) -> int:
 def _run(words: list[str]) -> None:
     """`python -c CODE …`, `python -m MODULE …` or `python SCRIPT …`."""
     told = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     sys.path[:] = [*told, *(entry for entry in sys.path if entry != ours)]
     what, *rest = [word for word in words if word != "-u"]
     if what == "-m":

@@ -1,5 +1,5 @@
-"""Steps that end their process, planted from outside. `python died_runs.py NAME` stands for a replay's child in which
-that is planted as well."""
+"""Steps that end their process, planted from outside. `python planted_crashes.py NAME` stands for a replay's child in
+which that is planted as well."""
 
 from __future__ import annotations
 

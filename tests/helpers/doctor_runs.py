@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from layouts import run_config
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
 from surefoot.config.schema import RunConfig
 from surefoot.training.objective import LossSum
-from tiny import tiny_llama
 
 ROWS = [
     {"instruction": f"Say {word} {count} times.", "input": "", "output": " ".join([word] * count)}

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from helpers.toy_model import save_checkpoint, settings
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.loader import dealt
 from surefoot.methods.losses.sft import sft_loss
@@ -34,7 +35,6 @@ from surefoot.training.report import StepReport
 from surefoot.training.scaling import LossScale
 from surefoot.training.state import RunState
 from surefoot.training.step import StepSettings, train_step
-from toy import save_checkpoint, settings
 
 VOCABULARY = 61
 STEPS = 3

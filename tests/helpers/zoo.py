@@ -19,8 +19,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-import zoo_templates
-import zoo_tokenizers
+from helpers import zoo_templates, zoo_tokenizers
 
 # What 0.02 is to the 2048 inputs of a real model, so that attention is as far from uniform as there.
 _SPREAD = 0.16

@@ -1,6 +1,6 @@
 """Writes tests/golden/templates/NAME.txt: what each named template makes of the conversations, to be read by people.
 
-    python tests/golden_templates.py
+    PYTHONPATH=tests .venv/bin/python -m helpers.golden_templates
 
 For each conversation: the ids, the learned places (from-to, the end excluded), and the text with what is learned
 between ⟦ and ⟧. The tokenizer has the control tokens of all families and a vocabulary that is trained on a sentence
@@ -15,14 +15,14 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dialogues import CASES, ids_and_mask
+from helpers.conversations import CASES, ids_and_mask
 from surefoot.data.formats import RowFault
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
 from surefoot.families.templates import ROWS
 from surefoot.system.errors import InputError
 
-FOLDER = Path(__file__).parent / "golden" / "templates"
+FOLDER = Path(__file__).parents[1] / "golden" / "templates"
 _WORDS = (
     "You may call one or more functions to assist with the user query. You are provided with function signatures "
     "within XML tags. For each function call, return a json object with function name and arguments. "

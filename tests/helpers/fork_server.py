@@ -17,7 +17,7 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
 falls anywhere; "number": 15 sends another signal than SIGKILL. "beside": true in addition lets a thread finish every
 checkpoint, however small.
 
-A file for its `whereabouts` tells afterwards where the signal fell.
+A file for its position (`run_position`) tells afterwards where the signal fell.
 
 A kill with a number that is never reached ends the log with `writes: <how many there were>`.
 
@@ -43,8 +43,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from whereabouts import SAVE, Journal
+from helpers.run_position import SAVE, Journal
 
+_TESTS = str(Path(__file__).parents[1])
+_SERVER = f"import sys; sys.path[0] = {_TESTS!r}; from helpers.fork_server import serve; serve()"
 _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
 
 
@@ -75,7 +77,7 @@ class ForkServer:
         shared = ForkServer._shared
         if shared is None or shared[0] != wanted or shared[1].poll() is not None:
             _end_shared()
-            command = [sys.executable, __file__, *self._words]
+            command = [sys.executable, "-c", _SERVER, *self._words]
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
             )
@@ -95,7 +97,7 @@ class ForkServer:
     ) -> int:
         """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
         the code is then the first one that is not 0. bad: records whose loss is NaN. change: "module:function", called
-        with the rank before the command is. where: a file for the whereabouts of a command that is to be killed."""
+        with the rank before the command is. where: a file for the position of a command that is to be killed."""
         folder = folder or Path.cwd()
         request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
         request |= {"bad": list(bad), "change": change, "where": str(where or os.devnull)}
@@ -135,8 +137,8 @@ def serve() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import surefoot.runs.run  # noqa: F401
-    from pictures import blank_pictures
-    from unflushed import unflushed
+    from helpers.blank_pictures import blank_pictures
+    from helpers.no_fsync import unflushed
 
     if "deepspeed" in sys.argv:
         from surefoot.system.libraries import import_deepspeed
@@ -187,7 +189,7 @@ def _child(request: dict[str, Any], rank: int) -> None:
     os.chdir(request["folder"])
     signal.alarm(_LONGEST)
     if request["bad"]:
-        from bad_examples import spoil
+        from helpers.nan_examples import spoil
 
         spoil(request["bad"], pytest.MonkeyPatch())
     if request["change"]:
@@ -214,8 +216,8 @@ def _child(request: dict[str, Any], rank: int) -> None:
 def _arm(
     where: Path, at: str, n: int, beside: bool = False, delay: float = 0.0, number: int = signal.SIGKILL
 ) -> dict[str, int]:
-    """where: a file for the whereabouts. beside: checkpoints of any size are finished by a thread. Returns the counts.
-    Flushes and renames are caught in `os`, where all libraries make them."""
+    """where: a file for the command's position. beside: checkpoints of any size are finished by a thread.
+    Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
     from surefoot.models import generate
     from surefoot.runs import follow, run
     from surefoot.system import durable
@@ -283,7 +285,3 @@ def _arm(
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
     durable.append_line = counted(durable.append_line, save=False)
     return counts
-
-
-if __name__ == "__main__":
-    serve()

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README, CONFIGURATION = ROOT / "README.md", ROOT / "docs" / "configuration.md"
 SITE = tuple(sorted((ROOT / "docs").rglob("*.md")))  # mkdocs.yml lists them
 PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *SITE)

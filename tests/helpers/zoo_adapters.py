@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from plans import adapter_plan
+from helpers.plans import adapter_plan
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.forward import output_head

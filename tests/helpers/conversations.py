@@ -10,8 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import zoo_templates
-import zoo_tokenizers
+from helpers import zoo_templates, zoo_tokenizers
 from surefoot.data.encode import encode
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.segments import Template

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-_PRELOADED = ["imported"]
+_PRELOADED = ["helpers.preloaded_imports"]
 _RANK_FILE = "{log}.{rank}.pid"
 
 
@@ -33,7 +33,7 @@ def forkserver() -> Any:
     """The context of multiprocessing whose processes are forked from one server in this session."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     with pytest.MonkeyPatch.context() as patch:  # before 3.14 the server is not told our sys.path, and preloads nothing
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
         multiprocessing.forkserver.ensure_running()
@@ -73,9 +73,9 @@ class Forked:
 
 def _command(words: list[str], log: Path, environment: dict[str, str], told: float | None) -> None:
     """In the child that stands for what a user has typed."""
-    from pictures import blank_pictures
+    from helpers.blank_pictures import blank_pictures
+    from helpers.no_fsync import unflushed
     from surefoot.commands import launching
-    from unflushed import unflushed
 
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from layouts import LLAMA31_8B
+from helpers.model_layouts import LLAMA31_8B
 
 _SIZES = {
     "hidden_size": 32,

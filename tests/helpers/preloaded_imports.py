@@ -1,6 +1,6 @@
 """What processes of tests are forked from: everything is imported here, and nothing computed.
 
-Preloaded by the fork server of multiprocessing (`tests/two_ranks.py`, `tests/forked_command.py`).
+Preloaded by the fork server of multiprocessing (`tests/helpers/two_ranks.py`, `tests/helpers/forked_command.py`).
 """
 
 from __future__ import annotations

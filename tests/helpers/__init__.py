@@ -1,0 +1,51 @@
+"""What tests share: models, data, runs, processes and stand-ins for the world outside. Import as `helpers.NAME`.
+
+What only one folder of tests needs lies in that folder (`faults/`, `distributed/`, `equality/`, `conformance/`).
+
+Models
+    tiny_models        a tiny Llama and word tokenizers in the real layout, built in milliseconds: the usual base
+    toy_model          a model that trains in microseconds, for tests of the training engine
+    zoo                one tiny random model per family (`zoo_templates`, `zoo_tokenizers`: their text sides)
+    zoo_adapters       adapters of the zoo's models, moved off their start
+    architectures      config.json of every family, tiny and as published
+    model_layouts      model folders as JSON alone, enough to plan
+
+Data
+    growing_records    records whose answers differ in length
+    nan_examples       examples whose loss is NaN, whatever the weights are
+    conversations      dialogues that every chat template is tried with (`golden_templates` writes what they make of it)
+    spike_curves       made-up gradient norms, and which of their steps are spikes
+    secret_formats     what keys and passwords look like
+    odd_files          links, folders and other things that may lie under a name the program writes to
+
+Configs, plans and runs
+    configs            a valid config with its files, and hypothesis strategies after the JSON Schema
+    plans              plans written by hand
+    run_folders        run folders written by hand; adapter_runs: finished adapters written by hand
+    trained_runs       a tiny model and eight records trained through the command line
+    rollback_runs      runs of every method in which some steps' loss is NaN
+    doctor_runs        runs with nothing wrong, and with something planted for doctor
+    tune_trials        trials of `surefoot tune`, made up
+    engine_cases       three steps under any engine, on one rank or two
+
+Processes
+    fork_server        commands in fresh processes without the imports, killed wherever a test wants (`run_position`)
+    forked_command     a command and the ranks it starts, forked likewise (`preloaded_imports`)
+    two_ranks          a function on two ranks for real
+    surefoot_on_path   `surefoot` for shell scripts under test; python_on_path: `python`
+    planted_crashes    steps that end their process
+    triton_cases       Triton's kernels in its interpreter (`triton_models`, `triton_compiled`)
+
+Outside
+    hub_stub           the model hub, on this machine
+    http_stub          a server that answers as a test says
+    board_server       a board that serves while a block runs
+    doc_pages          what README.md and docs/*.md quote
+    other_tools        commands and configs of other tools, and what each comes to here
+    llamafactory_keys  LLaMA-Factory's settings; deepspeed_chat_flags: DeepSpeed-Chat's
+    benchmark_programs the programs of benchmarks/ as modules
+
+Speed
+    blank_pictures     an empty picture for each curve of a run
+    no_fsync           flushes that return at once
+"""
