@@ -148,7 +148,7 @@ def test_lengths_that_are_alike_share_their_products():
 
 
 def test_twin_each_length_for_itself_has_products_of_its_own(monkeypatch):
-    monkeypatch.setattr(documents, "even_tokens", lambda tokens, dtype, device: tokens)
+    monkeypatch.setattr(documents, "round_up_tokens", lambda tokens, dtype, device: tokens)
     assert len(_products_of(NEIGHBOURS)) == len(NEIGHBOURS) * len(_products_of((96,)))
 
 

@@ -13,7 +13,7 @@ from helpers.plans import adapter_plan, choice
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
-from surefoot.models.merge import weights_of
+from surefoot.models.merge import effective_weights
 from surefoot.models.peft import LoraLayer
 
 TOLERANCE = 1e-6  # fp32 sums in another order; weights are about 0.2
@@ -35,7 +35,7 @@ def adapted(folder, kind):
 def test_effective_matrices_are_the_merged_ones(tmp_path, name, kind):
     model = adapted(zoo.ZOO[name](tmp_path / name), kind)
     names = [path for path, module in model.get_base_model().named_modules() if isinstance(module, LoraLayer)]
-    found = {path: weights_of(model.get_base_model().get_submodule(path)) for path in names}
+    found = {path: effective_weights(model.get_base_model().get_submodule(path)) for path in names}
     before = {path: weights.before.clone() for path, weights in found.items()}  # merging writes into it
     merged = model.merge_and_unload()
     for path, weights in found.items():
@@ -51,7 +51,7 @@ def test_a_plain_layer_and_a_norm_are_themselves(tmp_path):
     )
     layer = model.get_submodule("model.decoder.layers.0")
     for path in ("fc1", "final_layer_norm"):
-        found, module = weights_of(layer.get_submodule(path)), layer.get_submodule(path)
+        found, module = effective_weights(layer.get_submodule(path)), layer.get_submodule(path)
         assert found.weight is module.weight
         assert found.bias is module.bias
         assert found.before is None

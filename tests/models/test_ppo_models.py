@@ -9,10 +9,10 @@ from helpers import zoo
 from helpers.tiny_models import tiny_llama
 from helpers.zoo_adapters import a_batch, adapted, base_model, head_of, saved
 from surefoot.models.forward import logits_at
-from surefoot.models.ppo_models import Cast, Part, ScoredPart, last_places
+from surefoot.models.ppo_models import PPOModels, Role, ScoringRole, last_positions
 from surefoot.models.save import load_adapter_weights
 from surefoot.models.saved_adapter import open_adapter, read_adapter
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.value_head import ScoredModel
 
 PLACES = torch.tensor([0, 3, 7, 12, 13])
@@ -23,38 +23,38 @@ def folder(tmp_path_factory):
     return tiny_llama(tmp_path_factory.mktemp("cast") / "model")
 
 
-def shared(folder, tmp_path, kind: str, *, reference: str | None = None, dropout: float = 0.0) -> Cast:
+def shared(folder, tmp_path, kind: str, *, reference: str | None = None, dropout: float = 0.0) -> PPOModels:
     critic = saved(adapted(folder, kind, 2), tmp_path / "critic")
     reward = saved(adapted(folder, kind, 3), tmp_path / "reward")
     model = adapted(folder, kind, 1, dropout=dropout)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
     load_adapter_weights(model, critic, save_embedding=False, name="critic")
     trunk.add_saved("reward", read_adapter(reward), trainable=False)
     if reference:
         trunk.add_copy(reference, trainable=False)
-    return Cast(
-        actor=Part(model, "default"),
-        critic=ScoredPart(ScoredModel(model, head_of(model, 4)), "critic"),
-        reference=Part(model, reference),
-        reward=ScoredPart(ScoredModel(model, head_of(model, 5)), "reward"),
+    return PPOModels(
+        actor=Role(model, "default"),
+        critic=ScoringRole(ScoredModel(model, head_of(model, 4)), "critic"),
+        reference=Role(model, reference),
+        reward=ScoringRole(ScoredModel(model, head_of(model, 5)), "reward"),
         trunk=trunk,
     )
 
 
-def separate(folder, tmp_path, kind: str) -> Cast:
+def separate(folder, tmp_path, kind: str) -> PPOModels:
     critic, reward = (open_adapter(base_model(folder), read_adapter(tmp_path / name)) for name in ("critic", "reward"))
-    return Cast(
-        actor=Part(adapted(folder, kind, 1)),
-        critic=ScoredPart(ScoredModel(critic, head_of(critic, 4))),
-        reference=Part(base_model(folder)),
-        reward=ScoredPart(ScoredModel(reward, head_of(reward, 5))),
+    return PPOModels(
+        actor=Role(adapted(folder, kind, 1)),
+        critic=ScoringRole(ScoredModel(critic, head_of(critic, 4))),
+        reference=Role(base_model(folder)),
+        reward=ScoringRole(ScoredModel(reward, head_of(reward, 5))),
     )
 
 
-def numbers(cast: Cast) -> dict[str, torch.Tensor]:
+def numbers(cast: PPOModels) -> dict[str, torch.Tensor]:
     batch = a_batch()
-    with cast.still():
+    with cast.inference():
         return {
             "actor": cast.actor_logits_at(batch, PLACES),
             "values": cast.values(batch),
@@ -103,13 +103,13 @@ def test_actor_and_critic_are_all_that_learns(folder, tmp_path, make):
     assert any("v_head" in name or "critic_head" in name for name in touched)
 
 
-def separate_full(folder) -> Cast:
+def separate_full(folder) -> PPOModels:
     models = [base_model(folder) for _ in range(4)]
-    return Cast(
-        actor=Part(models[0]),
-        critic=ScoredPart(ScoredModel(models[1], head_of(models[1], 4))),
-        reference=Part(models[2]),
-        reward=ScoredPart(ScoredModel(models[3], head_of(models[3], 5))),
+    return PPOModels(
+        actor=Role(models[0]),
+        critic=ScoringRole(ScoredModel(models[1], head_of(models[1], 4))),
+        reference=Role(models[2]),
+        reward=ScoringRole(ScoredModel(models[3], head_of(models[3], 5))),
         offload=True,
     )
 
@@ -134,9 +134,9 @@ def test_frozen_parts_have_no_dropout_and_the_others_keep_theirs(folder, tmp_pat
     assert not cast.reference_logits_at(batch, PLACES).requires_grad
     assert [module.training for module in cast.modules()] == modes
     assert not torch.equal(cast.actor_logits_at(batch, PLACES), cast.actor_logits_at(batch, PLACES))
-    with cast.still():
+    with cast.inference():
         assert torch.equal(cast.actor_logits_at(batch, PLACES), cast.actor_logits_at(batch, PLACES))
-    with cast.acting() as actor:
+    with cast.actor_inference() as actor:
         assert torch.equal(logits_at(actor, batch, PLACES), logits_at(actor, batch, PLACES))
     assert torch.is_grad_enabled()
 
@@ -145,11 +145,11 @@ def test_frozen_parts_have_no_dropout_and_the_others_keep_theirs(folder, tmp_pat
 def test_a_score_is_the_value_at_the_last_real_token(folder, tmp_path, side):
     cast = shared(folder, tmp_path, "lora")
     batch = a_batch(side)
-    assert last_places(batch).tolist() == ([5, 5, 5] if side == "left" else [5, 2, 4])
+    assert last_positions(batch).tolist() == ([5, 5, 5] if side == "left" else [5, 2, 4])
     reward = cast._reward
-    with cast.still(), cast._playing(reward):
+    with cast.inference(), cast._adapter_of(reward):
         values = reward.model.values(batch)
-    expected = [float(values[row, place]) for row, place in enumerate(last_places(batch))]
+    expected = [float(values[row, place]) for row, place in enumerate(last_positions(batch))]
     assert cast.scores(batch).tolist() == expected
 
 
@@ -162,7 +162,7 @@ def test_offloaded_models_come_only_to_be_asked(folder, monkeypatch):
     cast.reference_logits_at(a_batch(), PLACES)
     assert moves == ["cpu", "home"]
     moves.clear()
-    with cast.at_hand():
+    with cast.on_device():
         cast.reference_logits_at(a_batch(), PLACES)
         cast.reference_logits_at(a_batch(), PLACES)
     assert moves == ["cpu", "home"]
@@ -170,14 +170,14 @@ def test_offloaded_models_come_only_to_be_asked(folder, monkeypatch):
 
 def test_a_frozen_part_that_would_learn_is_refused(folder, tmp_path):
     model = adapted(folder, "lora", 1)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
-    critic = ScoredPart(ScoredModel(model, head_of(model, 4)), "critic")
+    critic = ScoringRole(ScoredModel(model, head_of(model, 4)), "critic")
     with pytest.raises(ValueError, match="frozen part would play"):
-        Cast(actor=Part(model, "default"), critic=critic, reference=Part(model, "critic"), trunk=trunk)
-    both = ScoredPart(critic.model, "default")
+        PPOModels(actor=Role(model, "default"), critic=critic, reference=Role(model, "critic"), trunk=trunk)
+    both = ScoringRole(critic.model, "default")
     with pytest.raises(ValueError, match="both learn"):
-        Cast(actor=Part(model, "default"), critic=both, reference=Part(model, None), trunk=trunk)
+        PPOModels(actor=Role(model, "default"), critic=both, reference=Role(model, None), trunk=trunk)
     whole = base_model(folder)
     with pytest.raises(ValueError, match="cannot be frozen"):
-        Cast(actor=Part(whole), critic=ScoredPart(ScoredModel(whole, head_of(whole, 4))), reference=Part(whole))
+        PPOModels(actor=Role(whole), critic=ScoringRole(ScoredModel(whole, head_of(whole, 4))), reference=Role(whole))

@@ -13,7 +13,7 @@ from helpers.tiny_models import tiny_llama
 from helpers.zoo_adapters import adapted
 from surefoot.data.batch import Example, collate
 from surefoot.models import generate
-from surefoot.models.adapters import HeldNorms
+from surefoot.models.adapters import CachedNorms
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.generate import Decoding, draw_steps
 from surefoot.models.rollout import EmbeddedRollouts, Rollout
@@ -150,10 +150,10 @@ def test_held_norms_change_no_bit(tmp_path, family, monkeypatch):
     decoding = Decoding(8, (), 0, 1.0, 1.0, 3)
     held = list(draw_steps(model, prompts, decoding))
     with monkeypatch.context() as patch:
-        patch.setattr(HeldNorms, "held", lambda self: torch.no_grad())
+        patch.setattr(CachedNorms, "held", lambda self: torch.no_grad())
         assert list(draw_steps(model, prompts, decoding)) == held
     # Twin: norms of other weights are seen, so those of one rollout must not serve the next.
-    norms = HeldNorms(model)
+    norms = CachedNorms(model)
     batch = collate([Example(torch.tensor(prompts[0]).numpy(), torch.ones(5).bool().numpy(), 0)], 0)
     with torch.no_grad(), norms.held():
         logits_at(model, batch, torch.arange(5))

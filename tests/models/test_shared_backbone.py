@@ -16,7 +16,7 @@ from surefoot.models.forward import hidden_states, logits_at
 from surefoot.models.peft import LoraLayer
 from surefoot.models.save import load_adapter_weights, save_adapter
 from surefoot.models.saved_adapter import fitted, open_adapter, read_adapter
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.system.errors import InputError
 
 EVERYWHERE = torch.arange(18)
@@ -51,12 +51,12 @@ def _switched(module):
 def test_a_copy_starts_as_its_original_and_then_goes_its_own_way(folder, kind, options):
     model = adapted(folder, kind, 1, **options)
     before = state_of(model)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     actor, base = logits(model), logits(base_model(folder))
     model.train()
     trunk.add_copy("critic", trainable=True)
     assert set(before[0]) <= set(state_of(model)[0])
-    with trunk.playing("critic"):
+    with trunk.use_adapter("critic"):
         assert torch.equal(logits(model), actor)
     own = trunk.parameters_of("critic")
     assert own
@@ -66,11 +66,11 @@ def test_a_copy_starts_as_its_original_and_then_goes_its_own_way(folder, kind, o
     )
     stir([model.get_parameter(name) for name in sorted(own)], 4)
     assert torch.equal(logits(model), actor)
-    with trunk.playing("critic"):
+    with trunk.use_adapter("critic"):
         assert not torch.equal(logits(model), actor)
-        with trunk.playing(None):
+        with trunk.use_adapter(None):
             assert torch.equal(logits(model), base)
-            with trunk.playing("default"):
+            with trunk.use_adapter("default"):
                 assert torch.equal(logits(model), actor)
             assert torch.equal(logits(model), base)
     assert torch.equal(logits(model), actor)
@@ -78,7 +78,7 @@ def test_a_copy_starts_as_its_original_and_then_goes_its_own_way(folder, kind, o
 
 def test_a_tied_pair_that_trains_in_full_stays_tied_in_the_copy(tmp_path):
     model = adapted(tiny_llama(tmp_path, tied=True), "lora", 1, modules_to_save=("lm_head",))
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
     pair = [name for name, _ in model.named_parameters(remove_duplicate=False) if "modules_to_save.critic" in name]
     assert len(pair) == 2
@@ -87,24 +87,24 @@ def test_a_tied_pair_that_trains_in_full_stays_tied_in_the_copy(tmp_path):
 
 
 def fail_while_playing(trunk):
-    with trunk.playing(None), trunk.playing("reference"):
+    with trunk.use_adapter(None), trunk.use_adapter("reference"):
         raise RuntimeError("mine")
 
 
 def test_switching_leaves_gradients_modes_and_errors_alone(folder):
     model = adapted(folder, "dora", 1, dropout=0.3)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("reference", trainable=False)
     model.train()
     before = state_of(model)
-    with trunk.playing(None), trunk.playing("reference"):
+    with trunk.use_adapter(None), trunk.use_adapter("reference"):
         assert state_of(model)[:2] == before[:2]
     assert state_of(model) == before
     with pytest.raises(RuntimeError, match="mine"):
         fail_while_playing(trunk)
     assert state_of(model) == before
-    assert trunk.now == "default"
-    with pytest.raises(KeyError, match="criticc"), trunk.playing("criticc"):
+    assert trunk.active == "default"
+    with pytest.raises(KeyError, match="criticc"), trunk.use_adapter("criticc"):
         pass
     assert state_of(model) == before
     with model.disable_adapter():  # twin: PEFT's own switch is seen by this test
@@ -122,36 +122,36 @@ def test_a_saved_adapter_plays_as_on_a_model_of_its_own(tmp_path, family, kind):
     path = saved(other, tmp_path / "other")
     model = adapted(folder, kind, 1, targets=".0.")
     actor = logits(model)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_saved("reward", fitted(read_adapter(path), facts_of(folder)), trainable=False)
     assert torch.equal(logits(model), actor)
-    with trunk.playing("reward"):
+    with trunk.use_adapter("reward"):
         assert torch.equal(logits(model), logits(open_adapter(base_model(folder), read_adapter(path))))
-    with trunk.playing(None):
+    with trunk.use_adapter(None):
         assert torch.equal(logits(model), logits(base_model(folder)))
     assert not any(model.get_parameter(name).requires_grad for name in trunk.parameters_of("reward"))
 
 
 def test_each_adapter_is_saved_and_loaded_by_its_name(folder, tmp_path):
     model = adapted(folder, "dora", 1)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
     stir([model.get_parameter(name) for name in sorted(trunk.parameters_of("critic"))], 4)
     save_adapter(model, tmp_path / "critic", save_embedding=False, name="critic")
     alone = open_adapter(base_model(folder), read_adapter(tmp_path / "critic"))
-    with trunk.playing("critic"):
+    with trunk.use_adapter("critic"):
         assert torch.equal(logits(model), logits(alone))
     actor = logits(model)
     stir([model.get_parameter(name) for name in sorted(trunk.parameters_of("critic"))], 5)
     load_adapter_weights(model, tmp_path / "critic", save_embedding=False, name="critic")
     assert torch.equal(logits(model), actor)
-    with trunk.playing("critic"):
+    with trunk.use_adapter("critic"):
         assert torch.equal(logits(model), logits(alone))
 
 
 def test_an_adapter_of_another_model_is_refused(folder, tmp_path):
     path = saved(adapted(tiny_llama(tmp_path / "wider", hidden=64), "lora", 1), tmp_path / "adapter")
-    trunk = Trunk(adapted(folder, "lora", 1))
+    trunk = SharedBackbone(adapted(folder, "lora", 1))
     with pytest.raises(InputError, match="another model"):
         trunk.add_saved("reward", read_adapter(path), trainable=False)
 
@@ -161,15 +161,15 @@ def gradients_of_both(folder, *, checkpointed: bool):
     model = adapted(folder, "lora", 1, dropout=0.2)
     if checkpointed:
         enable_gradient_checkpointing(model)
-    trunk = Trunk(model)
+    trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
     stir([model.get_parameter(name) for name in sorted(trunk.parameters_of("critic"))], 4)
     model.train()
     torch.manual_seed(3)
     loss = logits_at(model, a_batch(), EVERYWHERE).square().mean()
-    with trunk.playing("critic"):
+    with trunk.use_adapter("critic"):
         loss = loss + hidden_states(model, a_batch()).square().mean()
-    with trunk.playing("default"):
+    with trunk.use_adapter("default"):
         loss.backward(retain_graph=True)
         loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -192,7 +192,7 @@ def test_under_autocast_only_dora_keeps_its_casts(folder, tmp_path):
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-    Trunk(model).add_saved("reward", read_adapter(path), trainable=False)
+    SharedBackbone(model).add_saved("reward", read_adapter(path), trainable=False)
     kept = {
         name: module.cast_input_dtype_enabled for name, module in model.named_modules() if isinstance(module, LoraLayer)
     }

@@ -21,7 +21,7 @@ from surefoot.models.convert.layouts import ADAPTER_TARGETS, MODEL_TARGETS, adap
 from surefoot.models.convert.recognise import VALUE_HEAD, Target, recognise
 from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recognise_adapter
 from surefoot.models.convert.rules import Rule, apply
-from surefoot.models.convert.safetensors_file import unread, write_file, write_model
+from surefoot.models.convert.safetensors_file import lazy_tensors, write_file, write_model
 from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source
 from surefoot.models.convert.tensors import LazyTensor, Tensors
 from surefoot.models.facts import facts_of, model_config
@@ -156,7 +156,7 @@ def _head_of(base: Path | None, target: Target, source: Path) -> LazyTensor:
     if base is None:
         what = f"has no {target.head}, and config.json does not tie it to the embedding"
         raise InputError(Fault(str(source), what, "give the model that it was trained from: --base FOLDER"))
-    head = unread(stored_tensors(base)).get(target.head)
+    head = lazy_tensors(stored_tensors(base)).get(target.head)
     if head is None or head.shape != target.expected[target.head]:
         raise InputError(Fault(str(base), f"has no {target.head} of shape {list(target.expected[target.head])}"))
     return head

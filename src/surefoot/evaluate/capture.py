@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from surefoot.evaluate.statistics import as_json, first_mass, relative_difference, split_first, summarise
 from surefoot.models.forward import causal_model
 from surefoot.models.instrument import LayerParts, Part, Place, by_token
-from surefoot.models.merge import weights_of
+from surefoot.models.merge import effective_weights
 from surefoot.models.peft import LoraLayer
 from surefoot.system.errors import EnvironmentFault, Fault
 
@@ -105,7 +105,7 @@ class CaptureWriter:
 
     def _store_weights(self, place: Place, module: nn.Module) -> None:
         assert place.part is not None
-        found = weights_of(module)
+        found = effective_weights(module)
         which: dict[str, Any] = {"weights": "base"}
         if found.before is not None and found.weight is not None:
             which = {"weights": "effective", "change": relative_difference(found.weight, found.before)}

@@ -26,8 +26,8 @@ from torch import nn
 from surefoot.evaluate.statistics import Summary, summarise
 from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
 from surefoot.models.instrument import LayerParts, Place, by_token, watched
-from surefoot.models.merge import weights_of
-from surefoot.models.modes import evaluating
+from surefoot.models.merge import effective_weights
+from surefoot.models.modes import eval_mode
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def measure_norms(
     many the model has. The model runs with eager attention, in evaluation mode, and is then as it was."""
     meter = _Meter()
     texts, tokens = 0, 0
-    with evaluating(model), watched(model, parts, range(layers), meter.see, attention=True):
+    with eval_mode(model), watched(model, parts, range(layers), meter.see, attention=True):
         for ids, mask in batches:
             meter.mask = mask.bool()
             last = torch.tensor([ids.numel() - 1], device=ids.device)
@@ -157,7 +157,7 @@ def _results(
         return meter.lengths[module, kind].first_rest()
 
     def norm(name: str, layer: int | None) -> NormFacts:
-        weight = weights_of(base.get_submodule(name)).weight
+        weight = effective_weights(base.get_submodule(name)).weight
         summary = None if weight is None else summarise(weight)
         return NormFacts(name, layer, summary, told(name, "input"), told(name, "output"))
 

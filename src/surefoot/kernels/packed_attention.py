@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from surefoot.kernels.operands import even_tokens, wide_type
+from surefoot.kernels.operands import round_up_tokens, wide_type
 
 # Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384
@@ -218,7 +218,7 @@ def _wider_than(dtype: torch.dtype) -> Iterator[None]:
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
     """[H, L, D] -> the same, dense and with zeros behind it up to a length that products are at hand for."""
     heads, tokens, width = tensor.shape
-    found = tensor.new_empty(heads, even_tokens(tokens, tensor.dtype, tensor.device), width)
+    found = tensor.new_empty(heads, round_up_tokens(tokens, tensor.dtype, tensor.device), width)
     found[:, :tokens] = tensor
     found[:, tokens:] = 0
     return found

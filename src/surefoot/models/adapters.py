@@ -5,13 +5,11 @@ The base is frozen; A, B and m are fp32 whatever the base is held in. What diffe
 depends on the seed alone, and m starts as the fp32 norm of W (PEFT rounds it to the base's dtype, so that a bf16 base
 would change before its first step).
 
-DoRA's row norms computed once for many forward passes whose weights stay the same.
+`CachedNorms` computes DoRA's row norms once for many forward passes with the same weights. In decoding, forming B A and
+the norm is most of PEFT's work: a whole matrix for one token. PEFT's own cache keeps B A as well, as much memory as the
+model; here only the norms are kept, and the arithmetic is PEFT's to the bit:
 
     y = (m / |W + s B A| - 1) * W x + m / |W + s B A| * s B A x     (W x without its bias)
-
-PEFT forms B A and the norm in every forward pass. In decoding that is most of the work: a whole matrix for one token.
-Its own cache keeps B A as well, which takes as much memory as the model; only the norms are kept here, and the
-arithmetic is PEFT's, to the bit.
 """
 
 from __future__ import annotations
@@ -222,7 +220,7 @@ def _row_norms(layer: nn.Module) -> torch.Tensor:
     return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)
 
 
-class HeldNorms:
+class CachedNorms:
     """For one stretch in which no weight of `model` changes and nothing trains. A norm is computed when its layer runs
     first, where sharded weights are gathered."""
 

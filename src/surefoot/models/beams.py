@@ -21,7 +21,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from surefoot.models.forward import causal_model
 from surefoot.models.generate import Generated, finish, left_padded, next_logits
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def beam_answers(
 ) -> list[Generated]:
     """One answer per prompt (token ids, at least one each). stop_ids: each ends an answer. The model's mode is
     restored."""
-    with evaluating(model):
+    with eval_mode(model):
         ways = beam_search(
             model, prompts, beams=beams, max_new_tokens=max_new_tokens, stop_ids=frozenset(stop_ids), pad_id=pad_id
         )

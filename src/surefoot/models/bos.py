@@ -1,8 +1,9 @@
-"""The BOS experiment: the embedding of the first token of every sequence is multiplied by a factor.
+"""The BOS experiment: multiply the embedding of each sequence's first token by a factor, and check that it acts.
 
     e'_t = s e_t where t is the first attended token of a sequence, e'_t = e_t elsewhere
 
     scaling = install_bos_scaling(model, 0.1)   # before the first forward pass of a compiled model
+    verify_bos_scaling(model, batch, 0.1)       # what the first decoder layer really gets, on a batch of the run
     scaling.remove()
 
 It acts in training and in use, wherever the model's decoder runs: on the token embedding alone (learned positions are
@@ -16,13 +17,6 @@ feels that stream, because each multiplies a zero, so its gradient is cut after 
 sequence; where it is not, or where a bias trains that would move it, the gradient is the plain one.
 
 Shapes: B rows, T tokens of this call, S tokens with those in the cache, H width.
-
-Whether the BOS scaling really acts: what the first decoder layer gets, measured on one batch of the run.
-
-The same batch goes in three times: as training puts it in, without scaling, and with the first token's embedding set to
-zero by hand. Whatever a family adds or multiplies on the way (learned positions, sqrt(width), a projection) is the same
-each time, so how far the first lies between the other two is the factor. An embedding of zeros, such as an export with
-a factor of 0 has for BOS, shows no factor: it must come in unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from surefoot.data.batch import Batch
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.forward import causal_model, hidden_states, model_inputs, packed_forward
-from surefoot.models.modes import as_written, evaluating
+from surefoot.models.modes import eager_mode, eval_mode
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _INSTALLED = "_surefoot_bos_scaling"  # attribute of the decoder, so that a copy of the model has its own
@@ -256,7 +250,7 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
     `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
     every first embedding is zero."""
-    with evaluating(model), as_written(model):  # dropout would differ from pass to pass
+    with eval_mode(model), eager_mode(model):  # dropout would differ from pass to pass
         found = _measure(model, batch)
     factors, others = found["factor"], found["others_changed"]
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]

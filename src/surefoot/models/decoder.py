@@ -1,9 +1,7 @@
-"""What stands inside the decoder layers, whatever a family calls them.
+"""The decoder layers of a model, and inside the last one which module is the attention, found without model names.
 
-The last decoder layer of a model: which of its modules is the attention, what that reads and what it ends with.
-
-Found by looking: one forward pass shows which tensor each module was given and which it returned. No model is asked for
-its name, and of a layer that is built otherwise it is said what is in the way.
+`decoder_layers` asks the module tree. `last_layer` runs one small forward pass and sees which tensor each module was
+given and which it returned; a layer built otherwise is described by what is in the way.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.forward import causal_model, language_models
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.models.peft import LoraLayer
 
 
@@ -137,7 +135,7 @@ def _calls(base: nn.Module, layer: nn.Module) -> list[_Call]:
     with ExitStack() as stack:
         for module in watched:
             stack.callback(module.register_forward_hook(see, with_kwargs=True).remove)
-        stack.enter_context(evaluating(base))
+        stack.enter_context(eval_mode(base))
         stack.enter_context(torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed))
         base(input_ids=ids, use_cache=False)
     own = [one for one in seen if one.module is layer]

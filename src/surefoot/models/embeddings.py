@@ -1,11 +1,11 @@
-"""Rows of the embedding and the output head: tied or not, and how rows are added.
+"""The embedding and the output head: tied or not, rows added, noise while training.
 
 New rows are the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained language
 models"): with a random or zero row the new token could take probability from all the others at step 0, with the mean
 its logit is the mean logit. It is computed in float64, so that it does not depend on the device or the thread count
 beyond the last bit of fp32.
 
-NEFTune: noise on the embedded tokens while a model trains (Jain et al. 2023, arXiv 2310.05914).
+NEFTune (Jain et al. 2023, arXiv 2310.05914) adds noise to the embedded tokens while a model trains:
 
     e' = e + alpha / sqrt(L d) * u,   u uniform in [-1, 1], drawn for every number
 

@@ -1,15 +1,11 @@
-"""From a model's name to a folder: a local one as it is, a hub id by way of Hugging Face's cache.
+"""From a model's name to a folder whose files are checked before any library opens them.
 
-Only files that surefoot reads are fetched, those of an adapter among them; pickled weights never. How the hub's
-refusals are worded stands in `surefoot.system.hub.faults`.
-
-What a model folder holds, checked before any library opens it.
-
-Reads `config.json` and the headers of the safetensors files in plain Python: a few kilobytes, no torch. That finds a
-missing shard, a truncated file, pickled weights and a config that would fetch code, each with one clear line. What it
-cannot find is a flipped bit: safetensors keeps no checksum.
-
-Which base model this is: a digest of its settings and of the first bytes of every tensor, without loading it.
+`find_model` takes a local folder as it is and a hub id by way of Hugging Face's cache. Only files that surefoot reads
+are fetched, those of an adapter among them; pickled weights never (messages for the hub's refusals:
+`surefoot.system.hub.faults`). `check_folder` reads `config.json` and the headers of the safetensors files in plain
+Python: a few kilobytes, no torch. That finds a missing shard, a truncated file, pickled weights and a config that would
+fetch code. It cannot find a flipped bit: safetensors keeps no checksum. `base_fingerprint` digests the settings and the
+first bytes of every tensor, so that a run recognises its base without loading it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""How the documents of a packed row reach every attention layer of a transformers model.
-
-transformers looks up the attention function of a layer in a registry, by a name in the config, and hands it whatever
-keywords the model's forward was called with. Under a name of ours it finds a function that takes the documents; the
-mask that goes with the name is none. A family that drops keywords on the way raises; it never mixes documents.
-
-Calls without documents go through SDPA and its masks, as under transformers' own name.
-
-The forward pass, with logits of those positions alone that somebody asked for.
+"""The forward pass: logits only at the positions asked for, and documents of a packed row kept apart.
 
 Instruction data supervises a tenth of its tokens. A head applied to those alone saves most of its arithmetic and
 nearly all of its memory, and each logit is the same dot product as before. The model's own forward runs, so whatever
 it does to logits (Gemma 2 caps them, Granite divides them) is done; only the head's input is narrowed on its way in.
 `verify.verify_head` checks, for the model at hand, that the others do not matter to what is left.
 
-Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary.
+Packed rows: transformers looks up a layer's attention function in a registry, by a name in the config, and passes on
+the keywords that the model's forward was called with. `register` puts a function there that takes the documents and
+makes no mask. A family that drops keywords on the way raises; it never mixes documents. Calls without documents go
+through SDPA and its masks, as under transformers' own name.
+
+Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary, h query and K key heads of D numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from surefoot.data.batch import Batch
 from surefoot.data.pack import position_ids
-from surefoot.kernels.operands import even_rows, operand_type
+from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.kernels.packed_attention import FORMS, Attend, Documents, documents_of
 from surefoot.system.errors import EnvironmentFault, Fault
 
@@ -210,7 +207,7 @@ def _filling(model: nn.Module, batch: Batch) -> list[int]:
     """Tokens of documents to end a packed row with, none of them longer than its own, which a window may limit."""
     device = batch.input_ids.device
     tokens, longest = batch.input_ids.shape[1], max(batch.documents)
-    more = even_rows(tokens, operand_type(causal_model(model).dtype, device), device) - tokens
+    more = round_up_rows(tokens, operand_type(causal_model(model).dtype, device), device) - tokens
     return [min(longest, more - begin) for begin in range(0, more, longest)]
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedTokenizerBase
 
-from surefoot.models.adapters import HeldNorms
+from surefoot.models.adapters import CachedNorms
 from surefoot.models.attention import decoding_context
 from surefoot.models.forward import narrowed_logits, positions_from_mask
-from surefoot.models.modes import evaluating
-from surefoot.models.roomy_cache import roomy_cache
+from surefoot.models.kv_cache import preallocated_cache
+from surefoot.models.modes import eval_mode
 
 _FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
 _INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
@@ -68,7 +68,7 @@ def generate_answers(
     """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored."""
     decoding = Decoding(max_new_tokens, stop_ids, pad_id, temperature, top_p, seed)
     answers: list[list[int]] = [[] for _ in prompts]
-    with evaluating(model):
+    with eval_mode(model):
         for tokens in decode(model, prompts, decoding):
             for answer, token in zip(answers, tokens, strict=True):
                 if token is not None:
@@ -116,8 +116,8 @@ def draw_steps(
     running = set(range(len(prompts)))
     prompts = prompts or [[decoding.pad_id]]
     ids, mask = left_padded(prompts, decoding.pad_id, device)
-    cache = roomy_cache(model)
-    norms = HeldNorms(model)
+    cache = preallocated_cache(model)
+    norms = CachedNorms(model)
     longest = ids.shape[1]
     streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]
     rows = list(range(len(prompts)))  # of the batch -> of the prompts

@@ -1,13 +1,12 @@
-"""A GGUF file from a model folder, by the `gguf` package: llama.cpp's names and layout, one tensor in memory at a time.
+"""Write a GGUF file from a model folder, by the `gguf` package: llama.cpp's names and layout, one tensor in memory at a
+time.
 
-Matrices keep the folder's dtype, norms and biases are fp32, which is what llama.cpp computes them in. What this writer
+Matrices keep the folder's dtype; norms and biases are fp32, which is what llama.cpp computes them in. What this writer
 does not know it refuses (`NotInGguf`): llama.cpp's own converter knows more.
 
-A tokenizer as GGUF's metadata describe it: every token with its kind, merges or scores, and how text is cut.
-
-Two kinds are written. Byte-level BPE (Llama 3, Qwen) as its merges and the name of its pre-tokenizer. BPE over
-characters with byte fallback (Llama 2, Mistral) as scores: there llama.cpp joins the pair whose result has the highest
-score, so a token's score is minus the place of the first merge that makes it, which is what SentencePiece itself wrote.
+Two kinds of tokenizer are written. Byte-level BPE (Llama 3, Qwen) as its merges and the name of its pre-tokenizer. BPE
+over characters with byte fallback (Llama 2, Mistral) as scores: there llama.cpp joins the pair whose result has the
+highest score, so a token's score is minus the place of the first merge that makes it, as SentencePiece itself wrote.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""What there is to see in the decoder layers of a model: the norms and linear layers of one, and the final norm.
+"""Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
 
-What stands where is read from the family's row, or, for a family without one, from the module tree; no model is asked
-for its name.
-
-Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
-
-`watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is through, and takes the
-hooks out again. Who keeps a tensor copies it, who measures it does not: memory is the caller's choice.
+`layer_parts` names what there is to see, from the family's row or, for a family without one, from the module tree.
+`watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is done, and takes the hooks
+out again. The caller copies a tensor that it keeps; memory is the caller's choice.
 
     parts = layer_parts(model, facts)
     with torch.no_grad(), watched(model, parts, [0, 1], see, through):
         narrowed_logits(model, places, input_ids=ids)
 
-Attention maps exist only where attention is computed in plain steps: for them the model is switched to eager attention
-and back. Shapes: B texts, T tokens, H hidden size, h heads.
+Attention maps exist only in eager attention: for them the model is switched to it and back.
+Shapes: B texts, T tokens, H hidden size, h heads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """From a model folder to a model whose every weight is known: where it came from, its dtype, and that it is finite.
 
 `load_model` opens safetensors only, runs no code from the folder, and refuses what transformers would paper over
-(missing weights drawn at random, mismatched shapes, NaN). It costs one extra pass over the weights.
-
-A model or adapter folder in another layout than transformers': recognised by its names, read through rules.
-
-What transformers reads by itself (a backbone without its prefix, tables from older versions) is left to it.
+(missing weights drawn at random, mismatched shapes, NaN). It costs one extra pass over the weights. A folder in another
+layout than transformers' is recognised by its names and read through rules (`surefoot.models.convert`); what
+transformers reads by itself (a backbone without its prefix, tables from older versions) is left to it.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from transformers import (
 
 from surefoot.data.text_encoder import panics_told
 from surefoot.models.convert.recognise import Recognised, Target, recognise
-from surefoot.models.convert.safetensors_file import StoredTensor, unread
+from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.embeddings import check_tied, resize_vocabulary
 from surefoot.models.facts import facts_of, model_config, one_line
@@ -80,11 +78,11 @@ def load_model(
             config.tie_word_embeddings = True
     with _library_faults(folder):
         converted = other_layout(stored, config, folder)
-    given = converted.tensors if converted else unread(stored) if scored else None
+    given = converted.tensors if converted else lazy_tensors(stored) if scored else None
     model, info = _open(folder, config, dtype, attention_implementation, given)
     if converted and say:
         say(said(folder, converted.layouts, value_head=bool(converted.value_head)))
-    tensors = converted.tensors if converted else unread(stored)
+    tensors = converted.tensors if converted else lazy_tensors(stored)
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
         raise InputError(faults)
@@ -211,7 +209,7 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
     facts = replace(facts_of(folder), tied=bool(config.get_text_config().tie_word_embeddings))
-    found = recognise(unread(stored), Target(expected, facts), str(folder))
+    found = recognise(lazy_tensors(stored), Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
             raise InputError(found.faults)  # transformers would drop it in silence, as if it were a mask

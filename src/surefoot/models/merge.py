@@ -1,13 +1,11 @@
-"""An adapter becomes part of its base: the model that multiplies by W' where the adapted one multiplied by W and A, B.
-
-In place, one layer at a time, in the dtype of the base (export holds it in fp32: in bf16 a small update of a large
-weight is rounded away). Tensors that the adapter trained in full take the place of the base's. A head that differs from
-the embedding afterwards is untied, and config.json says so: tied again on loading, one of the two would be lost.
-
-The matrix that a layer multiplies by once its adapter is counted in, one layer at a time.
+"""Merge an adapter into its base: the model then multiplies by W' where the adapted one multiplied by W, A and B.
 
 LoRA (Hu et al. 2021):  W' = W + s B A.  DoRA (Liu et al. 2024):  W' = m / |W + s B A| * (W + s B A), by outputs.
-Nothing is merged into the model. In fp32, whatever the base is held in: in bf16 a small adapter would vanish.
+
+In place, one layer at a time. `effective_weights` computes one layer's W' in fp32 whatever the base is held in, without
+changing the model; the merged weight is stored in the dtype of the base (export holds it in fp32: in bf16 a small
+update of a large weight is rounded away). Tensors that the adapter trained in full replace the base's. A head that
+differs from the embedding afterwards is untied, and config.json says so: tied again on loading, one would be lost.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
     inner = module.get_base_layer()
     if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
         raise InputError(Fault(name, "is an embedding under DoRA, which cannot be merged", "export the adapter alone"))
-    weight = weights_of(module).weight
+    weight = effective_weights(module).weight
     assert weight is not None
     before = inner.get_parameter("weight")
     # A parameter of its own: a tied head that an adapter changes must not change the embedding.
@@ -170,7 +168,7 @@ class Weights:
 
 
 @torch.no_grad()
-def weights_of(module: nn.Module) -> Weights:
+def effective_weights(module: nn.Module) -> Weights:
     """Of a linear layer or a norm, under an adapter or not. A norm may have no weight at all."""
     if isinstance(module, LoraLayer):
         base = module.get_base_layer()

@@ -1,8 +1,9 @@
-"""A model whose decoder goes through torch.compile, for a while as it is written.
+"""Temporary changes of how a model runs: evaluation mode, without torch.compile, without dropout.
 
-Whether a model trains or is asked: every module has a mode of its own, and gets it back.
+    with eval_mode(model): ...          # every module's training flag comes back as it was
+    with eager_mode(model): ...         # compiled parts run uncompiled
 
-Dropout of a model's own layers, set to one share: the modules read it, and config.json keeps what it had.
+Each restores exactly what it found, because modules of one model need not agree on their training flag.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import nn
 
 
-def as_written(model: nn.Module) -> AbstractContextManager[object]:
-    """Inside, nothing of the model is compiled: for passes that are taken once and need not wait for a compiler."""
+def eager_mode(model: nn.Module) -> AbstractContextManager[object]:
+    """Inside, compiled parts run eagerly: for passes that are taken once and need not wait for a compiler."""
     if not is_compiled(model):
         return nullcontext()  # the stance imports the compiler, which takes a second
     return torch.compiler.set_stance("force_eager")
@@ -27,8 +28,8 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode inside; afterwards every module is in its own mode again, which need not be one for all."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; on exit each module's own training flag is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -38,13 +39,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-# What decoder layers and attentions of transformers call the share that they pass to a function.
+# Attributes of transformers' decoder and attention layers that are passed to functional dropout.
 _NAMES = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def set_dropout(model: nn.Module, share: float) -> None:
-    """Every dropout of the model, of modules and of functions, becomes `share`; layers that are left out as a whole
-    (layerdrop) stay as they are, as with DeepSpeed-Chat's --dropout."""
+    """Set every dropout probability of the model, of modules and of functional calls.
+
+    share: probability, 0 to 1. Layerdrop and config.json stay as they are, as with DeepSpeed-Chat's --dropout.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = share
@@ -55,7 +58,7 @@ def set_dropout(model: nn.Module, share: float) -> None:
 
 @contextmanager
 def no_dropout(model: nn.Module) -> Iterator[None]:
-    """Nothing is dropped inside, and everything as before afterwards; what else training mode does, goes on."""
+    """Every dropout probability is 0 inside and restored on exit; training mode is otherwise untouched."""
     drops = [(module, "p") for module in model.modules() if isinstance(module, nn.Dropout)]
     functions = [(module, name) for module in model.modules() for name in _NAMES]
     drops += [place for place in functions if isinstance(getattr(*place, None), float)]
@@ -70,7 +73,7 @@ def no_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def highest_dropout(model: nn.Module) -> float:
-    """The largest share that any module drops while the model trains; adapters count."""
+    """The largest dropout probability of any module, adapters included."""
     shares = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     shares += [
         share
@@ -82,9 +85,12 @@ def highest_dropout(model: nn.Module) -> float:
 
 
 @contextmanager
-def without_draws(model: nn.Module) -> Iterator[None]:
-    """Nothing is drawn in the block: no dropout; and the model as a whole says that it does not train, which ends
-    NEFTune's noise, while its layers go on to: whether they recompute activations hangs on it."""
+def without_randomness(model: nn.Module) -> Iterator[None]:
+    """Inside, a forward pass draws no random numbers: no dropout, no NEFTune noise.
+
+    NEFTune asks the outermost module's training flag, so that one is cleared. Layers keep theirs: gradient
+    checkpointing recomputes only in layers that train.
+    """
     training, model.training = model.training, False
     try:
         with no_dropout(model):

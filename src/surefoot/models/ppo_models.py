@@ -1,15 +1,15 @@
-"""The four parts of PPO and who plays them: actor, critic, reference, reward model.
+"""The four models of PPO (actor, critic, reference, reward model), and which of them share a backbone.
 
-    shared     one trunk: actor and critic are adapters of it, the reference is the trunk without one (or a frozen
+    shared     one backbone: actor and critic are adapters of it, the reference is the backbone without one (or a frozen
                adapter, where the policy to stay close to is one itself), the reward model a frozen adapter with a head
-    two        a trunk for actor and reference, and another for critic and reward model, whose base is another
+    two        a backbone for actor and reference, and another for critic and reward model, whose base differs
     separate   a model for each, as full fine-tuning needs it
 
-and anything between. What learns is registered in the module with the trunk that it plays on, so that an engine holds
-it; what is frozen and stands apart is not. Frozen parts run without gradients and without dropout, and those apart can
-wait in host memory while they are not asked.
+and anything between. What trains is registered in the module together with its backbone, so that an engine holds it;
+frozen models of their own are not. Frozen models run without gradients and without dropout, and those of their own can
+wait in host memory between calls.
 
-Shapes: B rows, T tokens of the longest one, N places asked for, V vocabulary.
+Shapes: B rows, T tokens of the longest one, N positions asked for, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,47 +23,57 @@ from torch import nn
 
 from surefoot.data.batch import Batch
 from surefoot.models.forward import logits_at, output_head
-from surefoot.models.modes import evaluating
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.modes import eval_mode
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.value_head import ScoredModel
 
 
 @dataclass(frozen=True)
-class Part:
-    """model: a language model as transformers or PEFT made it. adapter: which one of the trunk's, None for its base; of
-    a model that stands apart it means nothing."""
+class Role:
+    """A language model in one of PPO's roles.
+
+    model: as transformers or PEFT made it.
+    adapter: name of the backbone's adapter, None for its base; ignored for a model of its own.
+    """
 
     model: nn.Module
     adapter: str | None = None
 
 
 @dataclass(frozen=True)
-class ScoredPart:
-    """model: on the trunk its backbone is the trunk's model and the head is the part's own."""
+class ScoringRole:
+    """A scoring model in one of PPO's roles.
+
+    model: on a shared backbone, `model.backbone` is that backbone's model and the head is this role's own.
+    adapter: as in `Role`.
+    """
 
     model: ScoredModel
     adapter: str | None = None
 
 
-class Cast(nn.Module):
-    """trunk: of the actor. critic_trunk: of the critic, where that is another. A part whose model, or scored model's
-    backbone, is a trunk's model plays on it; any other stands apart. reward: None where scores come from elsewhere.
-    offload: frozen models that stand apart wait in host memory and come to the actor's device to be asked.
+class PPOModels(nn.Module):
+    """Actor, critic, reference and reward model as one module.
 
-    Parameters are named trunk.…, critic_trunk.… and critic_head.… of parts on trunks, actor.… and critic.… of those
-    apart.
-    Raises ValueError where a frozen part would learn, or two parts would learn the same parameters.
+    trunk: the actor's shared backbone, None where the actor is a model of its own.
+    critic_trunk: the critic's, where that is another one.
+    reward: None where scores come from elsewhere.
+    offload: frozen models of their own wait in host memory and come to the actor's device for each call.
+
+    A role is on a backbone when its model (or its scored model's backbone) is that backbone's model. Parameters are
+    named trunk.…, critic_trunk.… and critic_head.… on backbones, actor.… and critic.… elsewhere; checkpoints have these
+    names. Raises ValueError where a frozen model would train, or two roles would train the same parameters.
     """
 
     def __init__(
         self,
         *,
-        actor: Part,
-        critic: ScoredPart,
-        reference: Part,
-        reward: ScoredPart | None = None,
-        trunk: Trunk | None = None,
-        critic_trunk: Trunk | None = None,
+        actor: Role,
+        critic: ScoringRole,
+        reference: Role,
+        reward: ScoringRole | None = None,
+        trunk: SharedBackbone | None = None,
+        critic_trunk: SharedBackbone | None = None,
         offload: bool = False,
     ):
         super().__init__()
@@ -76,120 +86,122 @@ class Cast(nn.Module):
         elif _language_model(actor) is trunk.model:
             self.trunk = actor.model
         else:
-            raise ValueError("the actor plays on the trunk, where there is one")
+            raise ValueError("with a trunk given, the actor must be on it")
         if critic_trunk is not None:
             self.critic_trunk = critic_trunk.model
         if self._trunk_of(critic):
             self.critic_head = critic.model.v_head
         else:
             self.critic = critic.model
-        self._guests: dict[int, _Guest] = {}
-        for part in (reference, *([reward] if reward else [])):
-            self._freeze(part, offload)
-        self._rest_critics_output()
+        self._offloaded: dict[int, _Offloaded] = {}
+        for role in (reference, *([reward] if reward else [])):
+            self._freeze(role, offload)
+        self._freeze_critics_output()
         if both := self.actor_parameters & self.critic_parameters:
-            raise ValueError(f"actor and critic would both learn {min(both)}")
+            raise ValueError(f"actor and critic would both train {min(both)}")
 
     @property
     def actor_parameters(self) -> frozenset[str]:
-        """Names of what the actor learns."""
-        return self._learned(self._actor, "actor")
+        """Names of the actor's trainable parameters."""
+        return self._trainable(self._actor, "actor")
 
     @property
     def critic_parameters(self) -> frozenset[str]:
-        """Names of what the critic learns, its head included."""
+        """Names of the critic's trainable parameters, its head included."""
         head = {name for name, one in self.named_parameters() if one.requires_grad and name.startswith("critic_head.")}
-        return self._learned(self._critic, "critic") | head
+        return self._trainable(self._critic, "critic") | head
 
     def actor_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-        """[N, V], differentiable; see `forward.logits_at`."""
-        with self._playing(self._actor):
+        """The actor's logits [N, V] at `places` (see `forward.logits_at`), differentiable."""
+        with self._adapter_of(self._actor):
             return logits_at(self._actor.model, batch, places)
 
     def values(self, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
-        """The critic's, [B, T] fp32, differentiable; those of padding mean nothing. read: as in `ScoredModel`."""
-        with self._playing(self._critic):
+        """The critic's values [B, T] in fp32, differentiable; those of padding mean nothing.
+
+        read: as in `ScoredModel`.
+        """
+        with self._adapter_of(self._critic):
             return self._critic.model.values(batch, read)
 
     def reference_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-        """[N, V]."""
-        with self._asked(self._reference):
+        """The reference's logits [N, V] at `places`, without gradients."""
+        with self._frozen_call(self._reference):
             return logits_at(self._reference.model, batch, places)
 
     @property
     def has_reward(self) -> bool:
-        """Whether a model of the cast gives the scores."""
+        """Whether a reward model gives the scores."""
         return self._reward is not None
 
     def scores(self, batch: Batch) -> torch.Tensor:
-        """The reward model's, [B] fp32: at the last token of each row."""
+        """The reward model's scores [B] in fp32, read at the last real token of each row."""
         if self._reward is None:
-            raise ValueError("scores come from elsewhere: this cast has no reward model")
-        with self._asked(self._reward):
-            rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_places(batch)
+            raise ValueError("scores come from elsewhere: there is no reward model")
+        with self._frozen_call(self._reward):
+            rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_positions(batch)
             values = self._reward.model.values(batch, rows * batch.input_ids.shape[1] + last)
         return values[rows, last]
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """Inside, actor and critic do not learn either: no gradients, no dropout, as when answers are written and
-        weighed. Frozen models that stand apart stay on the device."""
+    def inference(self) -> Iterator[None]:
+        """Inside, no gradients and no dropout in any model, and offloaded models stay on the device."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(evaluating(self))
-            stack.enter_context(self.at_hand())
+            stack.enter_context(eval_mode(self))
+            stack.enter_context(self.on_device())
             yield
 
     @contextmanager
-    def acting(self) -> Iterator[nn.Module]:
-        """The actor's language model, heard as the actor and still, to answer prompts."""
-        with torch.no_grad(), evaluating(self), self._playing(self._actor):
+    def actor_inference(self) -> Iterator[nn.Module]:
+        """The actor's language model with the actor's adapter, without gradients and dropout, to answer prompts."""
+        with torch.no_grad(), eval_mode(self), self._adapter_of(self._actor):
             yield self._actor.model
 
     @contextmanager
-    def at_hand(self) -> Iterator[None]:
-        """Inside, offloaded models come to the device once, not for every batch."""
+    def on_device(self) -> Iterator[None]:
+        """Inside, offloaded models are on the device once, not moved for every batch."""
         with ExitStack() as stack:
-            for guest in self._guests.values():
-                stack.enter_context(guest.at(self._device))
+            for waiting in self._offloaded.values():
+                stack.enter_context(waiting.on(self._device))
             yield
 
     @property
     def _device(self) -> torch.device:
         return next(self._actor.model.parameters()).device
 
-    def _trunk_of(self, part: Part | ScoredPart) -> Trunk | None:
-        return next((one for one in self._trunks.values() if _language_model(part) is one.model), None)
+    def _trunk_of(self, role: Role | ScoringRole) -> SharedBackbone | None:
+        return next((one for one in self._trunks.values() if _language_model(role) is one.model), None)
 
-    def _playing(self, part: Part | ScoredPart) -> AbstractContextManager[None]:
-        trunk = self._trunk_of(part)
-        return trunk.playing(part.adapter) if trunk else nullcontext()
+    def _adapter_of(self, role: Role | ScoringRole) -> AbstractContextManager[None]:
+        trunk = self._trunk_of(role)
+        return trunk.use_adapter(role.adapter) if trunk else nullcontext()
 
     @contextmanager
-    def _asked(self, part: Part | ScoredPart) -> Iterator[None]:
-        guest = self._guests.get(id(part.model))
+    def _frozen_call(self, role: Role | ScoringRole) -> Iterator[None]:
+        waiting = self._offloaded.get(id(role.model))
         with (
             torch.no_grad(),
-            evaluating(part.model),
-            guest.at(self._device) if guest else nullcontext(),
-            self._playing(part),
+            eval_mode(role.model),
+            waiting.on(self._device) if waiting else nullcontext(),
+            self._adapter_of(role),
         ):
             yield
 
-    def _freeze(self, part: Part | ScoredPart, offload: bool) -> None:
-        if not self._trunk_of(part):
-            if part.model in (self._actor.model, self._critic.model):
-                raise ValueError("a part that learns cannot be frozen as well")
-            part.model.requires_grad_(False)
+    def _freeze(self, role: Role | ScoringRole, offload: bool) -> None:
+        if not self._trunk_of(role):
+            if role.model in (self._actor.model, self._critic.model):
+                raise ValueError("a model that trains cannot be frozen as well")
+            role.model.requires_grad_(False)
             if offload:
-                self._guests[id(part.model)] = _Guest(part.model)
+                self._offloaded[id(role.model)] = _Offloaded(role.model)
             return
-        if isinstance(part, ScoredPart):
-            part.model.v_head.requires_grad_(False)
-        if any(self.get_parameter(name).requires_grad for name in self._of_adapter(part)):
-            raise ValueError(f"adapter {part.adapter} learns, and a frozen part would play it")
+        if isinstance(role, ScoringRole):
+            role.model.v_head.requires_grad_(False)
+        if any(self.get_parameter(name).requires_grad for name in self._of_adapter(role)):
+            raise ValueError(f"adapter {role.adapter} trains, and a frozen role would use it")
 
-    def _rest_critics_output(self) -> None:
+    def _freeze_critics_output(self) -> None:
         """Values need no logits, so what only the critic's output head holds would never get a gradient."""
         head = output_head(self._critic.model)
         inside = set(head.modules())
@@ -205,19 +217,19 @@ class Cast(nn.Module):
             if mine and id(parameter) in set(map(id, head.parameters())) - others:
                 parameter.requires_grad = False
 
-    def _of_adapter(self, part: Part | ScoredPart) -> frozenset[str]:
-        """Names of what belongs to the adapter that the part plays on its trunk."""
-        if part.adapter is None:
+    def _of_adapter(self, role: Role | ScoringRole) -> frozenset[str]:
+        """Names of the parameters of the role's adapter on its backbone."""
+        if role.adapter is None:
             return frozenset()
         return frozenset(
             f"{place}.{name}"
             for place, trunk in self._trunks.items()
-            if trunk is self._trunk_of(part)
-            for name in trunk.parameters_of(part.adapter)
+            if trunk is self._trunk_of(role)
+            for name in trunk.parameters_of(role.adapter)
         )
 
-    def _learned(self, part: Part | ScoredPart, apart: str) -> frozenset[str]:
-        own = self._of_adapter(part) if self._trunk_of(part) else None
+    def _trainable(self, role: Role | ScoringRole, apart: str) -> frozenset[str]:
+        own = self._of_adapter(role) if self._trunk_of(role) else None
         return frozenset(
             name
             for name, parameter in self.named_parameters()
@@ -225,32 +237,32 @@ class Cast(nn.Module):
         )
 
 
-def last_places(batch: Batch) -> torch.Tensor:
-    """Of each row the position of its last real token, [B]."""
+def last_positions(batch: Batch) -> torch.Tensor:
+    """[B]: the position of each row's last real token."""
     if batch.attention_mask is not None:
         return batch.attention_mask.cumsum(dim=1).argmax(dim=1)
     return torch.tensor(batch.lengths, device=batch.input_ids.device) - 1
 
 
-class _Guest:
-    """A model that waits in host memory and is on the device while anybody asks it."""
+class _Offloaded:
+    """A model that waits in host memory and is on the device inside `on`, which can be nested."""
 
     def __init__(self, model: nn.Module):
         self._model = model.cpu()
-        self._visits = 0
+        self._users = 0
 
     @contextmanager
-    def at(self, device: torch.device) -> Iterator[None]:
-        if not self._visits:
+    def on(self, device: torch.device) -> Iterator[None]:
+        if not self._users:
             self._model.to(device)
-        self._visits += 1
+        self._users += 1
         try:
             yield
         finally:
-            self._visits -= 1
-            if not self._visits:
+            self._users -= 1
+            if not self._users:
                 self._model.cpu()
 
 
-def _language_model(part: Part | ScoredPart) -> nn.Module:
-    return part.model.backbone if isinstance(part, ScoredPart) else part.model
+def _language_model(role: Role | ScoringRole) -> nn.Module:
+    return role.model.backbone if isinstance(role, ScoringRole) else role.model

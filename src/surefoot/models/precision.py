@@ -1,11 +1,9 @@
-"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest.
+"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest, NF4 for the base of a QLoRA run.
 
-The base of a QLoRA run: linear layers of the decoder held in NF4 (Dettmers et al. 2023), by bitsandbytes.
-
-A weight becomes 4 bits, one of 16 values whose spacing suits a normal distribution, times the largest value of its
-block of 64; these scales are held in 8 bits with a scale per 256 of them (double quantisation). Every product
-dequantises its weight anew to the compute dtype: a quarter of a 16-bit base's memory, for more time per step. The
-same weights give the same bits on every load, so nothing of the base is saved.
+NF4 (Dettmers et al. 2023, by bitsandbytes) holds a weight in 4 bits, one of 16 values whose spacing suits a normal
+distribution, times the largest value of its block of 64; these scales are held in 8 bits with a scale per 256 of them
+(double quantisation). Every product dequantises its weight anew to the compute dtype: a quarter of a 16-bit base's
+memory, for more time per step. The same weights give the same bits on every load, so nothing of the base is saved.
 """
 
 from __future__ import annotations

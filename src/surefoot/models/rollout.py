@@ -1,6 +1,7 @@
 """Answers of the policy to learn from, with how likely each token was when it was drawn.
 
-An engine is anything with `answer`. `EmbeddedRollouts` runs the policy itself; `vllm_client` asks a vLLM server.
+An engine is anything with `answer`. `EmbeddedRollouts` runs the policy itself; `VllmRollouts` asks a vLLM
+server (`vllm serve`) over HTTP, because vLLM pins a torch of its own and so stays out of this process.
 
 The log-probability that counts is the one at the temperature, among all tokens: at a temperature T the policy that
 draws is softmax(logits / T), and that is the policy which PPO improves, so old and new log-probabilities must both be
@@ -10,7 +11,7 @@ log-probabilities are those before the cut, and importance weights are then an a
 An answer is a function of the weights, its prompt, the seed and its place, not of what else is in its batch: tokens
 are equal, log-probabilities within rounding, however the prompts are split.
 
-Answers from a vLLM server (`vllm serve`), asked over HTTP: vLLM pins a torch of its own and stays out of process.
+The server:
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve BASE --enable-lora --max-lora-rank 64 --max-loras 2
 
@@ -41,7 +42,7 @@ from torch import nn
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.generate import Decoding, draw_steps
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.posting import Server
 
@@ -87,7 +88,7 @@ class EmbeddedRollouts:
         numbers = range(len(prompts)) if places is None else places
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}
-        with evaluating(self._policy):
+        with eval_mode(self._policy):
             while self._keep_going(bool(waiting)):
                 batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
                 found = self._batch([prompts[one] for one in batch], [numbers[one] for one in batch], decoding)

@@ -58,9 +58,9 @@ def load_adapter_weights(
     """
     path = folder / ADAPTER_WEIGHTS
     if tensors is None:
-        saved = without_doubles(load_file(path))
+        saved = without_duplicates(load_file(path))
     else:
-        saved = {key: tensor.read() for key, tensor in without_doubles(tensors).items()}
+        saved = {key: tensor.read() for key, tensor in without_duplicates(tensors).items()}
     expected = adapter_tensors(model, save_embedding, name)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
@@ -77,10 +77,10 @@ def adapter_tensors(model: PeftModel, save_embedding: bool, name: str = ADAPTER)
     """Name in the file -> tensor, sorted. The flag is never left to PEFT, which would ask the hub about the base."""
     with quiet_libraries():
         tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=save_embedding)
-    return dict(sorted(without_doubles(tensors).items()))
+    return dict(sorted(without_duplicates(tensors).items()))
 
 
-def without_doubles(tensors: Mapping[str, _T]) -> dict[str, _T]:
+def without_duplicates(tensors: Mapping[str, _T]) -> dict[str, _T]:
     """An embedding or head that trained in full and has added rows is written by PEFT three times: under its own name,
     which is the one that PEFT reads, again as its wrapper holds it, and as it was before training."""
     return {

@@ -21,13 +21,13 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.convert.recognise import Target
 from surefoot.models.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
-from surefoot.models.convert.safetensors_file import read_header, unread
+from surefoot.models.convert.safetensors_file import lazy_tensors, read_header
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from surefoot.models.quiet import quiet_libraries
-from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_doubles
+from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_duplicates
 from surefoot.system.errors import Fault, InputError
 
 _READ = frozenset(
@@ -106,7 +106,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
         what = "only pickled weights, and pickled ones are not opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
         fix = convert_command(folder) if pickled else "save the adapter as safetensors"
         raise InputError([*_unknown_settings(read_json(path), str(path)), Fault(str(folder), what, fix)])
-    found = recognise_adapter(unread(read_header(weights)), read_json(path), str(path))
+    found = recognise_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))
     if faults := _unknown_settings(found.config, str(path)):
         raise InputError(faults)
     settings = {key: value for key, value in found.config.items() if key in _READ}
@@ -157,7 +157,7 @@ def _faults_of(saved: SavedAdapter) -> Iterator[None]:
 
 def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
     own = adapter_tensors(model, save_embedding=False, name=name)
-    brings = without_doubles(saved.tensors).keys() - own.keys()
+    brings = without_duplicates(saved.tensors).keys() - own.keys()
     load_adapter_weights(model, saved.folder, save_embedding=bool(brings), tensors=saved.tensors, name=name)
     for key, tensor in adapter_tensors(model, bool(brings), name).items():
         if not is_finite(tensor):

@@ -1,18 +1,18 @@
-"""One language model that plays several parts: adapters by name over one base, of which one at a time is heard.
+"""Several adapters over one frozen base model, one of them active at a time.
 
-PPO needs an actor, a critic, a reference and a reward model. Where they have the same base, they are one trunk with an
-adapter each, and memory holds the base once. PEFT can switch adapters too, but its `set_adapter` and `disable_adapter`
-set requires_grad as well, so that the optimizer's parameters would stop training; here switching changes two attributes
-of each adapted layer and nothing else.
+PPO needs an actor, a critic, a reference and a reward model. Where they have the same base they share one backbone with
+an adapter each, and memory holds the base once. PEFT can switch adapters too, but its `set_adapter` and
+`disable_adapter` also set requires_grad, so the optimizer's parameters would stop training; here switching changes two
+attributes of each adapted layer and nothing else.
 
-    trunk = Trunk(add_adapter(model, plan, ...))            # the actor: PEFT's "default"
-    trunk.add_copy("critic", trainable=True)
-    trunk.add_saved("reward", fitted(read_adapter(folder), facts), trainable=False)
-    with trunk.playing("critic"): ...                       # inside, the critic's adapter alone
-    with trunk.playing(None): ...                           # the base
+    backbone = SharedBackbone(add_adapter(model, plan, ...))    # the actor: PEFT's "default"
+    backbone.add_copy("critic", trainable=True)
+    backbone.add_saved("reward", fitted(read_adapter(folder), facts), trainable=False)
+    with backbone.use_adapter("critic"): ...                    # inside, the critic's adapter alone
+    with backbone.use_adapter(None): ...                        # the base
 
-Gradient checkpointing computes a layer again in the backward pass, when another part may be playing. So every
-checkpointed layer is computed again under the adapter of its own forward pass.
+Gradient checkpointing computes a layer again in the backward pass, when another adapter may be active. So every
+checkpointed layer is recomputed under the adapter of its own forward pass.
 """
 
 from __future__ import annotations
@@ -36,51 +36,58 @@ from surefoot.models.saved_adapter import SavedAdapter, add_saved
 from surefoot.planning.plan import AdapterPlan
 
 
-class Trunk:
-    """model: with its first adapter, and with gradient checkpointing already on where it is wanted. now: the adapter
-    that is heard, None where it is the base alone."""
+class SharedBackbone:
+    """A PEFT model whose adapters are switched without touching what trains.
+
+    model: PEFT model with its first adapter; gradient checkpointing is already on where it is wanted.
+    active: name of the adapter that the forward pass uses, None for the base alone.
+    """
 
     def __init__(self, model: PeftModel):
         self.model = model
-        self.now: str | None = ADAPTER
+        self.active: str | None = ADAPTER
         self._layers = adapted_layers(model)
         if again := checkpointed_layers(model):
-            enable_gradient_checkpointing(model, again, recompute_in=lambda: _Again(self, self.now))
+            enable_gradient_checkpointing(model, again, recompute_in=lambda: _AdapterAgain(self, self.active))
 
     @property
     def adapters(self) -> tuple[str, ...]:
         return tuple(self.model.peft_config)
 
     @contextmanager
-    def playing(self, adapter: str | None) -> Iterator[None]:
-        """Inside, this adapter alone is heard, or the base (None); afterwards what was heard before, also after an
-        error. Can be nested. A layer that the adapter does not have plays its base. requires_grad, dropout and
-        training mode stay as they are. Raises KeyError for an unknown adapter."""
+    def use_adapter(self, adapter: str | None) -> Iterator[None]:
+        """Inside, the forward pass uses this adapter alone; afterwards the one before, also after an error.
+
+        adapter: name, None for the base. A layer without this adapter computes its base.
+        Can be nested. requires_grad, dropout and training mode stay as they are. Raises KeyError for an unknown name.
+        """
         if adapter is not None and adapter not in self.adapters:
             raise KeyError(f"no adapter {adapter!r} among {', '.join(self.adapters)}")
-        before = self.now
+        before = self.active
         states = [(layer._active_adapter, layer._disable_adapters) for layer in self._layers]
-        self._hear(adapter)
+        self._activate(adapter)
         try:
             yield
         finally:
-            self.now = before
+            self.active = before
             for layer, (active, disabled) in zip(self._layers, states, strict=True):
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     def add_copy(self, name: str, *, like: str = ADAPTER, trainable: bool) -> None:
-        """Another adapter on the same modules, that starts bit for bit as `like` is now. trainable: whether it is to
-        learn, whatever `like` does."""
+        """Add an adapter on the same modules that starts as a bit-for-bit copy of `like`.
+
+        trainable: whether the copy's parameters require gradients, whatever those of `like` do.
+        """
         with self._adding(name, trainable):
             add_copy(self.model, name, like)
 
     def add_new(self, name: str, plan: AdapterPlan, *, seed: int, trainable: bool) -> None:
-        """Another adapter of a shape of its own, at its start. Raises InputError where it does not fit."""
+        """Add a freshly initialised adapter of its own rank and targets. Raises InputError where it does not fit."""
         with self._adding(name, trainable):
             add_another(self.model, name, plan, seed=seed)
 
     def add_saved(self, name: str, saved: SavedAdapter, *, trainable: bool) -> None:
-        """The adapter of a folder, over modules of its own choice, in fp32. Raises InputError where it does not fit."""
+        """Add an adapter read from a folder, with its own targets, in fp32. Raises InputError where it does not fit."""
         with self._adding(name, trainable):
             add_saved(self.model, saved, name)
 
@@ -91,7 +98,7 @@ class Trunk:
 
     @contextmanager
     def _adding(self, name: str, trainable: bool) -> Iterator[None]:
-        """PEFT freezes and unfreezes other adapters when it adds one, makes it in training mode and hears all."""
+        """Undo what PEFT does beside adding: it changes requires_grad of others, sets training mode, activates all."""
         before = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         leaves_casts = any(isinstance(one, LoraLayer) and not one.cast_input_dtype_enabled for one in self._layers)
         yield
@@ -104,15 +111,15 @@ class Trunk:
         if leaves_casts:
             leave_casts_to_autocast(self.model)
         self.model.train(self.model.training)
-        self._hear(self.now)
+        self._activate(self.active)
 
     def _parameters(self, adapter: str) -> Iterator[nn.Parameter]:
         for layer in self._layers:
             for part in _parts(layer, adapter):
                 yield from [part] if isinstance(part, nn.Parameter) else part.parameters()
 
-    def _hear(self, adapter: str | None) -> None:
-        self.now = adapter
+    def _activate(self, adapter: str | None) -> None:
+        self.active = adapter
         for layer in self._layers:
             if adapter is not None and any(True for _ in _parts(layer, adapter)):
                 layer._active_adapter, layer._disable_adapters = [adapter], False
@@ -120,15 +127,15 @@ class Trunk:
                 layer._disable_adapters = True
 
 
-class _Again:
+class _AdapterAgain:
     """The adapter of a forward pass, as a context that can be entered for each of several backward passes."""
 
-    def __init__(self, trunk: Trunk, adapter: str | None):
-        self._trunk, self._adapter = trunk, adapter
+    def __init__(self, backbone: SharedBackbone, adapter: str | None):
+        self._backbone, self._adapter = backbone, adapter
         self._entered = ExitStack()
 
     def __enter__(self) -> None:
-        self._entered.enter_context(self._trunk.playing(self._adapter))
+        self._entered.enter_context(self._backbone.use_adapter(self._adapter))
 
     def __exit__(self, *error: object) -> None:
         self._entered.close()

@@ -20,7 +20,7 @@ from torch import nn
 
 from surefoot.data.batch import Batch
 from surefoot.models.convert.recognise import VALUE_HEAD
-from surefoot.models.convert.safetensors_file import StoredTensor, unread
+from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.embeddings import is_tied
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
@@ -120,7 +120,7 @@ def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / VALUE_HEAD_FILE).is_file():
         found = load_file(folder / VALUE_HEAD_FILE)
     else:
-        stored = unread(_beside_the_model(folder))
+        stored = lazy_tensors(_beside_the_model(folder))
         found = {name: tensor.read() for name, tensor in stored.items() if is_of_value_head(name)}
     if not found:
         what = f"is no reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"

@@ -1,9 +1,8 @@
-"""Reality against the plan, after set-up and before step 1.
+"""Compare a model with its plan after set-up, and two models with each other.
 
-Libraries change dtypes, unfreeze, fall back. A plan that was printed but not carried out is worse than none, so every
-parameter is looked at. The result goes into plan.json under "verified".
-
-How far two models are apart on the same texts: logits, and the token that each would write next.
+Libraries change dtypes, unfreeze parameters, fall back to other kernels. So before step 1 every parameter is held
+against the plan; the result goes into plan.json under "verified". `compare_logits` says how far two models are apart on
+the same texts, in logits and in the next token, for exports.
 
 Shapes: T tokens of a text, V vocabulary.
 """
@@ -23,7 +22,7 @@ from surefoot.models.checkpointing import checkpointed_layers, has_gradient_chec
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.embeddings import is_tied
 from surefoot.models.forward import causal_model, narrowed_logits
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, is_quantised
 from surefoot.planning.plan import RunPlan
@@ -93,7 +92,7 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     """
     base = causal_model(model)
     # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
-    with evaluating(model), torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
+    with eval_mode(model), torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
         ids = torch.arange(8, device=device).unsqueeze(0)
         places = torch.tensor([1, 2, 6], device=device)
         own = base(input_ids=ids, use_cache=False).logits[0, places].float()

@@ -23,7 +23,7 @@ from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.fast.packing import documents_fault
 from surefoot.models.load import load_tokenizer
-from surefoot.models.modes import as_written
+from surefoot.models.modes import eager_mode
 from surefoot.models.precision import autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING
@@ -113,7 +113,7 @@ def set_up(
         built.load(checkpoint.folder)
     if kept:
         kept.without(mapped_weights(built.model))
-    with as_written(policy):
+    with eager_mode(policy):
         head = verify_head(policy, at_first)
     packs = plan.kernels.documents.value != PLAIN
     # Once weights are shared out, ranks wait for one another within a forward pass, and none may fail in it.

@@ -15,7 +15,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
-from surefoot.models.modes import without_draws
+from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import NOTHING
@@ -162,7 +162,7 @@ def run_trial(
     last = warm_up + steps
     with ready(config, last) as one, memory_faults("trial", one.run.config, one.plan):
         started = _CLOCKS["wall"](), _CLOCKS["cpu"]()
-        with without_draws(one.setup.engine.model):
+        with without_randomness(one.setup.engine.model):
             first = [_timed(one, number, clock) for number in range(1, warm_up + 1)]
         taken, beaten = [first[-1]], False
         for number in range(warm_up + 1, last + 1):

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.models.fast.chunked_head import watched_logits
-from surefoot.models.modes import as_written
+from surefoot.models.modes import eager_mode
 from surefoot.training.engine import Engine
 from surefoot.training.objective import Objective
 from surefoot.training.ranks import text_from
@@ -264,7 +264,7 @@ def _watch(model: nn.Module) -> Iterator[list[_Sighting]]:
     handles = [module.register_forward_hook(watch.leaves(name), always_call=True) for name, module in named]
     handles += [module.register_forward_pre_hook(watch.enters(name), with_kwargs=True) for name, module in named]
     try:
-        with as_written(model), watched_logits(model, lambda head, logits: watch.made(names[head], logits)):
+        with eager_mode(model), watched_logits(model, lambda head, logits: watch.made(names[head], logits)):
             yield watch.seen
     finally:
         for handle in handles:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batch import Weighted
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.training.objective import LossSum, Objective
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.step import StepSettings
@@ -74,7 +74,7 @@ def evaluate_loss(
 @contextmanager
 def without_learning(model: nn.Module) -> Iterator[None]:
     """Inside, the model is evaluated: without gradients, and with dropout off."""
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         yield
 
 

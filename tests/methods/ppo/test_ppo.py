@@ -27,7 +27,7 @@ from surefoot.methods.ppo import start as ppo_start
 from surefoot.methods.ppo.average import Average
 from surefoot.methods.ppo.stage import actor_logits, critic_values
 from surefoot.methods.provenance import saved_plan
-from surefoot.models.ppo_models import Cast, Part, ScoredPart
+from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.report.verification import verify_folder
@@ -331,7 +331,7 @@ def step_norms(world: Path, scale: float, *, together: bool) -> dict[str, torch.
     actor, critic, reference = (AutoModelForCausalLM.from_pretrained(world / "base") for _ in range(3))
     head = ValueHead(32)
     nn.init.ones_(head.summary.weight)
-    cast = Cast(actor=Part(actor), critic=ScoredPart(ScoredModel(critic, head)), reference=Part(reference))
+    cast = PPOModels(actor=Role(actor), critic=ScoringRole(ScoredModel(critic, head)), reference=Role(reference))
     parameters = trainable_parameters(cast)
     names = {"actor": cast.actor_parameters, "critic": cast.critic_parameters}
     if together:
@@ -360,14 +360,14 @@ def test_actor_and_critic_never_clip_each_other(world, together):
 def weighings(monkeypatch) -> list[int]:
     """Response tokens of each pass in which the actor weighs answers without learning from them."""
     found: list[int] = []
-    logits_at = Cast.actor_logits_at
+    logits_at = PPOModels.actor_logits_at
 
     def counted(cast, batch, places):
         if not torch.is_grad_enabled():
             found.append(len(places))
         return logits_at(cast, batch, places)
 
-    monkeypatch.setattr(Cast, "actor_logits_at", counted)
+    monkeypatch.setattr(PPOModels, "actor_logits_at", counted)
     return found
 
 

@@ -26,7 +26,7 @@ from surefoot.data.batch import Batch
 from surefoot.methods import table as kinds
 from surefoot.methods.open_reward import open_reward
 from surefoot.methods.ppo import models, parts
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault, IntegrityError
 from surefoot.training.manifest import read_manifest
@@ -154,13 +154,13 @@ def test_so_they_do_with_dora_and_layers_that_are_computed_again(world, tmp_path
 @pytest.mark.parametrize("whose", ["reward", "reference"])
 def test_twin_an_adapter_that_stays_on_is_seen(world, shared, tmp_path, monkeypatch, whose):
     """whose: the part that hears its trunk's adapter in place of the base."""
-    playing, layers = Trunk.playing, {"reward": 3, "reference": 2}[whose]
+    playing, layers = SharedBackbone.use_adapter, {"reward": 3, "reference": 2}[whose]
 
     def stays(trunk, adapter):
         deaf = adapter is None and len(trunk.model.get_decoder().layers) == layers
         return nullcontext() if deaf else playing(trunk, adapter)
 
-    monkeypatch.setattr(Trunk, "playing", stays)
+    monkeypatch.setattr(SharedBackbone, "use_adapter", stays)
     train(config_of(world, tmp_path / "twin"))
     assert not same(shared, tmp_path / "twin")
 

@@ -151,7 +151,7 @@ def test_twin_one_mode_for_the_whole_model_would_be_seen(monkeypatch):
         yield
         model.train(was_training)
 
-    monkeypatch.setattr(chunked_head_module, "evaluating", whole)
+    monkeypatch.setattr(chunked_head_module, "eval_mode", whole)
     before, after = modes_after_the_trial()
     assert after != before
 

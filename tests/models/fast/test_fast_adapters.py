@@ -20,7 +20,7 @@ from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast.adapters import install
 from surefoot.models.forward import causal_model, logits_at
 from surefoot.models.peft import PeftModel
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 
 FAMILIES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "opt", "gpt2")
@@ -269,7 +269,7 @@ def logits(model):
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_parts_of_one_trunk_play_as_without(folders, kind):
-    trunk = Trunk(learner(folders("llama3"), kind).double())
+    trunk = SharedBackbone(learner(folders("llama3"), kind).double())
     trunk.add_copy("critic", trainable=True)
     for name, parameter in trunk.model.named_parameters():
         parameter.data = parameter.data.double()
@@ -279,7 +279,7 @@ def test_parts_of_one_trunk_play_as_without(folders, kind):
     def heard():
         found = {}
         for part in ("default", "critic", None):
-            with trunk.playing(part):
+            with trunk.use_adapter(part):
                 found[part] = logits(trunk.model)
         return found
 
@@ -294,7 +294,7 @@ def test_parts_of_one_trunk_play_as_without(folders, kind):
 
 def test_what_it_does_not_know_is_left_to_peft(folders, passes):
     """Two adapters at once, an adapter switched off, merged weights, a base that trains."""
-    trunk = Trunk(learner(folders("llama3")))
+    trunk = SharedBackbone(learner(folders("llama3")))
     trunk.add_copy("critic", trainable=True)
     model = trunk.model
     install(model)
@@ -307,7 +307,7 @@ def test_what_it_does_not_know_is_left_to_peft(folders, passes):
     assert float((logits(model) - one).abs().max()) > 1e-3
     for layer in layers:
         layer._active_adapter = ["default"]
-    with trunk.playing(None):
+    with trunk.use_adapter(None):
         logits(model)
     model.merge_adapter()
     assert float((logits(model) - one).abs().max()) < 1e-4

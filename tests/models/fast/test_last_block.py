@@ -138,7 +138,7 @@ def test_every_family_learns_the_same(folders, narrowed, family, kind):
 @pytest.mark.parametrize("more", [3, 1000])
 def test_some_more_rows_that_nobody_reads_change_nothing(folders, narrowed, monkeypatch, more):
     """As 16-bit products get them; never more than there are."""
-    monkeypatch.setattr(last_block_module, "even_rows", lambda rows, dtype, device: rows + more)
+    monkeypatch.setattr(last_block_module, "round_up_rows", lambda rows, dtype, device: rows + more)
     assert differs_by(learner(folders[min(folders)]).double()) <= EXACT
     assert narrowed == [min(BATCH.weight + more, BATCH.input_ids.numel())]
 

@@ -34,7 +34,7 @@ def examples():
 @pytest.fixture(params=[0, 40])
 def filled(request, monkeypatch):
     """Rows end with that much filling, in fp32, too."""
-    monkeypatch.setattr("surefoot.models.forward.even_rows", lambda rows, dtype, device: rows + request.param)
+    monkeypatch.setattr("surefoot.models.forward.round_up_rows", lambda rows, dtype, device: rows + request.param)
 
 
 @pytest.mark.usefixtures("filled")

@@ -117,7 +117,7 @@ MORE = 40  # tokens, more than any document has, and than a window of 16
 @pytest.fixture
 def filled(monkeypatch):
     """Rows end with filling in fp32, too."""
-    monkeypatch.setattr("surefoot.models.forward.even_rows", lambda rows, dtype, device: rows + MORE)
+    monkeypatch.setattr("surefoot.models.forward.round_up_rows", lambda rows, dtype, device: rows + MORE)
 
 
 def tokens_seen(model, batch):

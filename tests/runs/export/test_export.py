@@ -25,7 +25,7 @@ from surefoot.methods.open_model import open_for_use
 from surefoot.models import merge
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.folder import base_fingerprint
-from surefoot.models.merge import weights_of
+from surefoot.models.merge import effective_weights
 from surefoot.report.cards.export import check_lines
 from surefoot.runs.export import certificate
 from surefoot.runs.export import merge as export_merge
@@ -143,12 +143,12 @@ def test_shards_have_an_index_that_transformers_reads(run, tmp_path):
 @pytest.mark.parametrize("how", ["scale", "row"])
 def test_a_broken_merge_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch, how):
     def broken(module):
-        found = weights_of(module)
+        found = effective_weights(module)
         if how == "scale":
             return replace(found, weight=found.before + 1.05 * (found.weight - found.before))
         return replace(found, weight=found.weight.roll(1, dims=0))
 
-    monkeypatch.setattr(merge, "weights_of", broken)
+    monkeypatch.setattr(merge, "effective_weights", broken)
     with pytest.raises(EnvironmentFault, match=r"merged model: differs from adapter and base by .* of the largest"):
         export_model(str(run), tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()
@@ -157,7 +157,9 @@ def test_a_broken_merge_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch
 
 def test_twin_without_the_check_the_broken_merge_would_be_published(run, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        merge, "weights_of", lambda module: replace(weights_of(module), weight=weights_of(module).before)
+        merge,
+        "effective_weights",
+        lambda module: replace(effective_weights(module), weight=effective_weights(module).before),
     )
     monkeypatch.setattr(export_merge, "require_merged", lambda agreement, limit: None)
     with pytest.raises(InputError, match="exported model"):  # the second comparison is with the adapter as well
@@ -367,10 +369,10 @@ def test_part_of_a_weak_adapter_is_refused(run, tmp_path, monkeypatch, part):
     assert whole["limit"] < MERGED_LIMIT / 4
 
     def broken(module):
-        found = weights_of(module)
+        found = effective_weights(module)
         return replace(found, weight=found.before + part * (found.weight - found.before))
 
-    monkeypatch.setattr(merge, "weights_of", broken)
+    monkeypatch.setattr(merge, "effective_weights", broken)
     with pytest.raises(EnvironmentFault, match="merged model: differs from adapter and base"):
         export_model(str(run), tmp_path / "merged", merge=True)
     if part == 0.5:  # twin: the limit that looks at the model alone lets it pass

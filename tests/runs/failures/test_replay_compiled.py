@@ -74,7 +74,7 @@ def test_a_step_that_is_not_finite_is_looked_into_as_the_model_is_written(folder
 def test_twin_a_look_at_compiled_code_does_not_find_it(folder, monkeypatch):
     with monkeypatch.context() as patch:
         spoilt_from(BAD_STEP, patch)
-        patch.setattr(diagnose, "as_written", lambda model: nullcontext())
+        patch.setattr(diagnose, "eager_mode", lambda model: nullcontext())
         train(folder, "twin")
     finding = read_failure(folder / "twin" / f"failure-{BAD_STEP}").failure.finding
     assert not (finding.origin and finding.origin.module.endswith("lora_B.default"))

@@ -17,7 +17,7 @@ from surefoot.commands.doctor.passes import in_micro_batches
 from surefoot.commands.doctor.steps import STEPS, few
 from surefoot.data.batch import Batch, RecordName, Weighted
 from surefoot.models.forward import causal_model, hidden_states
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nothing_at_zero, one_pass
@@ -42,7 +42,7 @@ def split_line(one: Ready) -> Finding:
     together, apart = (in_micro_batches(one, micro) for micro in (size, 1))
     fullest = max(together, key=lambda batch: len(batch.examples))  # packed rows are of like length, not of like number
     same = _of_the_same(fullest.examples, apart)
-    with evaluating(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
+    with eval_mode(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
         whole = one_pass(setup, run.stage, [fullest], 1)
         parts = one_pass(setup, run.stage, same, 1)
     error = largest_difference(setup.engine, parts, whole)
@@ -72,7 +72,7 @@ def leak_line(one: Ready) -> Finding:
         return unknown("PACK-LEAK", f"in the first {STEPS} steps every micro-batch has one document")
     rows = rows.to(setup.engine.device)
     vocabulary = causal_model(setup.policy).get_input_embeddings().get_parameter("weight").shape[0]
-    with torch.no_grad(), evaluating(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
+    with torch.no_grad(), eval_mode(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
         before = _documents(rows, hidden_states(setup.policy, rows))
         error = 0.0
         for first in (0, 1):

@@ -21,7 +21,7 @@ from surefoot.data.comparable import in_padded_rows
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
-from surefoot.models.modes import without_draws
+from surefoot.models.modes import without_randomness
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import usable
 from surefoot.planning.plainest import plainly
@@ -141,7 +141,7 @@ def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
 
 def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
     engine = one.setup.engine
-    with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
+    with without_randomness(engine.model), nothing_at_zero(engine.parameters.values()):
         return one_pass(one.setup, one.run.stage, batches, 1)
 
 

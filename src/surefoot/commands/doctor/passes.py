@@ -10,7 +10,7 @@ from surefoot.data.batch import Weighted
 from surefoot.data.loader import prefetched
 from surefoot.methods.table import KINDS
 from surefoot.models.attention import attention_context, observe_kernels
-from surefoot.models.modes import as_written
+from surefoot.models.modes import eager_mode
 from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.plan import Choice, SdpaKernel
 from surefoot.runs.parity.rehearsal import rehearsal
@@ -93,7 +93,7 @@ def gain_of_eager(one: Ready) -> float:
     """Of a pass without torch.compile."""
 
     def eager() -> float:
-        with as_written(one.setup.engine.model):
+        with eager_mode(one.setup.engine.model):
             return pass_seconds(one)
 
     return compared(lambda: pass_seconds(one), eager)

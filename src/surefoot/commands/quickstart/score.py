@@ -26,7 +26,7 @@ from surefoot.data.formats import Conversation, Turn
 from surefoot.methods.open_model import OpenModel, conversation_ids
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.generate import generate_answers
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 
 _QUESTIONS_AT_ONCE = 16  # times eight answers: one forward pass
 _ANSWER_TOKENS = 24  # room for a base model to ramble; a right answer has six tokens
@@ -43,7 +43,7 @@ class Score:
 
 def score(model: nn.Module, asked: OpenModel, records: Sequence[Record]) -> Score:
     """Ask `model` all questions, laid out as `asked` lays them out. The model's mode is restored."""
-    with evaluating(model), torch.no_grad(), asked.context():
+    with eval_mode(model), torch.no_grad(), asked.context():
         chosen = list(_likeliest(model, asked, records))
         prompts = [conversation_ids(asked, [_question(record)]) for record in records]
         generated = generate_answers(

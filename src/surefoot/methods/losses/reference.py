@@ -17,9 +17,9 @@ from torch import nn
 
 from surefoot.data.batch import Batch, JudgedBatch, PairBatch
 from surefoot.methods.losses.logprobs import answer_logprobs
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.training.objective import LossSum, Objective
 
 Reference = Callable[[Batch], torch.Tensor]  # B rows on the model's device -> [B] fp32
@@ -43,8 +43,8 @@ def frozen(model: nn.Module) -> Reference:
 
 def adapter_off(policy: PeftModel) -> Reference:
     """Of the base under the policy's adapter."""
-    trunk = Trunk(policy)
-    return _under(policy, lambda: trunk.playing(None))
+    trunk = SharedBackbone(policy)
+    return _under(policy, lambda: trunk.use_adapter(None))
 
 
 def _under(model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> Reference:
@@ -58,5 +58,5 @@ def _under(model: nn.Module, context: Callable[[], AbstractContextManager[object
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """Without gradients and dropout; afterwards the model's mode is what it was."""
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         yield

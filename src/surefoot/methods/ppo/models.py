@@ -26,10 +26,10 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.load import load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
-from surefoot.models.ppo_models import Cast, Part, ScoredPart
+from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.shared_backbone import Trunk
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, PpoPlan, RunPlan
@@ -45,8 +45,8 @@ class _Critic:
     """part: who plays it. trunk: its own, None where it plays on the policy's or is a whole model. base: of the trunk
     that it plays on, None for a whole model. grown: whether that has added rows, as the policy's has."""
 
-    part: ScoredPart
-    trunk: Trunk | None = None
+    part: ScoringRole
+    trunk: SharedBackbone | None = None
     base: str | None = None
     grown: bool = False
 
@@ -58,7 +58,7 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
     ppo = plan.ppo
     assert ppo is not None
     scored = reward_source(config, base)
-    trunk = Trunk(policy) if isinstance(policy, PeftModel) else None
+    trunk = SharedBackbone(policy) if isinstance(policy, PeftModel) else None
     critic = _critic(config, plan, ppo, trunk, policy, base)
     trunks = {critic.base: critic.trunk} if critic.trunk else {}
     if trunk:
@@ -69,13 +69,13 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
         reference = trunks[policy_base(config, base)].model
     reward = None
     if scored and ppo.reward.value == _APART:
-        reward = ScoredPart(scored.open(_frozen_type(plan)).model)
+        reward = ScoringRole(scored.open(_frozen_type(plan)).model)
     elif scored:
         reward = _reward_on(trunks[scored.base], scored)
-    cast = Cast(
-        actor=Part(policy, None if trunk is None else trunk.now),
+    cast = PPOModels(
+        actor=Role(policy, None if trunk is None else trunk.active),
         critic=critic.part,
-        reference=Part(reference),
+        reference=Role(reference),
         reward=reward,
         trunk=trunk,
         critic_trunk=critic.trunk,
@@ -94,7 +94,7 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
 
 
 def _critic(
-    config: RunConfig, plan: RunPlan, ppo: PpoPlan, trunk: Trunk | None, policy: nn.Module, base: Path
+    config: RunConfig, plan: RunPlan, ppo: PpoPlan, trunk: SharedBackbone | None, policy: nn.Module, base: Path
 ) -> _Critic:
     begins = critic_source(config, base)
     if ppo.critic.value == _APART:
@@ -105,10 +105,10 @@ def _critic(
         return _Critic(_critic_beside(trunk, begins, ppo, config.seed), None, stands_on, grown)
     own = _critic_trunk(begins, config, plan, ppo, base)
     head = _head(own.model) if begins is None else begins.head_for(own.model)
-    return _Critic(ScoredPart(ScoredModel(own.model, head), ADAPTER), own, stands_on, grown)
+    return _Critic(ScoringRole(ScoredModel(own.model, head), ADAPTER), own, stands_on, grown)
 
 
-def _critic_beside(trunk: Trunk, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoredPart:
+def _critic_beside(trunk: SharedBackbone, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoringRole:
     """On the policy's trunk."""
     if begins and begins.saved:
         trunk.add_saved(CRITIC, begins.saved, trainable=True)
@@ -119,10 +119,10 @@ def _critic_beside(trunk: Trunk, begins: Source | None, ppo: PpoPlan, seed: int)
     own, policys = trunk.model.peft_config[CRITIC], trunk.model.peft_config[ADAPTER]
     own.base_model_name_or_path, own.revision = policys.base_model_name_or_path, policys.revision
     head = _head(trunk.model) if begins is None else begins.head_for(trunk.model)
-    return ScoredPart(ScoredModel(trunk.model, head), CRITIC)
+    return ScoringRole(ScoredModel(trunk.model, head), CRITIC)
 
 
-def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: PpoPlan, base: Path) -> Trunk:
+def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: PpoPlan, base: Path) -> SharedBackbone:
     """Of the model that the critic begins as, with the critic for its first adapter."""
     scale = plan.tokenizer.bos_scale.value
     if begins is None:
@@ -147,27 +147,27 @@ def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: 
         own.base_model_name_or_path, own.revision = begins.saved.base, begins.saved.revision
         hold_in_fp32(model)  # modules_to_save were opened as their base was
     install_bos_scaling(model, scale)
-    return Trunk(model.train())
+    return SharedBackbone(model.train())
 
 
-def _whole_critic(begins: Source | None, plan: RunPlan, policy: nn.Module, base: Path) -> ScoredPart:
+def _whole_critic(begins: Source | None, plan: RunPlan, policy: nn.Module, base: Path) -> ScoringRole:
     critic = ScoredModel(_load(plan, base, "fp32"), _head(policy)) if begins is None else begins.open().model
     hold_in_fp32(critic)
     if plan.memory.gradient_checkpointing.value:
         enable_gradient_checkpointing(critic.backbone, plan.memory.recomputed)
     set_dropout(critic, 0.0)
-    return ScoredPart(critic.train())
+    return ScoringRole(critic.train())
 
 
-def _reward_on(trunk: Trunk, scored: Source) -> ScoredPart:
+def _reward_on(trunk: SharedBackbone, scored: Source) -> ScoringRole:
     name = None
     if scored.saved:
         name = REWARD
         trunk.add_saved(name, scored.saved, trainable=False)
-    return ScoredPart(ScoredModel(trunk.model, scored.head_for(trunk.model)), name)
+    return ScoringRole(ScoredModel(trunk.model, scored.head_for(trunk.model)), name)
 
 
-def _verified(cast: Cast, ppo: PpoPlan) -> dict[str, Any]:
+def _verified(cast: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
     """Tensors that train, and the numbers of the critic's. Raises EnvironmentFault where other numbers train beside the
     actor's than were planned."""
     actor, learned = cast.actor_parameters, cast.critic_parameters

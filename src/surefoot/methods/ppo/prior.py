@@ -16,7 +16,7 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import Say
 from surefoot.methods.ranking import Ranking, evaluated_ranking
 from surefoot.models.folder import resolve_folder
-from surefoot.models.ppo_models import Cast
+from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan
 from surefoot.report.results import ALL
 from surefoot.system.errors import InputError
@@ -31,7 +31,7 @@ def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
     """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
     from elsewhere."""
     cast = setup.model
-    assert isinstance(cast, Cast)
+    assert isinstance(cast, PPOModels)
     if not cast.has_reward:
         return
     named = run.config.ppo.reward
@@ -50,10 +50,10 @@ def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
     say(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
-def measure_prior(cast: Cast, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
+def measure_prior(cast: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
     """pairs: 2 rows each, the better answer first."""
     right, count = 0.0, 0
-    with torch.no_grad(), cast.still():
+    with torch.no_grad(), cast.inference():
         for batch in all_pairs(pairs, Layout(plan.tokenizer.pad_id, most=max(1, plan.batch.micro.value // 2))):
             with setup.settings.kernels(), setup.settings.forward():
                 better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)

@@ -31,7 +31,7 @@ from surefoot.methods.ppo.advantages import (
     whiten,
 )
 from surefoot.methods.ppo.brakes import Figures
-from surefoot.models.ppo_models import Cast
+from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
 from surefoot.training.gather import gather_rows
 from surefoot.training.step import Context
@@ -64,7 +64,7 @@ class Weighing:
     """How answers go through the models. score: None where the cast has a reward model. take_drawn: the engine's own
     log-probabilities stand for the actor's. rank, world, totals: as the engine has them."""
 
-    cast: Cast
+    cast: PPOModels
     score: Score | None
     take_drawn: bool
     pad_id: int
@@ -184,7 +184,7 @@ def _weigh(
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
     Nothing of the actor where the drawn ones are taken."""
-    with how.cast.still():
+    with how.cast.inference():
         for batch in dealt(_batches(asked, answers, how), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)

@@ -24,7 +24,7 @@ from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.method import Stage
 from surefoot.methods.ppo.scores import named_scorer, reward_model
 from surefoot.methods.ppo.texts import prepare_texts
-from surefoot.models.ppo_models import Cast
+from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
@@ -82,12 +82,12 @@ def settings_of(config: RunConfig) -> PpoSettings:
     return PpoSettings(ppo.ratio_clip, ppo.value_clip, ppo.entropy, ppo.unsup_coef, ppo.temperature)
 
 
-def actor_logits(cast: Cast, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def actor_logits(cast: PPOModels, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [N, V] at the supervised places, and their targets [N]."""
     places, targets = supervised_places(rows)
     return cast.actor_logits_at(rows, places), targets
 
 
-def critic_values(cast: Cast, rows: Batch) -> torch.Tensor:
+def critic_values(cast: PPOModels, rows: Batch) -> torch.Tensor:
     """[B, T], at the supervised places."""
     return cast.values(rows, supervised_places(rows)[0])

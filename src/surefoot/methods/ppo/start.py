@@ -29,7 +29,7 @@ from surefoot.methods.ppo.stage import cycles_of
 from surefoot.methods.ppo.texts import TextBatches, read_texts
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import highest_dropout
-from surefoot.models.ppo_models import Cast
+from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
 from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.training.checkpoint import load_carried
@@ -43,7 +43,7 @@ def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
     """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
     not fit together."""
     config, plan, stage, tokenizer = run.config, run.plan, run.stage, run.tokenizer
-    assert isinstance(setup.model, Cast)
+    assert isinstance(setup.model, PPOModels)
     ppo, engine = config.ppo, setup.engine
     scores = make_scores(config, stage.reward, tokenizer)
     texts = read_texts(config, plan, tokenizer)
@@ -128,7 +128,7 @@ class _Cycle:
     def weighing(self) -> Weighing:
         settings, engine = self.setup.settings, self.setup.engine
         cast = self.setup.model
-        assert isinstance(cast, Cast)
+        assert isinstance(cast, PPOModels)
         return Weighing(
             cast=cast,
             score=self.scores.score,
@@ -177,7 +177,7 @@ class _Cycle:
         seed: int = 0,
     ) -> Sequence[Rollout]:
         cast, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
-        assert isinstance(cast, Cast)
+        assert isinstance(cast, PPOModels)
         decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
-        with cast.acting():
+        with cast.actor_inference():
             return self.engine.rollouts.answer(prompts, decoding, places)

@@ -1,6 +1,6 @@
-"""The layouts that are recognised, in one table: how each is told, and what becomes of it. docs/convert.md shows it.
+"""The layouts that are recognised, as a table, and rules from the family's own layout to each that can be written.
 
-From the family's own layout to another: the rules of recognition, the other way round.
+docs/convert.md shows the table.
 """
 
 from __future__ import annotations

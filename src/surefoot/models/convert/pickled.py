@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import read_json
-from surefoot.models.convert.safetensors_file import read_header, unread
+from surefoot.models.convert.safetensors_file import lazy_tensors, read_header
 from surefoot.models.convert.tensors import LazyTensor
 from surefoot.models.convert.unpickle import REFUSED, STRUCTURE, TENSORS
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
@@ -82,7 +82,9 @@ def open_pickled(wanted: Sequence[Wanted], folder: Path) -> list[Any]:
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it was killed"]
         what = f"cannot be opened: {last[0][:200]}"
         raise EnvironmentFault(Fault(_at(wanted, places), what, "is there memory for it?"))
-    return [_rebuilt(read_json(place / STRUCTURE)["value"], unread(read_header(place / TENSORS))) for place in places]
+    return [
+        _rebuilt(read_json(place / STRUCTURE)["value"], lazy_tensors(read_header(place / TENSORS))) for place in places
+    ]
 
 
 def _at(wanted: Sequence[Wanted], places: Sequence[Path]) -> str:

@@ -1,9 +1,7 @@
-"""What the tensors of a model should be called, and the family's facts that lead there.
+"""From the names and shapes of a state dict to its layouts, and to the rules that lead to the family's own layout.
 
-From the names and shapes of a state dict to its layouts and to the rules that lead to the family's own.
-
-Pure: no tensor is read. Each step looks at one thing and adds a rule; in the end every name and shape must be one that
-the model has, else the error counts what is missing and what is left over and shows the first of each.
+No tensor is read. Each step looks at one thing and adds a rule; in the end every name and shape must be one that the
+model has (`Target`), else the error counts what is missing and what is left over and shows the first of each.
 """
 
 from __future__ import annotations

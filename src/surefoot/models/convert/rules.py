@@ -1,9 +1,14 @@
-"""Rules for whole models: wrappers' pieces in names, fused matrices, turned matrices, heads.
+"""Rules: exact changes of names and shapes, each with an exact inverse.
 
-Each function takes all tensors, unread, and its settings, and returns all tensors; `surefoot.models.convert.rules` says
-which undoes which. One that does not fit raises InputError.
+A rule is a kind (a row of KINDS) and its settings, plain JSON, so that `convert.json` records what was done and
+`inverse` undoes it with the same settings. `apply` maps names to tensors that are not read
+(`surefoot.models.convert.tensors`). A rule that does not fit its tensors raises InputError and changes nothing: no name
+is dropped and no value rounded.
 
-Rules for LoRA and DoRA adapters. Names as PEFT saves them are the middle of all layouts:
+    rule = Rule("unwrap", {"piece": "_orig_mod", "at": [""], "but": []})
+    apply(inverse(rule), apply(rule, tensors)) == tensors
+
+Adapters: names as PEFT saves them are the common form between all layouts:
 
     base_model.model.<module>.lora_A.weight [r, inputs]   lora_B.weight [outputs, r]   lora_magnitude_vector [outputs]
 
@@ -11,15 +16,6 @@ LoRA adds s B A to a weight. On rows of a fused matrix that is s B[rows] A: a fu
 sharing A. The way back is exact in two cases: the parts share A bit for bit (B is stacked), or they do not and the
 fused rank is the sum of theirs (A is stacked, B block-diagonal, and alpha grows like the rank, so that s stays). DoRA's
 magnitudes and norms are by rows of the weight, so they go with the rows.
-
-Rules: exact changes of names and shapes, each with an exact inverse.
-
-A rule is a kind and its settings, plain JSON, so that `convert.json` records what was done and `inverse` undoes it with
-the same settings. `apply` maps names to tensors that are not read (`surefoot.models.convert.tensors`). A rule that does
-not fit its tensors raises InputError and changes nothing: no name is dropped and no value rounded.
-
-    rule = Rule("unwrap", {"piece": "_orig_mod", "at": [""], "but": []})
-    apply(inverse(rule), apply(rule, tensors)) == tensors
 """
 
 from __future__ import annotations

@@ -85,12 +85,12 @@ def _cut(file: Path, size: int, expected: str) -> InputError:
     return InputError(Fault(str(file), f"damaged: {size:,} bytes, expected {expected}", "copy or download it again"))
 
 
-def unread(stored: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
+def lazy_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
     """Tensors of files whose headers have been read. The file stays closed but while one of them is read."""
-    return {name: _unread(entry, name) for name, entry in stored.items()}
+    return {name: _lazy_tensor(entry, name) for name, entry in stored.items()}
 
 
-def _unread(entry: StoredTensor, name: str) -> LazyTensor:
+def _lazy_tensor(entry: StoredTensor, name: str) -> LazyTensor:
     def read() -> torch.Tensor:
         from safetensors import safe_open
 

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.families.files import read_json
 from surefoot.models.convert import zero
 from surefoot.models.convert.pickled import Wanted, open_pickled, state_dict
-from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, stored_in, unread
+from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, lazy_tensors, stored_in
 from surefoot.models.convert.tensors import LazyTensor
 from surefoot.system.errors import Fault, InputError
 
@@ -86,7 +86,7 @@ def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]
     pickled = [path for path in files if path.suffix in PICKLED]
     values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
     opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
-    return [opened[path] if path in opened else unread(stored_in([path])) for path in files]
+    return [opened[path] if path in opened else lazy_tensors(stored_in([path])) for path in files]
 
 
 def _weights(folder: Path) -> list[Path]:

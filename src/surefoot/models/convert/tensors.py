@@ -1,9 +1,7 @@
-"""Tensors that are not read yet: name -> shape, dtype and how to read it.
+"""Tensors that are not read yet (name -> shape, dtype, how to read), and operations on their names.
 
 Rules rearrange these, so that converting a model costs the memory of one tensor, whatever its size: a part of a fused
 matrix is read as the rows that it is, when it is written or put into a model. Reading changes no bit.
-
-Names of weights: shown, changed one by one, and picked out of the decoder layers.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from surefoot.kernels.chunked_loss import Head
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import language_models, output_head
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 
 _ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by output head; a copy of a model is not in it
 _SEERS: WeakKeyDictionary[nn.Module, Callable[[torch.Tensor], None]] = WeakKeyDictionary()
@@ -99,7 +99,7 @@ def _logits_are_the_heads(model: nn.Module, head: nn.Linear) -> bool:
     try:
         kind = head.weight.device.type
         with (
-            evaluating(model),
+            eval_mode(model),
             torch.autocast(kind, dtype=head.weight.dtype, enabled=head.weight.dtype != torch.float32),
         ):
             ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)

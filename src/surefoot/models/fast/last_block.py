@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.kernels.operands import even_rows, operand_type
+from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.models.checkpointing import computed_once, recomputes
 from surefoot.models.decoder import LastLayer, last_layer
 from surefoot.models.fast.path import FastPath, Undo
@@ -156,7 +156,7 @@ def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """With some more of the places in hidden [B, T, H], so that products of these rows find their kernels. They are
     computed as in a plain pass, and nobody reads them either."""
     rows = hidden.shape[0] * hidden.shape[1]
-    count = min(even_rows(len(places), operand_type(hidden.dtype, hidden.device), hidden.device), rows)
+    count = min(round_up_rows(len(places), operand_type(hidden.dtype, hidden.device), hidden.device), rows)
     if count == len(places):
         return places
     unread = torch.ones(rows, dtype=torch.bool, device=hidden.device).index_fill_(0, places, False)

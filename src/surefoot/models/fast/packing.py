@@ -14,7 +14,7 @@ from torch import nn
 from surefoot.data.batch import IGNORE, Batch
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model, hidden_states, register
-from surefoot.models.modes import evaluating
+from surefoot.models.modes import eval_mode
 from surefoot.system.errors import EnvironmentFault
 
 NAME = "documents"
@@ -66,7 +66,7 @@ def documents_fault(model: nn.Module) -> str:
     rows = [Batch(one, targets, None, 0, _TRIED, (0, 1), documents=_TRIED) for one in (ids, _changed(ids, _TRIED[0]))]
     undo = packed_attention(EVERYWHERE).install(model)
     try:
-        with evaluating(model):
+        with eval_mode(model):
             before, after = (hidden_states(model, row)[0] for row in rows)
     except (EnvironmentFault, RuntimeError) as caught:
         if isinstance(caught, torch.OutOfMemoryError):

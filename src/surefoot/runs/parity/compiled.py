@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from surefoot.models.fast.packing import reason_of
-from surefoot.models.modes import as_written, without_draws
+from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.runs.parity.differences import Pass, differences
 from surefoot.runs.parity.fast_paths import STAYS, judged, said_of
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
@@ -41,8 +41,8 @@ def try_compiled(
         found = one_pass(setup, run.stage, batches, step)
         return found, time.perf_counter() - started
 
-    with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
-        with as_written(engine.model):
+    with without_randomness(engine.model), nothing_at_zero(engine.parameters.values()):
+        with eager_mode(engine.model):
             timed()  # a first pass makes the programs of its products, on either way
             eager, eager_seconds = timed()
         try:

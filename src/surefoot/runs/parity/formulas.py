@@ -14,7 +14,7 @@ from surefoot.data.batch import Weighted
 from surefoot.methods.method import Stage
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.modes import without_draws
+from surefoot.models.modes import without_randomness
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nothing_at_zero, one_pass
 from surefoot.runs.setup import Setup
@@ -65,7 +65,7 @@ def compare_formulas(
             for undo in reversed(undos):
                 undo()
 
-    with without_draws(engine.model), nothing_at_zero(engine.parameters.values()):
+    with without_randomness(engine.model), nothing_at_zero(engine.parameters.values()):
         plain = one_pass(setup, stage, padded, step)
         together = differ(paths)
         if isinstance(together, float) and together <= LIMIT:

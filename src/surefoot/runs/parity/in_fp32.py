@@ -28,7 +28,7 @@ from surefoot.methods.method import Stage
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath
-from surefoot.models.modes import as_written
+from surefoot.models.modes import eager_mode
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.memory import usable
@@ -160,5 +160,5 @@ def _in_fp32(setup: Setup) -> Iterator[Setup]:
     """The same run without autocast, without a loss scale, by whatever attention kernel knows fp32, as it is written
     and with nothing dropped."""
     settings = replace(setup.settings, forward=nullcontext, kernels=nullcontext)
-    with exact_products(), widened(_narrow(setup.engine.model)), as_written(setup.engine.model):
+    with exact_products(), widened(_narrow(setup.engine.model)), eager_mode(setup.engine.model):
         yield replace(setup, settings=settings, state=replace(setup.state, scale=None))

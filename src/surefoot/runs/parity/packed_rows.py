@@ -27,7 +27,7 @@ from surefoot.methods.method import Stage
 from surefoot.models.fast.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import hidden_states
-from surefoot.models.modes import without_draws
+from surefoot.models.modes import without_randomness
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
@@ -107,7 +107,7 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     padded = [in_padded_rows(batch, pad) for batch in batches]
     short = short_batch(run.stage, setup.engine, step)
     seen = look(setup, run.stage, [path], short, in_padded_rows(short, pad), step)
-    with without_draws(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
+    with without_randomness(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
         moved, fault = leak_of(setup, batches[0].rows)

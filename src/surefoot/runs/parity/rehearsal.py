@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batch import JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.methods.losses.reference import frozen
-from surefoot.models.ppo_models import Cast
+from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE
 from surefoot.training.objective import LossSum, Objective
@@ -45,7 +45,7 @@ def _held_to_itself(objective: Objective) -> Objective:
 
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
     """Cross entropy of each prompt's own tokens, plus the critic's values."""
-    assert isinstance(model, Cast)
+    assert isinstance(model, PPOModels)
     ids = batch.rows.input_ids
     real = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(batch.rows.lengths, device=ids.device)[:, None]
     next_is_real = F.pad(real[:, 1:], (0, 1))

@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from helpers import zoo
-from surefoot.models import roomy_cache as roomy_cache_module
+from surefoot.models import kv_cache as kv_cache_module
 from surefoot.models.forward import causal_model
 from surefoot.models.generate import next_logits
-from surefoot.models.roomy_cache import RoomyLayer, roomy_cache
+from surefoot.models.kv_cache import PreallocatedLayer, preallocated_cache
 
 STEPS = 40  # beyond the zoo's windows of 16, and beyond the first room
 LOGITS = 5e-6  # attention reads the same numbers at other strides: at most some ulps of logits up to 10 (1e-6)
@@ -20,7 +20,7 @@ LOGITS = 5e-6  # attention reads the same numbers at other strides: at most some
 @pytest.fixture
 def little_room(monkeypatch):
     """So little that it runs out every few tokens."""
-    monkeypatch.setattr(roomy_cache_module, "_LEAST", 3)
+    monkeypatch.setattr(kv_cache_module, "_LEAST", 3)
 
 
 def decoded(model, cache, *, drop_at=()) -> list[torch.Tensor]:
@@ -47,7 +47,7 @@ def opened(folder, attention=None):
 @pytest.mark.parametrize("family", zoo.ZOO)
 def test_logits_are_those_of_the_joined_cache(tmp_path, family, little_room):
     model = opened(zoo.ZOO[family](tmp_path / family))
-    own = decoded(model, roomy_cache(model), drop_at=(7, 25))
+    own = decoded(model, preallocated_cache(model), drop_at=(7, 25))
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
     for one, other in zip(own, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
@@ -56,15 +56,15 @@ def test_logits_are_those_of_the_joined_cache(tmp_path, family, little_room):
 def test_eager_attention_reads_it_too(tmp_path, little_room):
     model = opened(zoo.llama3(tmp_path / "llama3"), "eager")
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
-    for one, other in zip(decoded(model, roomy_cache(model), drop_at=(7, 25)), plain, strict=True):
+    for one, other in zip(decoded(model, preallocated_cache(model), drop_at=(7, 25)), plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
 
 
 def test_twin_a_room_that_loses_its_tokens_is_noticed(tmp_path, little_room, monkeypatch):
     """A room that grows without taking along what it held."""
     model = opened(zoo.llama3(tmp_path / "llama3"))
-    plain = decoded(model, roomy_cache(model))
-    update = RoomyLayer.update
+    plain = decoded(model, preallocated_cache(model))
+    update = PreallocatedLayer.update
 
     def forgetful(layer, keys, values, *arguments, **keywords):
         found = update(layer, keys, values, *arguments, **keywords)
@@ -72,19 +72,19 @@ def test_twin_a_room_that_loses_its_tokens_is_noticed(tmp_path, little_room, mon
             found[0][..., :5, :] = 0
         return found
 
-    monkeypatch.setattr(RoomyLayer, "update", forgetful)
-    changed = decoded(model, roomy_cache(model))
+    monkeypatch.setattr(PreallocatedLayer, "update", forgetful)
+    changed = decoded(model, preallocated_cache(model))
     assert all(torch.equal(one, other) for one, other in zip(changed[:6], plain[:6], strict=True))
     assert not torch.allclose(changed[-1], plain[-1], atol=LOGITS)
 
 
 def test_windows_keep_their_own_layers(tmp_path):
     model = opened(zoo.gemma2(tmp_path / "gemma2"))
-    own = [type(layer) for layer in roomy_cache(model).layers]
+    own = [type(layer) for layer in preallocated_cache(model).layers]
     plain = [type(layer) for layer in DynamicCache(config=model.config).layers]
-    assert RoomyLayer in own
+    assert PreallocatedLayer in own
     assert len(set(own)) == 2
-    assert own == [RoomyLayer if kind is DynamicLayer else kind for kind in plain]
+    assert own == [PreallocatedLayer if kind is DynamicLayer else kind for kind in plain]
 
 
 def steps(cache: DynamicLayer) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -117,19 +117,19 @@ def steps(cache: DynamicLayer) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_a_layer_gives_what_it_was_given():
-    own, plain = steps(RoomyLayer()), steps(DynamicLayer())
+    own, plain = steps(PreallocatedLayer()), steps(DynamicLayer())
     for one, other in zip(own, plain, strict=True):
         assert all(map(torch.equal, one, other))
 
 
 def test_twin_rows_that_leave_without_a_new_room_are_noticed(monkeypatch):
-    monkeypatch.setattr(RoomyLayer, "reorder_cache", DynamicLayer.reorder_cache)
-    own, plain = steps(RoomyLayer()), steps(DynamicLayer())
+    monkeypatch.setattr(PreallocatedLayer, "reorder_cache", DynamicLayer.reorder_cache)
+    own, plain = steps(PreallocatedLayer()), steps(DynamicLayer())
     assert not all(all(map(torch.equal, one, other)) for one, other in zip(own[:3], plain[:3], strict=True))
 
 
 def test_a_token_is_written_where_there_is_room():
-    layer = RoomyLayer()
+    layer = PreallocatedLayer()
     first, _ = layer.update(torch.ones(1, 1, 4, 2), torch.ones(1, 1, 4, 2))
     second, _ = layer.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2))
     assert second.data_ptr() == first.data_ptr()

@@ -19,7 +19,7 @@ from surefoot.models.forward import causal_model
 _LEAST = 32  # tokens of room
 
 
-class RoomyLayer(DynamicLayer):
+class PreallocatedLayer(DynamicLayer):
     """keys, values: [B, h, S, d], the beginning of what was set aside."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class RoomyLayer(DynamicLayer):
         self._room = None
 
 
-def roomy_cache(model: nn.Module) -> DynamicCache:
+def preallocated_cache(model: nn.Module) -> DynamicCache:
     """An empty cache for the model; layers of other kinds (sliding windows) are transformers' own."""
     cache = DynamicCache(config=causal_model(model).config)
-    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
