@@ -344,6 +344,21 @@ def test_twin_a_name_that_has_moved_would_be_noticed():
         pkgutil.resolve_name(name)
 
 
+def missing_pages(text: str) -> list[str]:
+    """Pages of docs/ that a message or a comment names, and that are not there."""
+    return [name for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text) if not (ROOT / name).is_file()]
+
+
+def test_every_page_that_the_program_names_exists():
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    assert any("docs/" in text for text in code)
+    assert [name for text in code for name in missing_pages(text)] == []
+
+
+def test_twin_a_page_that_is_gone_would_be_noticed():
+    assert missing_pages("see docs/rollouts.md for it, and docs/ppo.md") == ["docs/rollouts.md"]
+
+
 def test_every_test_that_the_evidence_names_exists():
     named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "evidence" / "reliability.md").read_text(encoding="utf-8"))
     written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))

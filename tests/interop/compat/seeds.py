@@ -48,7 +48,7 @@ def of_kind(kind: str, *seeds: str) -> Iterator[Block]:
             yield from (block for block in blocks(seed) if block.kind == kind)
 
 
-# What the tests put in place of names, here and in docs/compat.md; {…} are folders and files of the test.
+# What the tests put in place of names, here and in docs/dialects.md; {…} are folders and files of the test.
 SUBSTITUTIONS = {
     "meta-llama/Llama-3.1-8B": "{llama3}",
     "microsoft/Phi-3-mini-4k-instruct": "{phi3}",

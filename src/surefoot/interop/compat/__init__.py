@@ -1,7 +1,7 @@
 """Scripts under the names that existing launch scripts call, each a few lines onto surefoot.
 
 They lie in `scripts/` as they are used: `source compat/activate` in the repository, or `surefoot compat DIR` for users
-of the installed package. See docs/compat.md.
+of the installed package. See docs/dialects.md.
 """
 
 from __future__ import annotations

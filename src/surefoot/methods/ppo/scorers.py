@@ -88,7 +88,7 @@ def _at_address(text: str, key: str) -> Scorer:
         said = asked.post("", {"prompts": list(prompts), "responses": list(responses)})
         if not isinstance(said, dict) or "scores" not in said:
             what = 'answers without {"scores": […]}'
-            raise InputError(Fault(asked.address, what, "see docs/rollouts.md for what a scorer returns"))
+            raise InputError(Fault(asked.address, what, "see docs/ppo.md for what a scorer returns"))
         scores = _one_each(said["scores"], len(responses), asked.address)
         if not all(map(math.isfinite, scores)):
             raise InputError(Fault(asked.address, "answers with a score that is NaN or infinite", "see its log"))
