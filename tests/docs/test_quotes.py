@@ -49,11 +49,11 @@ ELSEWHERE = (
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
 LARGEST_PICTURE = 150_000  # bytes: a readme loads at once
 NOT_RUN = {
-    "quickstart": "tests/quickstart runs it",
+    "quickstart": "tests/commands/quickstart runs it",
     "chat": "reads what is typed; tests/commands/test_generate.py",
     "board": "serves until it is stopped; tests/web",
     "--against": "needs an earlier capture; tests/commands/test_capture.py",
-    "push": "sends to a hub; tests/stages/test_push.py",
+    "push": "sends to a hub; tests/commands/test_push.py",
     "evaluate commonsense": "needs the eight sets; tests/commands/test_evaluate_commonsense.py",
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/evaluate/harness/test_harness.py",
@@ -344,19 +344,28 @@ def test_twin_a_name_that_has_moved_would_be_noticed():
         pkgutil.resolve_name(name)
 
 
-def missing_pages(text: str) -> list[str]:
-    """Pages of docs/ that a message or a comment names, and that are not there."""
-    return [name for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text) if not (ROOT / name).is_file()]
+def missing_files(text: str, folders: str) -> list[str]:
+    """Files and folders below `folders` (an alternation) that a text names, and that are not there."""
+    named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w./-]*\w)", text)
+    return [name for name in named if not (ROOT / name).exists()]
 
 
 def test_every_page_that_the_program_names_exists():
     code = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
     assert any("docs/" in text for text in code)
-    assert [name for text in code for name in missing_pages(text)] == []
+    assert [name for text in code for name in missing_files(text, "docs")] == []
 
 
-def test_twin_a_page_that_is_gone_would_be_noticed():
-    assert missing_pages("see docs/rollouts.md for it, and docs/ppo.md") == ["docs/rollouts.md"]
+def test_every_file_of_the_repository_that_a_page_names_exists():
+    dated = ROOT / "docs" / "log.md"  # says what was there then
+    folders = "tests|benchmarks|recipes|src/surefoot"
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES if page != dated}
+    assert {page.name: names for page, text in texts.items() if (names := missing_files(text, folders))} == {}
+
+
+def test_twin_a_file_that_is_gone_would_be_noticed():
+    assert missing_files("see docs/rollouts.md for it, and docs/ppo.md", "docs") == ["docs/rollouts.md"]
+    assert missing_files("`tests/stages/test_push.py`, `tests/tools`", "tests|docs") == ["tests/commands/test_push.py"]
 
 
 def test_every_test_that_the_evidence_names_exists():
