@@ -365,7 +365,7 @@ def test_every_file_of_the_repository_that_a_page_names_exists():
 
 def test_twin_a_file_that_is_gone_would_be_noticed():
     assert missing_files("see docs/rollouts.md for it, and docs/ppo.md", "docs") == ["docs/rollouts.md"]
-    assert missing_files("`tests/stages/test_push.py`, `tests/tools`", "tests|docs") == ["tests/commands/test_push.py"]
+    assert missing_files("`tests/stages/test_push.py`, `tests/tools`", "tests|docs") == ["tests/stages/test_push.py"]
 
 
 def test_every_test_that_the_evidence_names_exists():
