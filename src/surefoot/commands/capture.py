@@ -54,8 +54,15 @@ def capture(
     itself a capture, the two are compared and nothing is run.
     """
     from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
-    from surefoot.methods.asked_data import DataRequest, check_request
-    from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
+    from surefoot.methods.requests import (
+        DataRequest,
+        check_request,
+        layer_numbers,
+        require_maps,
+        require_positions,
+        usual_tokens,
+        written_text,
+    )
     from surefoot.system.errors import Fault, InputError
 
     if is_capture(Path(model)):

@@ -42,7 +42,7 @@ def reward(
     MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
     takes: preference records with a better and a worse answer. Left out, it is the pairs that the run held out.
     """
-    from surefoot.methods.asked_data import DataRequest, check_request
+    from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
     words = {"source": data, "template": template, "max_length": max_length, "max_samples": max_samples}
@@ -63,7 +63,7 @@ def reward(
 
     from surefoot.evaluate.measure_loss import as_evaluated
     from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
-    from surefoot.methods.open_reward import open_reward
+    from surefoot.methods.open_model import open_reward
     from surefoot.report.calibration import calibration_bins
     from surefoot.report.console import open_console
     from surefoot.report.pictures.calibration import calibration_picture

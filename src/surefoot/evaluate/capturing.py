@@ -33,9 +33,15 @@ from surefoot.evaluate.capture_folder import (
 from surefoot.evaluate.capture_pictures import CapturePictures, draw_comparison
 from surefoot.evaluate.first_token import about_bos, with_bos
 from surefoot.evaluate.measure_loss import read_evaluation_data
-from surefoot.methods.asked_data import DataRequest
-from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 from surefoot.methods.open_model import OpenModel, open_for_use
+from surefoot.methods.requests import (
+    DataRequest,
+    layer_numbers,
+    require_maps,
+    require_positions,
+    usual_tokens,
+    written_text,
+)
 from surefoot.models.facts import facts_of
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.instrument import layer_parts, watched

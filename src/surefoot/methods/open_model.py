@@ -1,7 +1,13 @@
-"""Open whatever a user points at, ready to answer: base model, adapter, run, checkpoint or merged model.
+"""Open whatever a user points at: base model, adapter, run, checkpoint, merged model or reward model.
+
+    opened = open_for_use("runs/one")               # ready to answer
+    scorer = open_reward("runs/reward")             # ready to score
 
 A run folder's plan.json says how its model was trained: template, BOS, stop tokens, dtype. For a model from elsewhere
 the planner decides as it would before training, so that answers before and after are asked for in the same way.
+
+An adapter over a base with other weights is an experiment and gives a caution (`provenance`); over a base with another
+vocabulary every id is another text, so that is refused.
 """
 
 from __future__ import annotations
@@ -26,14 +32,20 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_plan
-from surefoot.methods.same_tokens import require_same_tokens
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.load import load_model, load_tokenizer, said
 from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
-from surefoot.models.value_head import has_value_head
+from surefoot.models.value_head import (
+    ScoredModel,
+    ValueHead,
+    has_value_head,
+    load_value_head,
+    value_head_tensors,
+    value_width,
+)
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
@@ -246,3 +258,96 @@ def _dtype(stored: DType, machine: Hardware) -> DType:
     """As stored, where this machine computes in it; fp32 is right everywhere."""
     fast = {"fp32": True, "bf16": machine.bf16, "fp16": machine.fp16 and machine.kind != "cpu"}
     return stored if fast[stored] else "fp32"
+
+
+_FILE = "tokenizer.json"
+
+
+def require_same_tokens(saved: SavedAdapter, base: Path, rows: int) -> None:
+    """Raises InputError where the adapter brings a tokenizer, and the base's ids stand for other tokens. Reserved ones
+    that training did not write may have other names, as Llama 3's have in Llama 3.1.
+
+    rows: of the base's embedding; further ones come with the adapter.
+    """
+    files = saved.folder / _FILE, base / _FILE
+    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
+        return
+    own = load_tokenizer(saved.folder)
+    there = {number: text for text, number in load_tokenizer(base).get_vocab().items()}
+    brought = range(rows, saved.rows or 0)
+    for text, number in _written(own, saved_plan(saved.folder)):
+        if there.get(number) != text and number not in brought:
+            named = f"is {there[number]!r}" if number in there else "does not exist"
+            what = f"was trained with another tokenizer: its token {number}, {text!r}, {named} in {base}"
+            raise InputError(Fault(str(saved.folder), what, "put it over the model that it was trained over"))
+
+
+def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[str, int]]:
+    """The tokens that training may have written, with their ids: of texts, and the special ones that begin and end
+    texts or stand in the chat template."""
+    added = own.added_tokens_decoder
+    named = [own.bos_token, own.eos_token]
+    marks = {number for number, token in added.items() if token.content in str(own.chat_template)}
+    marks |= set(plan.tokenizer.stop.value) if plan else set()
+    marks |= {plan.tokenizer.bos_id} if plan and plan.tokenizer.bos_id is not None else set()
+    return [
+        (text, number)
+        for text, number in own.get_vocab().items()
+        if number not in added or number in marks or text in named
+    ]
+
+
+@dataclass(frozen=True)
+class OpenReward:
+    """model: in eval mode, its head in fp32. opened: the language model in it, with all that `OpenModel` tells; its
+    `model` is the backbone."""
+
+    model: ScoredModel
+    opened: OpenModel
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.opened.tokenizer
+
+    @property
+    def template(self) -> Template:
+        return self.opened.template
+
+    @property
+    def tokens(self) -> TokenizerPlan:
+        return self.opened.tokens
+
+    @property
+    def plan(self) -> RunPlan | None:
+        """Of the run that trained it; None where surefoot did not."""
+        return self.opened.plan
+
+    @property
+    def base(self) -> Path:
+        """Folder of the base model."""
+        return self.opened.base
+
+    @property
+    def trained(self) -> Path:
+        """Folder of the adapter, or `base` where there is none; the value head is here."""
+        return self.opened.trained
+
+    @property
+    def context(self) -> Callable[[], AbstractContextManager[object]]:
+        """To be entered around scoring."""
+        return self.opened.context
+
+
+def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
+    """path: a folder or hub id, of a whole model or of an adapter, which records its base. adapter: one to put over
+    `path`; it has the value head then. dtype: in which the base is held; None: as it was trained.
+
+    Raises InputError for a model that has no value head, before weights are read, and for what `open_for_use` refuses.
+    """
+    base, saved = find_parts(path, adapter)
+    value_head_tensors(saved.folder if saved else base)
+    opened = open_for_use(path, adapter, scored=True, held=dtype)
+    head = ValueHead(value_width(opened.model))
+    load_value_head(head, opened.trained)
+    head.to(next(opened.model.parameters()).device)
+    return OpenReward(ScoredModel(opened.model, head).eval(), opened)

@@ -1,7 +1,7 @@
 """Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
 
 A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary
-(`same_tokens`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
+(`open_model`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
 want to see what comes of it.
 """
 

@@ -26,8 +26,8 @@ from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
 from surefoot.families.files import read_json
-from surefoot.methods.by_record import settled
 from surefoot.methods.method import RewardFunction
+from surefoot.methods.sources import settled
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL

@@ -68,7 +68,7 @@ def _reference_fingerprint(plan: RunPlan) -> str | None:
 def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
     if plan.ppo is None:
         return {}
-    from surefoot.methods.ppo.parts import fingerprints
+    from surefoot.methods.ppo.models import fingerprints
 
     return fingerprints(config, plan.ppo)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
-from surefoot.methods.losses.neftune import with_neftune
+from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Stage
 from surefoot.methods.table import KINDS
 from surefoot.models.folder import resolve_folder, stored_tensors

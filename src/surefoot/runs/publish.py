@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.methods.ranking import evaluated_ranking
+from surefoot.methods.reward import evaluated_ranking
 from surefoot.methods.table import KINDS
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event

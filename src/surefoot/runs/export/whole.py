@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from surefoot.methods.asked_model import require_mergeable
+from surefoot.methods.requests import require_mergeable
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.merge import cast_weights, tensor_digests
 from surefoot.models.precision import TORCH_DTYPE
