@@ -88,5 +88,5 @@ def test_a_run_without_a_model_names_its_newest_checkpoint(tmp_path, monkeypatch
     shown = CliRunner().invoke(main, ["generate", "runs/x/", "--prompt", "a"])
     assert (shown.exit_code, shown.stderr) == (
         2,
-        "error: runs/x/: is not finished; use runs/x/checkpoint-12\n",
+        "error: runs/x/: is not finished; use runs/x/checkpoint-12 [SF-USE-FOLDER]\n",
     )

@@ -96,9 +96,11 @@ def check_models(
         if path is None:
             continue
         if Path(path).is_file():
-            raise InputError(Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}"))
+            raise InputError(
+                Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}", code="SF-USE-FOLDER")
+            )
         if looks_local(path) and not Path(path).is_dir():
-            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ())))
+            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ()), code="SF-FILE-MISSING"))
         folder = resolve_folder(path, weights=True)
         require_weights(folder, path)
         check_folder(folder)

@@ -67,7 +67,14 @@ def capture(
 
     if is_capture(Path(model)):
         if against is None:
-            raise InputError(Fault(model, "is a capture", "add --against ANOTHER to compare the two, or name a model"))
+            raise InputError(
+                Fault(
+                    model,
+                    "is a capture",
+                    "add --against ANOTHER to compare the two, or name a model",
+                    code="SF-USE-FOLDER",
+                )
+            )
         if adapter or seq_len or text or data or template or attention or dtype or layers != "all" or bos is not None:
             raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
         _compare(against, Path(model), out, overwrite)

@@ -52,7 +52,7 @@ def reward(
         check_request(asked)
     elif adapter is not None or any(words.values()):
         what = "is needed with --adapter, --template, --max-length or --max-samples"
-        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken"))
+        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
     else:
         asked = None
     request = {"model": model, "adapter": adapter, **words}

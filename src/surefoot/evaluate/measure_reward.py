@@ -89,7 +89,11 @@ def _held_out(opened: OpenModel) -> PreparedData:
     """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
     config, run = saved_config(opened.trained), run_of(opened.trained)
     if config is None or run is None or config.stage != "reward" or config.data.eval == "none":
-        raise InputError(Fault("DATA", "is needed: MODEL is no run that held pairs out", "name preference records"))
+        raise InputError(
+            Fault(
+                "DATA", "is needed: MODEL is no run that held pairs out", "name preference records", code="SF-USE-FLAG"
+            )
+        )
     pinned, _ = pin(config, saved_commits(run / DATA))
     data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
     assert data.eval is not None

@@ -73,7 +73,7 @@ def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
     room = longest - config.ppo.max_new_tokens
     if room < 1:
         what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
-        raise InputError(Fault("ppo.max_new_tokens", what, "lower it"))
+        raise InputError(Fault("ppo.max_new_tokens", what, "lower it", code="SF-DATA-LENGTH"))
     return room
 
 

@@ -103,7 +103,7 @@ def open_for_use(
     plan = saved_plan(trained)
     if not scored and has_value_head(trained):  # also what was exported: no plan lies there
         what = "is a reward model: it scores answers and writes none"
-        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA"))
+        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA", code="SF-MODEL-KIND"))
     notes = list(cautions_about(trained, base))
     if saved and saved.layouts:
         notes.append(said(saved.folder, saved.layouts))
@@ -156,14 +156,21 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
     try:
         return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
     except RowFault as fault:
-        raise InputError(Fault("prompt", fault.what, fault.fix)) from None
+        raise InputError(Fault("prompt", fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:
     """See `text_ids`; behind BOS where the model uses one."""
     ids = text_ids(text, opened.encoder, opened.bos_id)
     if not ids:
-        raise InputError(Fault("prompt", "is empty, and this model begins with no token of its own", "write something"))
+        raise InputError(
+            Fault(
+                "prompt",
+                "is empty, and this model begins with no token of its own",
+                "write something",
+                code="SF-DATA-EMPTY",
+            )
+        )
     return ids
 
 
@@ -173,7 +180,7 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
     free = opened.positions - longest
     if free < (wanted or 1):
         what = f"{longest} tokens and {wanted or 1} new ones are more than the model's {opened.positions} positions"
-        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens"))
+        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens", code="SF-DATA-LENGTH"))
     return wanted or min(usual, free)
 
 
@@ -210,12 +217,14 @@ def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
     if own is not None and plan is not None and own != planned:
         what = f"is {own:g}, and the model was trained with bos.scale {planned:g}, as plan.json says"
         fix = f"write {planned:g} into it: with another factor answers make no sense"
-        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix))
+        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix, code="SF-BOS"))
     if own is not None:
         return own
     if planned != 1:
         what = f"is missing, and the model was trained with bos.scale {planned:g}"
-        raise InputError(Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense"))
+        raise InputError(
+            Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense", code="SF-BOS")
+        )
     under = None if plan is not None else read_bos_scale(base)
     return 1.0 if under is None else under
 

@@ -122,7 +122,14 @@ def _require_both(evaluation: TokenisedDataset) -> None:
     good = int(evaluation.good().sum())
     if good in (0, len(evaluation)):
         what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
-        raise InputError(Fault("checkpoint.best", what, "use reward_accuracy or loss, or other evaluation data"))
+        raise InputError(
+            Fault(
+                "checkpoint.best",
+                what,
+                "use reward_accuracy or loss, or other evaluation data",
+                code="SF-CONFIG-CONFLICT",
+            )
+        )
 
 
 def _groups(count: int, size: int) -> list[np.ndarray]:

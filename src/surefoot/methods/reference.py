@@ -100,7 +100,9 @@ def _another(
     opened = open_for_use(path)
     if not same_ids(opened.tokenizer, tokenizer):
         what = f"{path} has another tokenizer than the policy, so its ids mean other texts"
-        raise InputError(Fault("alignment.reference", what, "name a model of the same family and vocabulary"))
+        raise InputError(
+            Fault("alignment.reference", what, "name a model of the same family and vocabulary", code="SF-TOKENIZER")
+        )
     if opened.bos_scale != plan.tokenizer.bos_scale.value:
         say(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:

@@ -134,19 +134,21 @@ def named_model(path: str, adapter: str | None) -> NamedModel | None:
 
 def require_side(only: Only | None, adapted: bool) -> None:
     if only == "adapter" and not adapted:
-        raise InputError(Fault("--only", "asks for an adapter, and there is none", "leave it out"))
+        raise InputError(Fault("--only", "asks for an adapter, and there is none", "leave it out", code="SF-USE-FLAG"))
 
 
 def require_positions(flag: str, tokens: int, positions: int) -> None:
     if tokens > positions:
-        raise InputError(Fault(flag, f"{tokens} is more than the model's {positions} positions", "lower it"))
+        raise InputError(
+            Fault(flag, f"{tokens} is more than the model's {positions} positions", "lower it", code="SF-DATA-LENGTH")
+        )
 
 
 def require_room_for_answers(tokens: int, positions: int) -> None:
     """A prompt has one token at least."""
     if tokens >= positions:
         what = f"{tokens} and a prompt are more than the model's {positions} positions"
-        raise InputError(Fault("--max-new-tokens", what, "lower it"))
+        raise InputError(Fault("--max-new-tokens", what, "lower it", code="SF-DATA-LENGTH"))
 
 
 def usual_tokens(positions: int) -> int:
@@ -158,21 +160,25 @@ def require_maps(facts: ModelFacts, tokens: int) -> None:
     """Attention maps of so many tokens, a layer at a time."""
     if (size := 4 * facts.heads * tokens**2) > _MAP_BYTES:
         what = f"the maps of one layer would take {size_text(size)} of memory"
-        raise InputError(Fault("--attention", what, "lower --seq-len"))
+        raise InputError(Fault("--attention", what, "lower --seq-len", code="SF-MEMORY"))
 
 
 def require_mergeable(path: str, *, merge: bool, gguf: bool, adapted: bool) -> None:
     if merge and not adapted:
-        raise InputError(Fault(path, "is a whole model, so there is nothing to merge", "leave --merge out"))
+        raise InputError(
+            Fault(path, "is a whole model, so there is nothing to merge", "leave --merge out", code="SF-USE-FLAG")
+        )
     if gguf and adapted and not merge:
-        raise InputError(Fault("--gguf", "is for whole models, and this is an adapter", "give --merge as well"))
+        raise InputError(
+            Fault("--gguf", "is for whole models, and this is an adapter", "give --merge as well", code="SF-USE-FLAG")
+        )
 
 
 def written_text(path: Path) -> str:
     """A text to run a model on."""
     content = read_text(path)
     if not content.strip():
-        raise InputError(Fault(str(path), "is empty", "write something into it"))
+        raise InputError(Fault(str(path), "is empty", "write something into it", code="SF-DATA-EMPTY"))
     return content
 
 
@@ -181,7 +187,7 @@ def layer_numbers(spec: str, count: int) -> Sequence[int]:
     try:
         return chosen_layers(spec, count)
     except ValueError as error:
-        raise InputError(Fault("--layers", str(error), "such as all, 0 or 0,5-7")) from None
+        raise InputError(Fault("--layers", str(error), "such as all, 0 or 0,5-7", code="SF-USE-FLAG")) from None
 
 
 def chosen_layers(spec: str, count: int) -> Sequence[int]:

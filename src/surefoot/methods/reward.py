@@ -78,7 +78,7 @@ def _verified(head: ValueHead, planned: RewardPlan) -> dict[str, Any]:
     }
     expected = {"parameters": planned.head_parameters, "dtypes": ["float32"]}
     if found != expected:
-        raise EnvironmentFault(Fault("plan: value head", f"planned {expected}, found {found}"))
+        raise EnvironmentFault(Fault("plan: value head", f"planned {expected}, found {found}", code="SF-PLAN-BROKEN"))
     return found
 
 

@@ -172,7 +172,12 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
     if total <= checkpoint.step and total != planned:
         what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
         raise InputError(
-            Fault("duration", what, f"give more than {counted(checkpoint.step, 'step')}, or start another run")
+            Fault(
+                "duration",
+                what,
+                f"give more than {counted(checkpoint.step, 'step')}, or start another run",
+                code="SF-CONFIG-CONFLICT",
+            )
         )
 
 

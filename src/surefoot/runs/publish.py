@@ -121,7 +121,10 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
         cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
     if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
         advice = Fault(
-            str(run), "cannot be finished from a damaged checkpoint", "go on from an older one with --resume"
+            str(run),
+            "cannot be finished from a damaged checkpoint",
+            "go on from an older one with --resume",
+            code="SF-CHECKPOINT-DAMAGED",
         )
         raise IntegrityError([*faults, advice])
     return state.step, cautions

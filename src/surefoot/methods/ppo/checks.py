@@ -60,7 +60,9 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
             f"the policy is not its reference before the first update: log-probabilities differ by "
             f"{kl.abs().mean():.3g} per token, and {tolerance:g} is what {compute} explains"
         )
-        faults.append(Fault("ppo", what, "the two were not loaded alike: report this with the run folder"))
+        faults.append(
+            Fault("ppo", what, "the two were not loaded alike: report this with the run folder", code="SF-PLAN-BROKEN")
+        )
     drawn = weighed.drawn[real].double()
     known = ~drawn.isnan()
     ratio = None
@@ -74,7 +76,12 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
                 "explains"
             )
             faults.append(
-                Fault("ppo", what, "check that ppo.engine serves this model; try precision: fp32 or attention: eager")
+                Fault(
+                    "ppo",
+                    what,
+                    "check that ppo.engine serves this model; try precision: fp32 or attention: eager",
+                    code="SF-PLAN-BROKEN",
+                )
             )
     if faults:
         raise EnvironmentFault(faults)

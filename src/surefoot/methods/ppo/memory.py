@@ -102,7 +102,14 @@ class PpoMemory:
         records = numbers.pop("records")
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
-                raise IntegrityError(Fault(key, "is not what the run began with", "restore it, or start another run"))
+                raise IntegrityError(
+                    Fault(
+                        key,
+                        "is not what the run began with",
+                        "restore it, or start another run",
+                        code="SF-RESUME-CHANGED",
+                    )
+                )
         numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # an older state counts for none
         self.numbers, self._step = Numbers(**numbers), step
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)

@@ -192,7 +192,7 @@ def _verified(cast: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
     beside = [one.numel() for name, one in cast.named_parameters() if one.requires_grad and name not in actor]
     if ppo.critic_head is not None and sum(beside) != ppo.critic_parameters + ppo.critic_head:
         what = f"planned {ppo.critic_parameters:,} and {ppo.critic_head:,} of its value head, found {sum(beside):,}"
-        raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what))
+        raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what, code="SF-PLAN-BROKEN"))
     return {"actor_parameters": len(actor), "critic_parameters": len(learned), "critic_trainable": sum(beside)}
 
 
