@@ -288,7 +288,9 @@ def require_same_tokens(saved: SavedAdapter, base: Path, rows: int) -> None:
         if there.get(number) != text and number not in brought:
             named = f"is {there[number]!r}" if number in there else "does not exist"
             what = f"was trained with another tokenizer: its token {number}, {text!r}, {named} in {base}"
-            raise InputError(Fault(str(saved.folder), what, "put it over the model that it was trained over"))
+            raise InputError(
+                Fault(str(saved.folder), what, "put it over the model that it was trained over", code="SF-TOKENIZER")
+            )
 
 
 def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[str, int]]:

@@ -103,7 +103,7 @@ def _reworded(fault: Fault) -> Fault:
         where = f"DATA{where.removeprefix('data.train')}"
     for key, argument in _ARGUMENT.items():
         fix = fix.replace(f"{key} ", f"{argument} ")
-    return Fault(where, fault.what, fix)
+    return Fault(where, fault.what, fix, fault.code)
 
 
 Only = Literal["base", "adapter"]

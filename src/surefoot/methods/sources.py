@@ -70,7 +70,9 @@ def settled(config: RunConfig) -> RunConfig:
         found.setdefault(laid_out(first_record(spec), KINDS_OF_RECORDS[config.stage]), spec.path)
     if len(found) > 1:
         kinds = " and ".join(f"{path} asks for template {template}" for (template, _), path in found.items())
-        raise InputError(Fault("data.train", f"{kinds}: one run has one", "train on records of one kind"))
+        raise InputError(
+            Fault("data.train", f"{kinds}: one run has one", "train on records of one kind", code="SF-DATA-FORMAT")
+        )
     template, learned = next(iter(found))
     chosen = {"template": template} if data.template == BY_RECORD else {}
     chosen |= {"train_on": learned} if data.train_on == BY_RECORD else {}

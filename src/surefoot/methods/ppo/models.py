@@ -312,7 +312,9 @@ def _source(path: str, base: Path, key: str) -> Source:
     try:
         own_base, saved = find_parts(path, None)
     except EnvironmentFault as error:
-        raise EnvironmentFault([Fault(key, f"{one.where} {one.what}", one.fix) for one in error.faults]) from None
+        raise EnvironmentFault(
+            [Fault(key, f"{one.where} {one.what}", one.fix, one.code) for one in error.faults]
+        ) from None
     trained = saved.folder if saved else own_base
     value_head_tensors(trained)
     _check_tokenizer(trained, own_base, base, key)
@@ -332,4 +334,4 @@ def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> Non
         what = (
             f"{folder} has another tokenizer than the policy ({len(different)} tokens differ, first {different[0]!r})"
         )
-        raise InputError(Fault(key, what, "train a reward model on the policy's own base"))
+        raise InputError(Fault(key, what, "train a reward model on the policy's own base", code="SF-TOKENIZER"))

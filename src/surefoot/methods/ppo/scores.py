@@ -131,7 +131,9 @@ def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
 def function_in(file: Path, name: str, key: str) -> Callable[..., Any]:
     """Runs the file, as an import would, and returns its function. Raises InputError."""
     if not file.is_file():
-        raise InputError(Fault(key, f"there is no file {file}", "it is relative to the working folder"))
+        raise InputError(
+            Fault(key, f"there is no file {file}", "it is relative to the working folder", code="SF-FILE-MISSING")
+        )
     module = _module(file)
     found = getattr(module, name, None)
     if not callable(found):
@@ -143,7 +145,7 @@ def function_in(file: Path, name: str, key: str) -> Callable[..., Any]:
         near = nearest_word(name, own)
         has = f"it has {', '.join(own)}" if own else "it has no function"
         what = f"{file} has no function {name!r}" if found is None else f"{name!r} in {file} is no function"
-        raise InputError(Fault(key, what, f"did you mean {near}?" if near else has))
+        raise InputError(Fault(key, what, f"did you mean {near}?" if near else has, code="SF-OWN-FUNCTION"))
     return found
 
 
@@ -157,7 +159,9 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
         except SurefootError:
             raise
         except Exception as error:
-            raise InputError(Fault(_place(error, name), f"the reward raised {_said(error)}")) from error
+            raise InputError(
+                Fault(_place(error, name), f"the reward raised {_said(error)}", code="SF-OWN-FUNCTION")
+            ) from error
         return _one_each(found, len(responses), name)
 
     return score
@@ -170,10 +174,12 @@ def _at_address(text: str, key: str) -> Scorer:
         said = asked.post("", {"prompts": list(prompts), "responses": list(responses)})
         if not isinstance(said, dict) or "scores" not in said:
             what = 'answers without {"scores": […]}'
-            raise InputError(Fault(asked.address, what, "see docs/ppo.md for what a scorer returns"))
+            raise InputError(Fault(asked.address, what, "see docs/ppo.md for what a scorer returns", code="SF-SERVER"))
         scores = _one_each(said["scores"], len(responses), asked.address)
         if not all(map(math.isfinite, scores)):
-            raise InputError(Fault(asked.address, "answers with a score that is NaN or infinite", "see its log"))
+            raise InputError(
+                Fault(asked.address, "answers with a score that is NaN or infinite", "see its log", code="SF-SERVER")
+            )
         return scores
 
     return score
@@ -182,15 +188,22 @@ def _at_address(text: str, key: str) -> Scorer:
 def _one_each(found: Any, count: int, name: str) -> list[float]:
     """What was returned, as floats. Tensors and arrays of one dimension are taken as well."""
     if isinstance(found, str | bytes | dict) or not isinstance(found, Iterable):
-        raise InputError(Fault(name, f"the reward returned {type(found).__name__}", "return a number for each answer"))
+        raise InputError(
+            Fault(
+                name,
+                f"the reward returned {type(found).__name__}",
+                "return a number for each answer",
+                code="SF-OWN-FUNCTION",
+            )
+        )
     values = found.tolist() if hasattr(found, "tolist") else list(found)  # pyright: ignore[reportAttributeAccessIssue]
     if len(values) != count:
         what = f"the reward returned {len(values)} scores for {count} answers"
-        raise InputError(Fault(name, what, "return a number for each answer"))
+        raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
     for place, value in enumerate(values):
         if isinstance(value, bool) or not (isinstance(value, numbers.Real) or _is_scalar(value)):
             what = f"the reward returned {type(value).__name__} for answer {place}"
-            raise InputError(Fault(name, what, "return a number for each answer"))
+            raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
     return [float(value) for value in values]
 
 
@@ -213,7 +226,9 @@ def _module(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(Fault(_place(error, str(file)), f"cannot be imported: {_said(error)}")) from error
+        raise InputError(
+            Fault(_place(error, str(file)), f"cannot be imported: {_said(error)}", code="SF-OWN-FUNCTION")
+        ) from error
     return module
 
 
