@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
-TRITON := build/triton
-TRITON_SETUP := $(TRITON)/.installed
 TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -26,20 +24,12 @@ $(SETUP): pyproject.toml constraints.txt
 quickstart: $(SETUP)  ## fine-tune the embedded model, offline, and look at what came out
 	$(BIN)/surefoot quickstart --overwrite
 
-# Kernels for GPUs are tested in Triton's interpreter, by children that find it here. Inside the environment torch would
-# import it in every run on a CPU, for 70 MiB of memory. Where there is none (it is for Linux), their tests are skipped.
-$(TRITON_SETUP): constraints.txt | $(SETUP)
-	@mkdir -p $(TRITON)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
-		--target $(TRITON) "$$(grep '^triton==' constraints.txt)" || echo "no Triton here: tests of its kernels are skipped"
-	@touch $@
-
 SUITE := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak"
 
-test: $(SETUP) $(TRITON_SETUP) lint contracts types  ## lint, import contracts, types, tests
+test: $(SETUP) lint contracts types  ## lint, import contracts, types, tests
 	$(SUITE)
 
-test-older-cpus: $(SETUP) $(TRITON_SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
+test-older-cpus: $(SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(SUITE)
 

@@ -1,9 +1,8 @@
-"""Norms, turns by positions and gated activations: the plain way, surefoot's, torch's own and compiled ones.
+"""Norms, rotary positions and gated activations on a CPU: the plain way, surefoot's, torch's own and compiled ones.
 
-    python benchmarks/pointwise.py [--tokens 2048] [--turns 9] [--compiled] [--step] [--device cpu]
+    python benchmarks/pointwise.py [--tokens 2048] [--turns 9] [--compiled] [--step]
 
-Forward and backward, medians of interleaved turns: on a CPU on one thread, CPU time of this process; with --device cuda
-wall time until the GPU is done, 20 passes to a turn, and surefoot's ways are Triton's. --compiled adds the plain
+Forward and backward on one thread, CPU time of this process, medians of interleaved turns. --compiled adds the plain
 formulas under torch.compile (a compiler must be there), and says what compiling took, its children included. --step
 times a whole LoRA step instead, in the model of benchmarks/adapters.py. Prints what docs/evidence/pointwise.md has.
 """
@@ -22,9 +21,7 @@ import torch
 from adapters import batch, model
 from torch.nn import functional as F
 
-from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.forms import Arithmetic, arithmetic_for
-from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
+from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.pointwise import install
 
@@ -52,20 +49,15 @@ def passed(way: Callable[..., torch.Tensor], given: Sequence[torch.Tensor], oute
     torch.autograd.grad(way(*given), [one for one in given if one.requires_grad], outer)
 
 
-def medians(arms: Mapping[str, Callable[[], object]], turns: int, device: str) -> dict[str, float]:
-    """Milliseconds, of CPU time on a CPU."""
-    on_gpu = device == "cuda"
-    clock, wait, passes = (time.perf_counter, torch.cuda.synchronize, 20) if on_gpu else (time.process_time, int, 1)
+def medians(arms: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Milliseconds of CPU time."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(turns + 1):
         for name, arm in arms.items():
-            wait()
-            start = clock()
-            for _ in range(passes):
-                arm()
-            wait()
+            start = time.process_time()
+            arm()
             if turn:  # the first one warms up
-                taken[name].append(1000 * (clock() - start) / passes)
+                taken[name].append(1000 * (time.process_time() - start))
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
@@ -73,13 +65,11 @@ def compiled(way: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return torch.compile(way, dynamic=True, fullgraph=True)
 
 
-def operators(
-    width: int, heads: int, head_dim: int, gate: int, tokens: int, dtype: torch.dtype, device: str, by: Arithmetic
-) -> dict[str, Any]:
+def operators(width: int, heads: int, head_dim: int, gate: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
     """Part -> (its ways by name, inputs, gradient of the output)."""
 
     def make(*shape: int, learns: bool = False) -> torch.Tensor:
-        return torch.randn(*shape).to(device, dtype).requires_grad_(learns)
+        return torch.randn(*shape).to(dtype).requires_grad_(learns)
 
     def by_head(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().view(1, tokens, heads, head_dim).transpose(1, 2)
@@ -88,14 +78,14 @@ def operators(
     q = by_head(make(tokens, width)).requires_grad_()
     norms = {
         "plain": partial(plain_norm, form=LLAMA),
-        "own": partial(rms_norm, form=LLAMA, by=by),
+        "own": partial(rms_norm, form=LLAMA),
         "torch": lambda x, weight: F.rms_norm(x, (width,), weight, LLAMA.eps),
     }
     turns = {
         "plain": lambda q: plain_turn(q, cos.unsqueeze(1), sin.unsqueeze(1)),
-        "own": lambda q: turned_alone(q, cos, sin, by),
+        "own": lambda q: turned_alone(q, cos, sin),
     }
-    gates = {"plain": plain_gate, "own": partial(gated, by=by.gates) if by.gates else OwnGate.apply}
+    gates = {"plain": lambda gate, up: F.silu(gate) * up, "own": OwnGate.apply}
     return {
         "norm": (norms, (make(tokens, width, learns=True), make(width)), make(tokens, width)),
         "norm, weight trains": (
@@ -114,11 +104,10 @@ def seconds_used() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def compare_operators(tokens: int, turns: int, with_compiled: bool, device: str) -> None:
-    by = arithmetic_for(device)
+def compare_operators(tokens: int, turns: int, with_compiled: bool) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for size in SIZES:
-            for part, (ways, given, outer) in operators(*size, tokens, dtype, device, by).items():
+            for part, (ways, given, outer) in operators(*size, tokens, dtype).items():
                 arms = {name: partial(passed, way, given, outer) for name, way in ways.items()}
                 cost = ""
                 if with_compiled:
@@ -126,25 +115,25 @@ def compare_operators(tokens: int, turns: int, with_compiled: bool, device: str)
                     start = seconds_used()
                     arms["compiled"]()
                     cost = f"  compiling: {seconds_used() - start:.1f} s"
-                found = medians(arms, turns, device)
+                found = medians(arms, turns)
                 times = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
                 gain = found["plain"] / found["own"]
                 print(f"{str(dtype)[6:]:9} {size[0]:5} {part:20} {times}  own {gain:.2f} x{cost}", flush=True)
 
 
-def step(one: torch.nn.Module, bf16: bool, device: str) -> None:
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
-        loss = sft_loss(one, batch().to(torch.device(device))).loss
+def step(one: torch.nn.Module, bf16: bool) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        loss = sft_loss(one, batch()).loss
     loss.backward()
     one.zero_grad(set_to_none=True)
 
 
-def compare_steps(turns: int, device: str) -> None:
+def compare_steps(turns: int) -> None:
     for bf16 in (True, False):
-        plain, own = (model("lora", True, bf16).to(device) for _ in range(2))
-        install(own, arithmetic_for(device))
-        arms = {"plain": partial(step, plain, bf16, device), "own": partial(step, own, bf16, device)}
-        found = medians(arms, turns, device)
+        plain, own = (model("lora", True, bf16) for _ in range(2))
+        install(own)
+        arms = {"plain": partial(step, plain, bf16), "own": partial(step, own, bf16)}
+        found = medians(arms, turns)
         print(f"{'bf16' if bf16 else 'fp32'} step: {found}, own {found['plain'] / found['own']:.3f} x", flush=True)
 
 
@@ -154,14 +143,13 @@ def main() -> None:
     asked.add_argument("--turns", type=int, default=9)
     asked.add_argument("--compiled", action="store_true")
     asked.add_argument("--step", action="store_true")
-    asked.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = asked.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if given.step:
-        compare_steps(given.turns, given.device)
+        compare_steps(given.turns)
     else:
-        compare_operators(given.tokens, given.turns, given.compiled, given.device)
+        compare_operators(given.tokens, given.turns, given.compiled)
 
 
 if __name__ == "__main__":

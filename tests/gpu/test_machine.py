@@ -13,7 +13,6 @@ from gpu.devices import CUDA, DEVICES, take
 from helpers.doctor_runs import clean_base, clean_run
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
-from surefoot.kernels.forms import arithmetic_for
 from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.kernels import ORDER
 from surefoot.planning.measurements import PointwiseSizes
@@ -64,16 +63,15 @@ def probe_all(device: str, dtype, heads, length, rows, shape, mix) -> None:
         return lambda q, k, v: FORMS[packed](q, k, v, found, heads[2] ** -0.5)
 
     assert [trial.failure for trial in document_trials(request, {packed: of})] == ["", ""]
-    parts = ("norm", "rotary", "gate") if on_gpu else ("norm", "rotary")
-    sizes = PointwiseSizes(shape[0], heads[0], heads[2], shape[1] if on_gpu else None)
-    ways = pointwise_ways(arithmetic_for(device))
-    assert not any(trial.failure for trial in pointwise_trials(PointwiseRequest(parts, sizes, dtype, device), ways))
+    if not on_gpu:
+        request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(shape[0], heads[0], heads[2]), dtype, device)
+        assert not any(trial.failure for trial in pointwise_trials(request, pointwise_ways()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_probes_keep_their_time(monkeypatch, device):
-    """On a GPU, of a model of 8 B, besides imports and the start of the GPU; Triton compiles its kernels within the
-    time. On a CPU, at a small model's shapes, that they run: what time passes beside other tests says nothing."""
+    """On a GPU, of a model of 8 B, besides imports and the start of the GPU. On a CPU, at a small model's shapes, that
+    they run: the time that passes beside other tests says nothing."""
     take(device, monkeypatch)
     torch.zeros(1, device=device)
     small = ((12, 4, 64), 512, 1, (768, 2048), (100, 200, 400))
@@ -135,6 +133,6 @@ def test_a_gpu_that_is_there_is_described(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     found = detect()
     assert isinstance(found, Hardware)
-    assert replace(found, flash_attention_2=None, triton=None, cores=1) == Hardware(
+    assert replace(found, flash_attention_2=None, cores=1) == Hardware(
         "GPU", "cuda", 2**37, (9, 0), True, True, True, 1, preset=False, free=2**36
     )

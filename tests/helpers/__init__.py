@@ -34,7 +34,6 @@ Processes
     two_ranks          a function on two ranks for real
     surefoot_on_path   `surefoot` for shell scripts under test; python_on_path: `python`
     planted_crashes    steps that end their process
-    triton_cases       Triton's kernels in its interpreter (`triton_models`, `triton_compiled`)
 
 Outside
     hub_stub           the model hub, on this machine

@@ -193,14 +193,6 @@ def test_fused_norms_keep_what_their_kernel_says(tmp_path, number):
     assert layer_memory._norm_bytes(work) == 2 * stored_bytes(CONFIG["hidden_size"], number, fused=True)
 
 
-@pytest.mark.parametrize("adapter", [None, LORA])
-def test_fused_gates_keep_gate_and_up_and_not_the_activation(tmp_path, adapter):
-    """Three tensors of the MLP's width are two, in bf16."""
-    work = workload(tmp_path, adapter=adapter, precision="bf16")
-    plain, fused = (layer_bytes(one, 10, 10) for one in (work, replace(work, fused_gates=True)))
-    assert plain - fused == 10 * 2 * CONFIG["intermediate_size"]
-
-
 PACKED = [(None, "fp32"), (LORA, "fp32"), (LORA, "bf16"), (DORA, "bf16")]
 
 

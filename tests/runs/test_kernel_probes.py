@@ -25,7 +25,7 @@ OF_POINTWISE = PointwiseRequest(("norm", "rotary"), PointwiseSizes(64, 4, 16), "
 OF_ATTENTION = AttentionRequest(("math",), 2, 1, 8, 32, "fp32", "cuda")
 _PATCH = """
 import os
-from surefoot.kernels import documents
+from surefoot.kernels import packed_attention as documents
 from surefoot.planning.probes.child import answer
 from surefoot.runs.kernel_probes import DOCUMENTS
 documents.FORMS["matmul"] = lambda *given: {trouble}

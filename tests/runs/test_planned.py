@@ -150,12 +150,11 @@ def test_on_a_gpu_the_runs_own_rows_and_documents_are_asked_for_and_tf32_is_meas
     base = str(llama3_tokenizer(tmp_path))
     model_facts(tmp_path, WIDE)
     config = run_config(model=base, batch={"size": 64, "micro": 3})
-    gpu = replace(preset("h100"), preset=False, free=2**36, flash_attention_2=False, triton=True)
+    gpu = replace(preset("h100"), preset=False, free=2**36, flash_attention_2=False)
     monkeypatch.setattr(machine, "detect", lambda: gpu)
     plan = make_plan(config, lengths=lengths)
-    attention, pointwise, documents, last = asked
+    attention, documents, last = asked
     assert (attention.device, attention.length, attention.rows) == ("cuda", 1500, 3)
-    assert pointwise.parts == ("norm", "rotary", "gate")
     assert (documents.forms, documents.tokens, documents.mix) == (("varlen", "padded"), 4500, lengths.mix)
     assert last == "cuda"
     assert plan.measurements["tf32"] == 1e12

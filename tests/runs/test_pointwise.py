@@ -5,31 +5,24 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sys
-from dataclasses import replace
 
 import pytest
-import torch
+from transformers import AutoModelForCausalLM
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
-from surefoot.kernels import forms
+from surefoot.kernels import pointwise
 from surefoot.models.fast.pointwise import pointwise_path
-from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
+from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.precision import NARROW
-from surefoot.planning.probes import child
-from surefoot.planning.probes.kept import Kept
-from surefoot.planning.probes.pointwise import PointwiseRequest
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs import planned
-from surefoot.runs.measured import measured_pointwise
-from surefoot.runs.planned import make_plan
+from surefoot.runs.parity import fast_paths
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault
-from surefoot.system.hardware import preset
 
 FUSED = {"pointwise": "fused"}
 FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02, 0.01, ""))
@@ -113,13 +106,13 @@ def test_an_interrupted_run_goes_on_bit_for_bit(workplace, tmp_path):
 
 
 def break_norm(monkeypatch):
-    right = forms.BLOCKS
+    right = pointwise.norm_backward
 
     def wrong(*given, **how):
-        dx, dw = right.norm_backward(*given, **how)
+        dx, dw = right(*given, **how)
         return dx * 2, dw
 
-    monkeypatch.setattr(forms, "BLOCKS", replace(right, norm_backward=wrong))
+    monkeypatch.setattr(pointwise, "norm_backward", wrong)
 
 
 def test_one_that_was_asked_for_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
@@ -143,58 +136,21 @@ def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, mon
     assert weights(tmp_path / "run") == weights(tmp_path / "plain") != weights(tmp_path / "fused")
 
 
-def test_on_a_gpu_gates_are_measured_besides_and_the_plan_says_by_what(workplace, tmp_path, monkeypatch):
-    """A machine with a GPU is described; what its probes would say is given."""
-    asked = []
-
-    def measured(request, kept):
-        asked.append((request.sizes.width, request.sizes.gate, request.device))
-        return (*FASTER, PointwiseTrial("gate", 0.02, 0.01, ""))
-
-    monkeypatch.setattr(planned.machine, "detect", lambda: replace(preset("h100"), preset=False, triton=True))
-    monkeypatch.setattr(planned, "measured_pointwise", measured)
-    monkeypatch.setattr(planned, "measured_products", lambda *asked: {"fp32": 1e13, "bf16": 1e14})
-    monkeypatch.setattr(planned.machine, "forget_peak", lambda kind: None)
-    monkeypatch.setattr(planned, "measured_tf32", lambda *asked: None)
-    monkeypatch.setattr(planned, "measured_attention", lambda *asked: ())
-    plan = make_plan(config(workplace, tmp_path / "run", base="wide"))
-    choice = plan.kernels.pointwise
-    assert (choice.value, choice.source) == ("fused", "measured")
-    assert "norms, turns and gate, forward and backward here: plain 80, fused 40 by Triton" in choice.reason
-    [(width, gate, device)] = asked
-    assert (width, device) == (NARROW, "cuda")
-    assert gate == json.loads((workplace / "wide" / "config.json").read_text())["intermediate_size"]
-
-
-def without_triton(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "surefoot.kernels.triton_pointwise", raising=False)
-
-
-def test_a_triton_that_does_not_load_is_a_trial_that_failed_and_is_tried_again(tmp_path, monkeypatch):
-    """Before any kernel runs, so that no GPU is needed to see it, nor a process of its own."""
-    without_triton(monkeypatch)
-    monkeypatch.setattr(child, "run_in_child", child.run_request)
-    kept = Kept(tmp_path, {})
-    request = PointwiseRequest(("norm", "rotary", "gate"), PointwiseSizes(256, 4, 64, gate=512), "bf16", "cuda")
-    trials = measured_pointwise(request, kept)
-    assert [trial.part for trial in trials] == ["norm", "rotary", "gate"]
-    assert all(trial.failure.startswith("Triton does not load: ") for trial in trials)
-    assert not list(tmp_path.iterdir())
-
-
-def test_on_a_gpu_without_triton_a_planned_path_has_an_obstacle(monkeypatch):
-    """As where a run goes on on another machine than it began on."""
-    without_triton(monkeypatch)
-    assert pointwise_path("cuda").obstacle(torch.nn.Linear(1, 1)).startswith("Triton does not load: ")
-    assert pointwise_path("cpu").form == "blocks"
-
-
-def test_a_run_on_a_cpu_does_not_touch_the_kernels_of_a_gpu(workplace, tmp_path, monkeypatch):
-    without_triton(monkeypatch)
-    train(config(workplace, tmp_path / "run", kernels=FUSED))
+def test_a_run_that_began_with_the_kernels_of_a_gpu_cannot_go_on(workplace, tmp_path, monkeypatch):
+    """Triton's kernels are gone: a saved plan that has them on a GPU is refused, never continued by others."""
+    assert pointwise_path("cpu").obstacle(tiny_model(workplace)) == ""
+    assert "no longer part of surefoot" in pointwise_path("cuda").obstacle(tiny_model(workplace))
+    wanted = config(workplace, tmp_path / "run", kernels=FUSED)
+    train(wanted)
     assert recorded(tmp_path / "run")[0]["form"] == "blocks"
-    assert "surefoot.kernels.triton_pointwise" not in sys.modules
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    monkeypatch.setattr(fast_paths, "pointwise_path", lambda kind: pointwise_path("cuda"))
+    with pytest.raises(EnvironmentFault, match="no longer part of surefoot"):
+        train(wanted, "resume")
+
+
+def tiny_model(workplace):
+    return AutoModelForCausalLM.from_pretrained(workplace / "base")
 
 
 def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_path, monkeypatch):

@@ -132,10 +132,9 @@ class KernelsConfig(Section):
     """Last decoder layer behind its attention. plain: all positions. pruned: those alone that the loss reads. auto:
     pruned where it can run, unless it differs on the run's own weights."""
     pointwise: Literal["auto", "plain", "fused"] = "auto"
-    """RMSNorms, rotary positions and, on a GPU, SwiGLU. plain: the model's own, operator by operator. fused: surefoot's
-    own, on a CPU a few rows at a time, so that they stay in the cache, on a GPU by Triton; less is kept for the
-    backward pass. auto: fused where it was measured to be faster on this machine, unless it differs on the run's own
-    weights."""
+    """RMSNorms and rotary positions. plain: the model's own, operator by operator. fused: surefoot's own, on a CPU, a
+    few rows at a time, so that they stay in the cache; less is kept for the backward pass. auto: fused where it was
+    measured to be faster on this machine, unless it differs on the run's own weights."""
 
 
 class BatchConfig(Section):

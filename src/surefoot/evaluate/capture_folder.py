@@ -47,12 +47,10 @@ class Capture:
             with safe_open(path, framework="pt") as file:
                 tensor = file.get_tensor(entry["tensor"])
         except (OSError, SafetensorError) as error:
-            raise InputError(
-                Fault(str(path), f"cannot be read: {error}", "capture again", code="SF-EVALUATE")
-            ) from None
+            raise InputError(Fault(str(path), f"cannot be read: {error}", "capture again")) from None
         if list(tensor.shape) != entry["shape"]:
             what = f"{name} is {list(tensor.shape)}, and the index says {entry['shape']}"
-            raise InputError(Fault(str(path), what, "capture again", code="SF-EVALUATE"))
+            raise InputError(Fault(str(path), what, "capture again"))
         return tensor
 
 
@@ -68,14 +66,7 @@ def is_capture(folder: Path) -> bool:
 def open_capture(folder: Path) -> Capture:
     """Raises InputError for a folder that is none."""
     if not is_capture(folder):
-        raise InputError(
-            Fault(
-                str(folder),
-                f"is no capture: it has no {INDEX} of one",
-                "name a folder of `capture`",
-                code="SF-USE-FOLDER",
-            )
-        )
+        raise InputError(Fault(str(folder), f"is no capture: it has no {INDEX} of one", "name a folder of `capture`"))
     index = read_json(folder / INDEX)
     return make_capture(folder, str(folder), index)
 
@@ -96,9 +87,7 @@ def require_room(out: Path, overwrite: bool, against: Path | None = None) -> Non
 
     require_replaceable(out, overwrite, INDEX, "capture", written)
     if against is not None and out.resolve() == against.resolve():
-        raise InputError(
-            Fault("--out", f"{out} is what it would be compared with", "choose another folder", code="SF-EVALUATE")
-        )
+        raise InputError(Fault("--out", f"{out} is what it would be compared with", "choose another folder"))
     durable.require_writable(out)
 
 

@@ -46,9 +46,7 @@ def read_bos_scale(folder: Path) -> float | None:
     if factor is None:
         what = f"has no {FACTOR}: the tool that wrote it does not record it"
         fix = f'add the one it was trained with, such as "{FACTOR}": 0.1 (its guide and example use 0.1, its code 0.01)'
-        raise InputError(Fault(str(path), what, fix, code="SF-BOS"))
+        raise InputError(Fault(str(path), what, fix))
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
-        raise InputError(
-            Fault(f"{path}: {FACTOR}", f"is {factor!r}, not a number of at least 0", "correct it", code="SF-BOS")
-        )
+        raise InputError(Fault(f"{path}: {FACTOR}", f"is {factor!r}, not a number of at least 0", "correct it"))
     return float(factor)

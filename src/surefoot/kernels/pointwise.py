@@ -1,5 +1,4 @@
-"""RMSNorm, rotary positions and gated activations with a backward pass of their own: fewer passes over memory, and
-less is kept.
+"""RMSNorm and rotary positions for a CPU, with a backward pass of their own: fewer passes over memory, less is kept.
 
     RMSNorm  (Zhang and Sennrich 2019)      s = 1 / sqrt(mean(x^2) + eps)     h = s x     y = h (c + w)
              c is 1 in Gemma's form and 0 elsewhere
@@ -7,46 +6,61 @@ less is kept.
     g = dy (c + w)       dx = s (g - h mean(g h))       dw = sum over rows of dy h
 
     rotary   (Su et al. 2021)               y1 = x1 cos1 - x2 sin1     y2 = x2 cos2 + x1 sin2
-             for the halves of every head; what is behind `cos.shape[-1]` numbers passes
+             for the halves of every head; numbers behind the first `cos.shape[-1]` stay as they are
 
     dx1 = dy1 cos1 + dy2 sin2     dx2 = dy2 cos2 - dy1 sin1
 
-    SwiGLU   (Shazeer 2020)                 s = 1 / (1 + exp(-g))     y = (g s) u      for gate g and up u
-
-    dg = dy u s (1 + g (1 - s))       du = dy g s
+A chain of pointwise operators over a whole micro-batch reads and writes main memory once per operator. Over as many
+rows as fit into a core's cache it does so once in all. Nothing is compiled, so nothing is needed but torch.
 
 Of a norm x is kept, in its own type, and s of every row in fp32; h is computed again. The plain path keeps x in fp32,
-and h beside it where the weight trains. A turn keeps cos and sin, as the plain path does. Of a gated activation
-gate and up are kept, and not what the activation makes of the gate. Sums are fp32 (fp64 for fp64); roundings in between
-are those of the plain path.
+and h beside it where the weight trains. A rotation keeps cos and sin, as the plain path does. Sums are fp32 (fp64 for
+fp64); roundings in between are those of the plain path.
 
-Who computes is an `Arithmetic`: `BLOCKS` on a CPU, Triton's on a GPU (`surefoot.kernels.forms`). `plain_norm`,
-`plain_turn` and `plain_gate` are the same in a line each, for autograd; tests hold the rest against them.
+`plain_norm` and `plain_turn` are the same in a line each, for autograd; tests hold the rest against them.
 
-Shapes: [..., N] for a norm over N numbers; queries and keys [B, H, T, D] for B rows, H heads, T tokens, D numbers.
+Shapes: [..., N] for a norm over N numbers, T rows of them; queries and keys [B, H, T, D] for B rows, H heads, T tokens,
+D numbers of which the first R are rotated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.forms import BLOCKS, Arithmetic, Gates
 from surefoot.kernels.operands import wide_type
 
+# Numbers of a block: 384 KiB in fp32, so that a handful of them fit into a second-level cache of 2 MiB. Measured from
+# 16 to 4,096 rows of 768; half or twice as many take about as long.
+_NUMBERS = 98_304
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm, by: Arithmetic = BLOCKS) -> torch.Tensor:
+
+@dataclass(frozen=True)
+class NormForm:
+    """How a family writes RMSNorm. eps: added to the mean square. shift: what the weight is added to, 0 or 1 (Gemma).
+    narrow_first: the normalised row is rounded to the input's type and then multiplied, as in Llama; Gemma multiplies
+    in fp32 and rounds the product to the input's type."""
+
+    eps: float
+    shift: float
+    narrow_first: bool
+
+    def output_type(self, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
+        return torch.promote_types(x, weight) if self.narrow_first else x
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
     """x [..., N], weight [N] -> [..., N], differentiable in both."""
-    return _Norm.apply(x, weight, form, by)  # pyright: ignore[reportReturnType]
+    return _Norm.apply(x, weight, form)  # pyright: ignore[reportReturnType]
 
 
-def turned_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, by: Arithmetic = BLOCKS) -> torch.Tensor:
+def turned_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Of one tensor [B, H, T, D] with cos, sin [B or 1, T, R]: see `turned`."""
-    return _Turned.apply(x, cos.unsqueeze(1), sin.unsqueeze(1), by)  # pyright: ignore[reportReturnType]
+    return _Turned.apply(x, cos.unsqueeze(1), sin.unsqueeze(1))  # pyright: ignore[reportReturnType]
 
 
 def turned(
@@ -55,18 +69,11 @@ def turned(
     cos: torch.Tensor,
     sin: torch.Tensor,
     unsqueeze_dim: int = 1,
-    *,
-    by: Arithmetic = BLOCKS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """transformers' `apply_rotary_pos_emb`: q, k [B, H, T, D] with H at `unsqueeze_dim`; cos, sin [B or 1, T, R], even
     R up to D. Differentiable in q and k."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return _Turned.apply(q, cos, sin, by), _Turned.apply(k, cos, sin, by)  # pyright: ignore[reportReturnType]
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor, by: Gates) -> torch.Tensor:
-    """silu(gate) up, of gate and up [..., N]. Differentiable in both."""
-    return _Gated.apply(gate, up, by)  # pyright: ignore[reportReturnType]
+    return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin)  # pyright: ignore[reportReturnType]
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
@@ -87,11 +94,6 @@ def plain_turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat((found, rest), dim=-1) if rest.shape[-1] else found
 
 
-def plain_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """As the families write it."""
-    return F.silu(gate) * up
-
-
 def stored_bytes(width: int, number: int, *, fused: bool, trains: bool = False) -> int:
     """What one RMSNorm over `width` numbers keeps for the backward pass, in bytes per row. number: bytes of one number
     of its input. trains: the weight has a gradient. A turn by positions keeps nothing that grows with the heads."""
@@ -103,11 +105,11 @@ def stored_bytes(width: int, number: int, *, fused: bool, trains: bool = False) 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, form: NormForm, by: Arithmetic) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:  # type: ignore[override]
         with torch.autocast(x.device.type, enabled=False):
-            output, scales = by.norm_forward(_rows(x), weight, form)
+            output, scales = norm_forward(_as_rows(x), weight, form)
         ctx.save_for_backward(x, scales, weight)
-        ctx.form, ctx.by = form, by
+        ctx.form = form
         return output.view(x.shape)
 
     @staticmethod
@@ -116,42 +118,114 @@ class _Norm(torch.autograd.Function):
         x, scales, weight = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
             trains = ctx.needs_input_grad[1]
-            dx, dw = ctx.by.norm_backward(_rows(dy), _rows(x), scales, weight, ctx.form, trains=trains)
-        return dx.view(x.shape), None if dw is None else dw.to(weight.dtype), None, None
+            dx, dw = norm_backward(_as_rows(dy), _as_rows(x), scales, weight, ctx.form, trains=trains)
+        return dx.view(x.shape), None if dw is None else dw.to(weight.dtype), None
 
 
 class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, by: Arithmetic) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         ctx.save_for_backward(cos, sin)
-        ctx.dtype, ctx.by = x.dtype, by
+        ctx.dtype = x.dtype
         with torch.autocast(x.device.type, enabled=False):
-            return by.turn(x, cos, sin)
+            return turn(x, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         with torch.autocast(dy.device.type, enabled=False):
-            return ctx.by.turn_back(dy, *ctx.saved_tensors).to(ctx.dtype), None, None, None
+            return turn_back(dy, *ctx.saved_tensors).to(ctx.dtype), None, None
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, by: Gates) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(gate, up)
-        ctx.by = by
-        with torch.autocast(gate.device.type, enabled=False):
-            return by.forward(_rows(gate), _rows(up)).view(gate.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        gate, up = ctx.saved_tensors
-        with torch.autocast(dy.device.type, enabled=False):
-            dgate, dup = ctx.by.backward(_rows(dy), _rows(gate), _rows(up))
-        return dgate.view(gate.shape), dup.view(up.shape), None
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
     """[..., N] -> [T, N]."""
     return x.reshape(-1, x.shape[-1])
+
+
+def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, N], weight [N] -> output [T, N], 1 / rms [T, 1] in the type of sums."""
+    wide = wide_type(x.dtype)
+    output = torch.empty(x.shape, dtype=form.output_type(x.dtype, weight.dtype), device=x.device)
+    scales = torch.empty((len(x), 1), dtype=wide, device=x.device)
+    factor = weight if form.narrow_first else weight.to(wide) + form.shift
+    room, squares = (x.new_empty(min(_rows(x), len(x)), x.shape[1], dtype=wide) for _ in range(2))
+    for start in range(0, len(x), _rows(x)):
+        part = slice(start, start + _rows(x))
+        scale, block = scales[part], room[: len(scales[part])]
+        block.copy_(x[part])
+        torch.mean(torch.mul(block, block, out=squares[: len(block)]), dim=1, keepdim=True, out=scale)
+        scale.add_(form.eps).rsqrt_()
+        block.mul_(scale)
+        if not form.narrow_first:
+            output[part].copy_(block.mul_(factor))
+        elif output.dtype == x.dtype:
+            output[part].copy_(block).mul_(factor)
+        else:
+            torch.mul(block.to(x.dtype), factor, out=output[part])
+    return output, scales
+
+
+def norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, scales: torch.Tensor, weight: torch.Tensor, form: NormForm, *, trains: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """dy, x [T, N], scales [T, 1] of the forward pass -> dx [T, N], and dw [N] in the type of sums where it trains."""
+    width = x.shape[1]
+    dx = torch.empty_like(x)
+    total = torch.zeros(width, dtype=scales.dtype, device=x.device) if trains else None
+    factor = weight.to(scales.dtype) + form.shift
+    rooms = [x.new_empty(min(_rows(x), len(x)), width, dtype=scales.dtype) for _ in range(3 if trains else 2)]
+    for start in range(0, len(x), _rows(x)):
+        part = slice(start, start + _rows(x))
+        scale = scales[part]
+        normed, gradient, *spare = (room[: len(scale)] for room in rooms)
+        normed.copy_(x[part]).mul_(scale)
+        gradient.copy_(dy[part])
+        if total is not None:
+            total += torch.mul(gradient, normed, out=spare[0]).sum(dim=0)
+        gradient.mul_(factor)
+        inner = torch.linalg.vecdot(gradient, normed).unsqueeze(1).div_(-width)
+        dx[part].copy_(gradient.addcmul_(normed, inner).mul_(scale))
+    return dx, total
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x cos + (-x2, x1) sin, where x1, x2 are the halves of the first R numbers of x; the others pass. x [..., D]; cos,
+    sin [..., R], broadcast."""
+    return _on_first(_turn, x, cos, sin)
+
+
+def turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The gradient of `turn` in x, for dy [..., D]."""
+    return _on_first(_turn_back, dy, cos, sin)
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+    turned = wide * cos
+    turned[..., :half].addcmul_(wide[..., half:], sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(wide[..., :half], sin[..., half:])
+    return turned
+
+
+def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = dy.shape[-1] // 2
+    found = dy * cos
+    found[..., :half].addcmul_(dy[..., half:], sin[..., half:])
+    found[..., half:].addcmul_(dy[..., :half], sin[..., :half], value=-1)
+    return found
+
+
+def _on_first(
+    change: Callable[..., torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """`change` on the first numbers of every head, as many as cos has."""
+    wide = cos.shape[-1]
+    if wide == x.shape[-1]:
+        return change(x, cos, sin)
+    return torch.cat((change(x[..., :wide], cos, sin), x[..., wide:]), dim=-1)
+
+
+def _rows(x: torch.Tensor) -> int:
+    """Of a block. A function of the width alone, so that sums have the same order on every machine."""
+    return max(1, _NUMBERS // x.shape[1])

@@ -57,8 +57,6 @@ def unread_bytes(work: Workload, rows: int) -> int:
 
 def mlp_tensors(work: Workload) -> int:
     """How many tensors of the MLP's width it keeps: what the activation does, its output and up."""
-    if work.fused_gates:
-        return 2
     return _ACTIVATION.get(work.model.activation, 1) + (2 if work.model.gated else 0)
 
 

@@ -56,19 +56,21 @@ def times_of(trials: Sequence[AttentionTrial]) -> str:
 
 @dataclass(frozen=True)
 class PointwiseSizes:
-    """Of a model: numbers of its norms, heads of its queries, numbers of each head, and numbers of its gates, None
-    where they are plain."""
+    """A model's sizes: numbers of its norms, heads of its queries, numbers of each head."""
 
     width: int
     heads: int
     head_dim: int
-    gate: int | None = None
 
 
 @dataclass(frozen=True)
 class PointwiseTrial:
-    """One kind of operators at the model's width: norm | rotary | gate. plain, fused: seconds of the best forward and
-    backward pass; 0 where it was not timed. failure, errors: see AttentionTrial."""
+    """One kind of operators at the model's width, plain and fused.
+
+    part: norm | rotary (gate in plans made before 2026-11-23).
+    plain, fused: seconds of the best forward and backward pass; 0 where it was not timed.
+    failure, errors: see AttentionTrial.
+    """
 
     part: str
     plain: float

@@ -1,7 +1,7 @@
-"""Whether norms, rotary positions and, on a GPU, gated activations go through surefoot's own kernels.
+"""Whether norms and rotary positions go through surefoot's own kernels, on a CPU.
 
 They do where they were seen to be right on this machine and clearly faster at the model's width, forward and backward
-together, so that the next start of the same run finds the same. On a CPU they go by blocks of rows, on a GPU by Triton.
+together, so that the next start of the same run finds the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.system.hardware import Hardware
 
 FUSED = "fused"
 _CLEAR = 1.2  # how many times as fast
-_SILU = ("silu", "swish")  # as config.json calls it
+_PARTS = "a layer's norms and rotations"
 
 
 def plan_pointwise(
@@ -43,34 +43,26 @@ def plan_pointwise(
     if asked == FUSED:
         if why:
             notes.refuse("kernels.pointwise", f"fused cannot run here: {why}", "set kernels.pointwise: auto")
-        return Choice(FUSED, f"asked for; {_times(model, hardware, trials)}" if trials else "asked for", "user")
+        return Choice(FUSED, f"asked for; {_times(model, trials)}" if trials else "asked for", "user")
     if why:
         return Choice(PLAIN, why, "measured" if failed else "default")
     if not trials:
-        return Choice(PLAIN, _unmeasured(model, hardware), "default")
+        return Choice(PLAIN, _unmeasured(hardware), "default")
     plain, fused = _layer_seconds(model, trials)
     if plain < _CLEAR * fused:
-        return Choice(PLAIN, f"little to gain: {_times(model, hardware, trials)}", "measured")
-    return Choice(FUSED, _times(model, hardware, trials), "measured")
+        return Choice(PLAIN, f"little to gain: {_times(model, trials)}", "measured")
+    return Choice(FUSED, _times(model, trials), "measured")
 
 
 def pointwise_obstacle(config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
     """Why they cannot run, whatever the probe would say; empty where they can."""
-    if hardware.kind == "mps":
-        return "there are kernels for CPUs and for GPUs that Triton knows"
-    if hardware.kind == "cuda" and hardware.triton is False:
-        return "on a GPU they need Triton, which is not installed (pip install triton)"
+    if hardware.kind != "cpu":
+        return "surefoot's own norms and rotations run on a CPU"
     if config.compile != "off":
         return "torch.compile writes kernels of its own for these operators"
     if model.layer_norm:
         return "this family has LayerNorm, which torch computes in one pass already"
     return ""
-
-
-def gate_width(model: ModelFacts, kind: str) -> int | None:
-    """Of the gated activations that go through our kernels, None where there are none: on a CPU the plain ones are as
-    fast. kind: of device."""
-    return model.intermediate if kind == "cuda" and model.gated and model.activation in _SILU else None
 
 
 def _layer_seconds(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> tuple[float, float]:
@@ -82,20 +74,13 @@ def _layer_seconds(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> tuple
     )
 
 
-def _times(model: ModelFacts, hardware: Hardware, trials: Sequence[PointwiseTrial]) -> str:
+def _times(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> str:
     plain, fused = (1000 * seconds for seconds in _layer_seconds(model, trials))
-    found = f"milliseconds of {_parts(model, hardware)}, forward and backward here: plain {plain:.3g}"
-    return f"{found}, fused {fused:.3g}{' by Triton' if hardware.kind == 'cuda' else ''}"
+    return f"milliseconds of {_PARTS}, forward and backward here: plain {plain:.3g}, fused {fused:.3g}"
 
 
-def _unmeasured(model: ModelFacts, hardware: Hardware) -> str:
+def _unmeasured(hardware: Hardware) -> str:
     """Of another machine, what would happen there."""
     if not hardware.preset:
         return "nothing was measured"
-    how = " by Triton" if hardware.kind == "cuda" else ""
-    return f"there {_parts(model, hardware)} are timed plain and fused{how}; fused is taken where {_CLEAR:g} x as fast"
-
-
-def _parts(model: ModelFacts, hardware: Hardware) -> str:
-    gates = gate_width(model, hardware.kind) is not None
-    return "a layer's norms, turns and gate" if gates else "a layer's norms and turns"
+    return f"there {_PARTS} are timed plain and fused; fused is taken where {_CLEAR:g} x as fast"

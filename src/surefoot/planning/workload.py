@@ -10,7 +10,7 @@ from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
-from surefoot.planning.pointwise import FUSED, gate_width
+from surefoot.planning.pointwise import FUSED
 from surefoot.planning.reward import idle_parameters, without_idle
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
@@ -40,7 +40,6 @@ class Workload:
     documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
     fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
-    fused_gates: bool = False  # silu(gate) up by arithmetic of our own, which keeps gate and up alone
     prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
     varies: bool = False  # whether micro-batches have other numbers of tokens from step to step
     kind: str = "cuda"  # of device: cpu | cuda | mps
@@ -90,13 +89,11 @@ def workload_of(
 
 def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Workload:
     """As surefoot's own arithmetic has it."""
-    fused = kernels.pointwise.value == FUSED
     chunked = kernels.loss.value == "chunked"
     return replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
-        fused_norms=fused,
-        fused_gates=fused and gate_width(work.model, work.kind) is not None,
+        fused_norms=kernels.pointwise.value == FUSED,
         prunes=kernels.last_block.value == "pruned" and config.stage != "ppo",  # whose critic reads all rows
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,

@@ -13,14 +13,12 @@ from functools import partial
 
 import torch
 
-from surefoot.kernels.forms import Arithmetic, arithmetic_for
 from surefoot.kernels.packed_attention import FORMS, Attend, documents_of
 from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.probes.attention import Form
 from surefoot.planning.probes.child import Begin, Probe, answer
 from surefoot.planning.probes.documents import DocumentsRequest, OfDocuments, document_trials
 from surefoot.planning.probes.pointwise import PointwiseRequest, Ways, pointwise_trials
-from surefoot.runs.measured import NOT_LOADED
 
 
 def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
@@ -37,24 +35,17 @@ def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial,
 
 
 def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial, ...]:
-    """A Triton that does not load is a trial that failed, of each part."""
-    try:
-        ways = pointwise_ways(arithmetic_for(request.device))
-    except ImportError as error:
-        return tuple(_failed_part(part, f"{NOT_LOADED}: {error}") for part in request.parts)
-    return pointwise_trials(request, ways, begin=begin)
+    return pointwise_trials(request, pointwise_ways(), begin=begin)
 
 
-def pointwise_ways(by: Arithmetic) -> Ways:
-    """Norms as Llama and as Gemma write them, the turn of heads, and gates: plain and by surefoot's kernels."""
-    from surefoot.kernels.blocks import NormForm
-    from surefoot.kernels.pointwise import gated, plain_gate, plain_norm, plain_turn, rms_norm, turned_alone
+def pointwise_ways() -> Ways:
+    """Norms as Llama and as Gemma write them, and the rotation of heads: plain and by surefoot's kernels."""
+    from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
 
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
     return Ways(
-        [(partial(plain_norm, form=form), partial(rms_norm, form=form, by=by)) for form in forms],
-        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), partial(turned_alone, by=by)),
-        (plain_gate, partial(gated, by=by.gates)) if by.gates else None,
+        [(partial(plain_norm, form=form), partial(rms_norm, form=form)) for form in forms],
+        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), turned_alone),
     )
 
 

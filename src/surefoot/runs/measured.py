@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torc
     from surefoot.planning.probes.sizes import AttentionRequest
 
 Shape = tuple[int, int]  # inputs, outputs
-NOT_LOADED = "Triton does not load"
 # What may be otherwise tomorrow, or as soon as another program gives back its memory.
 _PASSING = (
     "ended its process",
@@ -31,7 +30,6 @@ _PASSING = (
     "allocate memory",
     "ALLOC_FAILED",
     HELD,
-    NOT_LOADED,
 )
 
 

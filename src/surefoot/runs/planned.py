@@ -29,7 +29,7 @@ from surefoot.planning.measurements import (
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import PLAIN, BatchPlan, DType, RunPlan
-from surefoot.planning.pointwise import gate_width, pointwise_obstacle
+from surefoot.planning.pointwise import pointwise_obstacle
 from surefoot.planning.ppo import Roles
 from surefoot.planning.precision import NARROW, tf32_is_open
 from surefoot.planning.probes.kept import Kept, open_kept
@@ -98,7 +98,7 @@ def _roles(config: RunConfig, base: Path) -> Roles:
     """Who plays what in PPO; other stages need no look at other models."""
     if config.stage != "ppo":
         return Roles()
-    from surefoot.methods.ppo.models import find_roles
+    from surefoot.methods.ppo.parts import find_roles
 
     return find_roles(config, base)
 
@@ -137,7 +137,7 @@ def _measure(
         trials = measured_attention(request, kept)
         so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
     if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
-        sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim, gate_width(model, hardware.kind))
+        sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim)
         seen = measured_pointwise(pointwise_request(sizes, dtype, hardware.kind), kept)
         so_far = replace(so_far, pointwise=seen)
     if lengths is None or not lengths.mix or config.data.packing == "off":
@@ -180,7 +180,7 @@ def documents_request(
 def pointwise_request(sizes: PointwiseSizes, dtype: DType, kind: str) -> PointwiseRequest:
     from surefoot.planning.probes.pointwise import PointwiseRequest
 
-    return PointwiseRequest(("norm", "rotary", *(("gate",) if sizes.gate else ())), sizes, dtype, kind)
+    return PointwiseRequest(("norm", "rotary"), sizes, dtype, kind)
 
 
 def _products(

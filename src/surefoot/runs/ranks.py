@@ -48,11 +48,9 @@ def check_launch(config: RunConfig) -> None:
         return
     if launch is None:
         fix = "run `surefoot train` or torchrun, which start processes"
-        raise InputError(
-            Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix, code="SF-PARALLEL")
-        )
+        raise InputError(Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix))
     what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
-    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
+    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher"))
 
 
 def check_several(config: RunConfig, ranks: Ranks) -> None:
@@ -60,11 +58,4 @@ def check_several(config: RunConfig, ranks: Ranks) -> None:
     engine = config.parallel.engine
     if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
         what = f"{engine} shares weights out among several processes, and this is one"
-        raise InputError(
-            Fault(
-                "parallel.engine",
-                what,
-                "add parallel.nproc, start it with torchrun, or leave it out",
-                code="SF-PARALLEL",
-            )
-        )
+        raise InputError(Fault("parallel.engine", what, "add parallel.nproc, start it with torchrun, or leave it out"))

@@ -46,7 +46,7 @@ _EMULATING = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE",
 class Hardware:
     """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use.
 
-    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2, triton: whether the package is
+    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2: whether the package is
     installed, None where nobody can know.
     """
 
@@ -61,7 +61,6 @@ class Hardware:
     preset: bool  # True: described, not present; nothing can be measured
     free: int | None = None
     flash_attention_2: bool | None = None
-    triton: bool | None = None
     holes: Holes = "none"  # CPU: that the C library leaves in memory, see `surefoot.system.allocator`
 
 
@@ -97,14 +96,14 @@ def preset(name: str) -> Hardware:
         return _PRESETS[name]
     near = nearest_word(name, _PRESETS)
     fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}"
-    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix, code="SF-USE-FLAG"))
+    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
 
 
 def detect() -> Hardware:
     """This machine: the CUDA device of this process, the first unless it took another, else the CPU."""
     import torch
 
-    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
+    flash = importlib.util.find_spec("flash_attn") is not None
     threads = torch.get_num_threads()
     if torch.cuda.is_available():
         device = torch.cuda.current_device()
@@ -116,9 +115,8 @@ def detect() -> Hardware:
             preset=False,
             free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=flash,
-            triton=triton,
         )
-    return _host(threads, flash, triton)
+    return _host(threads, flash)
 
 
 def glance() -> Hardware:
@@ -126,11 +124,11 @@ def glance() -> Hardware:
     may be possible, and no limit of memory."""
     if accelerators():
         return replace(_PRESETS["h200"], memory=sys.maxsize)
-    flash, triton = (importlib.util.find_spec(name) is not None for name in ("flash_attn", "triton"))
-    return _host(usable_cores(), flash, triton)
+    flash = importlib.util.find_spec("flash_attn") is not None
+    return _host(usable_cores(), flash)
 
 
-def _host(threads: int, flash: bool, triton: bool) -> Hardware:
+def _host(threads: int, flash: bool) -> Hardware:
     """The CPU."""
     total, free = host_memory()
     flags = _cpu_flags()
@@ -147,7 +145,6 @@ def _host(threads: int, flash: bool, triton: bool) -> Hardware:
         preset=False,
         free=free,
         flash_attention_2=flash,
-        triton=triton,
         holes=process.holes(),
     )
 

@@ -58,12 +58,7 @@ def _opened(path: Path) -> safe_open:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:  # its header and its size are compared here
         raise IntegrityError(
-            Fault(
-                str(path),
-                f"cannot be read: {error}",
-                "surefoot verify names all such files",
-                code="SF-CHECKPOINT-DAMAGED",
-            )
+            Fault(str(path), f"cannot be read: {error}", "surefoot verify names all such files")
         ) from None
 
 

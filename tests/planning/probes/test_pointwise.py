@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from surefoot.kernels.forms import BLOCKS
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.planning.probes.attention import GATE
 from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
@@ -17,7 +16,7 @@ CPU = torch.device("cpu")
 
 def trials(dtype="fp32", *, norm=None, turn=None):
     """norm, turn: in place of ours."""
-    ways = pointwise_ways(BLOCKS)
+    ways = pointwise_ways()
     if norm:
         ways = replace(ways, norms=[(plain, norm(ours)) for plain, ours in ways.norms])
     if turn:
@@ -42,7 +41,7 @@ def test_twin_a_norm_without_its_eps_is_not_timed():
 
     def without(ours):
         form = replace(ours.keywords["form"], eps=1e-12)
-        return partial(ours.func, form=form, by=BLOCKS)
+        return partial(ours.func, form=form)
 
     found = trials(norm=without)
     assert "is off by" in found["norm"].failure

@@ -54,9 +54,7 @@ class Board(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
-            fault = Fault(
-                f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found", code="SF-USE-FLAG"
-            )
+            fault = Fault(f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found")
             raise EnvironmentFault(fault) from None
 
     def server_bind(self) -> None:

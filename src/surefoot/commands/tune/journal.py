@@ -73,9 +73,7 @@ def require_own_journal(path: Path) -> None:
     except (OSError, ValueError, TypeError, RecursionError):
         own = False
     if not own:
-        raise InputError(
-            Fault(str(path), "was not written by surefoot", "move it away, or name another --out", code="SF-USE-OUTPUT")
-        )
+        raise InputError(Fault(str(path), "was not written by surefoot", "move it away, or name another --out"))
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -112,14 +112,7 @@ class Statements:
             return
         value = None if node.value is None else self.script.value(node.value)
         if isinstance(value, Unread):
-            self.faults.append(
-                Fault(
-                    where,
-                    f"{shown}: {value} is no literal",
-                    "write its value into the script",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
-            )
+            self.faults.append(Fault(where, f"{shown}: {value} is no literal", "write its value into the script"))
         else:
             self.words.append(Word(name, value, where, shown))
 
@@ -215,7 +208,7 @@ class Statements:
         self.notes.append(Note(shown, fate, (), why, self.script.where(node)))
 
     def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
-        self.faults.append(Fault(self.script.where(node), what, fix, code="SF-TRANSLATE-SCRIPT"))
+        self.faults.append(Fault(self.script.where(node), what, fix))
 
     def _is_trainer(self, node: ast.expr) -> bool:
         return self.script.bound(node) is self.trainer

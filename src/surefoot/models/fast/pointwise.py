@@ -1,46 +1,42 @@
-"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`, and on a GPU
-its gated activations (`surefoot.models.fast.gates`).
+"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`, on a CPU.
 
-What can be replaced is found by trying, not by name: a module with one vector of weights is an RMSNorm where it
-computes what the formula says, and an attention layer turns queries and keys the usual way where the function that it
-calls does. Modules, parameters and hooks stay as they are; a module gets another `forward`, no more.
+What can be replaced is found by trying, not by name: a module with one weight vector is an RMSNorm if it computes the
+formula, and an attention layer rotates queries and keys the usual way if the function that it calls does. Modules,
+parameters and hooks stay as they are; a module gets another `forward`, no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-from surefoot.kernels.blocks import NormForm
-from surefoot.kernels.forms import BLOCKS, Arithmetic, arithmetic_for
-from surefoot.kernels.pointwise import plain_norm, plain_turn, rms_norm, turned
-from surefoot.models.fast.gates import gates
+from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
 from surefoot.models.fast.path import FastPath, Undo
 
 _TURN = "apply_rotary_pos_emb"  # what attention layers of transformers call
 _CLOSE = 1e-5  # between two ways to compute the same in fp32; what is another formula is off by a share of 1
 _WAYS = ((0.0, True), (1.0, False), (0.0, False))  # what the weight is added to, and whether it rounds before it
+_GONE = "the Triton kernels that this run began with are no longer part of surefoot"
 _EPS = ("variance_epsilon", "eps")
 
 
 def pointwise_path(kind: str) -> FastPath:
-    """kind: of device: cpu | cuda."""
-    try:
-        by = arithmetic_for(kind)
-    except ImportError as error:
-        why = f"Triton does not load: {error}"
-        return FastPath("pointwise", install, lambda model: why)
-    return FastPath("pointwise", partial(install, by=by), obstacle, by.name)
+    """The path for a device.
+
+    kind: cpu | cuda | mps. Only a run that began with an older surefoot has the path elsewhere than on a CPU.
+    """
+    if kind != "cpu":
+        return FastPath("pointwise", install, lambda model: _GONE)
+    return FastPath("pointwise", install, obstacle, "blocks")
 
 
-def install(model: nn.Module, by: Arithmetic = BLOCKS) -> Undo:
-    """Give every norm, attention layer and gated MLP that is known by what it computes the fast forward."""
-    patched = [*_norms(model, by), *_turns(model, by), *(gates(model, by.gates) if by.gates else ())]
+def install(model: nn.Module) -> Undo:
+    """Give every norm and attention layer that computes the known formulas the fast forward; returns how to undo it."""
+    patched = [*_norms(model), *_turns(model)]
     for one in patched:
         one.module.forward = one.forward
 
@@ -52,28 +48,28 @@ def install(model: nn.Module, by: Arithmetic = BLOCKS) -> Undo:
 
 
 def obstacle(model: nn.Module) -> str:
-    found = next(iter(_norms(model, BLOCKS)), None) or next(iter(_turns(model, BLOCKS)), None)
+    """Why the path cannot be put into this model, empty where it can."""
+    found = next(iter(_norms(model)), None) or next(iter(_turns(model)), None)
     return "" if found else "none of its norms or attention layers is of the usual form"
 
 
 class _Norm:
     """A norm with its fast forward. Bound to the module as a method of this object, a copy of the model gets copies."""
 
-    def __init__(self, module: nn.Module, form: NormForm, by: Arithmetic):
+    def __init__(self, module: nn.Module, form: NormForm):
         self.module = module
         self.form = form
-        self.by = by
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.module.get_parameter("weight"), self.form, self.by)
+        return rms_norm(x, self.module.get_parameter("weight"), self.form)
 
 
 class _Turn:
     """An attention layer whose own forward, with all that it refers to, runs with another function to turn by."""
 
-    def __init__(self, module: nn.Module, plain: FunctionType, by: Arithmetic):
+    def __init__(self, module: nn.Module, plain: FunctionType):
         self.module = module
-        names = {**plain.__globals__, _TURN: partial(turned, by=by)}
+        names = {**plain.__globals__, _TURN: turned}
         other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
         other.__kwdefaults__ = plain.__kwdefaults__
         self.inner: Callable[..., Any] = other
@@ -82,13 +78,13 @@ class _Turn:
         return self.inner(self.module, *args, **kwargs)
 
 
-def _norms(model: nn.Module, by: Arithmetic) -> Iterator[_Norm]:
+def _norms(model: nn.Module) -> Iterator[_Norm]:
     for module in model.modules():
         if "forward" not in vars(module) and (form := norm_form(module)) is not None:
-            yield _Norm(module, form, by)
+            yield _Norm(module, form)
 
 
-def _turns(model: nn.Module, by: Arithmetic) -> Iterator[_Turn]:
+def _turns(model: nn.Module) -> Iterator[_Turn]:
     known: dict[Any, bool] = {}
     for module in model.modules():
         plain = type(module).forward
@@ -96,7 +92,7 @@ def _turns(model: nn.Module, by: Arithmetic) -> Iterator[_Turn]:
             continue
         function = plain.__globals__.get(_TURN)
         if function is not None and known.setdefault(function, _is_usual_turn(function)):
-            yield _Turn(module, plain, by)
+            yield _Turn(module, plain)
 
 
 @torch.no_grad()

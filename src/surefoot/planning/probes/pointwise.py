@@ -1,4 +1,4 @@
-"""Are surefoot's own norms, turns and gates right on this machine, and how fast are they beside the plain ones?
+"""Are surefoot's own norms and rotations right on this machine, and how fast are they beside the plain ones?
 
 Each goes forward and backward at the model's width. First against float64: output and gradients, of ordinary rows, of
 rows so small that the eps counts, and of large ones; then it is timed beside the plain path, over so many rows that
@@ -33,16 +33,15 @@ _ROUNDS = 12
 @dataclass(frozen=True)
 class Ways:
     """Pairs of the plain way and ours. norms: x [T, N], weight [N] -> [T, N]; the first pair is timed. turn: x
-    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]. gate: gate, up [T, N] -> [T, N]; None where it is plain."""
+    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]."""
 
     norms: Sequence[tuple[Way, Way]]
     turn: tuple[Way, Way]
-    gate: tuple[Way, Way] | None = None
 
 
 @dataclass(frozen=True)
 class PointwiseRequest:
-    """What is to be tried. parts: norm | rotary | gate. device: cpu | cuda."""
+    """What is to be tried. parts: norm | rotary. device: cpu."""
 
     parts: tuple[str, ...]
     sizes: PointwiseSizes
@@ -57,8 +56,11 @@ def pointwise_trials(
     budget: float = 0.3,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[PointwiseTrial, ...]:
-    """Of a norm, of the turn of all heads, and of a gate where the model has one. budget: seconds for the timing of
-    all. begin: is told of each part before it runs."""
+    """Try a norm and the rotation of all heads, plain and fused.
+
+    budget: seconds for the timing of both.
+    begin: called with each part's name before it runs.
+    """
     sizes = request.sizes
     make = partial(_inputs, dtype=TORCH_DTYPE[request.dtype], device=torch.device(request.device))
     limits = LIMITS[request.device]
@@ -71,8 +73,6 @@ def pointwise_trials(
         ("norm", partial(_norm_ways, ways), (sizes.width, rows(sizes.width))),
         ("rotary", partial(_turn_ways, ways), (sizes.heads * sizes.head_dim, rows(sizes.width), sizes.head_dim)),
     ]
-    if ways.gate and sizes.gate:
-        parts.append(("gate", partial(_gate_ways, ways.gate), (sizes.gate, rows(sizes.gate))))
     found = []
     with one_thread():
         for part, way, shape in parts:
@@ -106,8 +106,7 @@ def _trial(
         "plain": lambda: partial(_pass, timed()[0], timed()[2]),
         "fused": lambda: partial(_pass, timed()[1], timed()[2]),
     }
-    wait = torch.cuda.synchronize if request.device == "cuda" else lambda: None
-    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=wait)
+    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=lambda: None)
     if failures:
         return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
@@ -158,17 +157,6 @@ def _turn_ways(
     x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
     plain, fused = given.turn
     return [(of_heads(plain), of_heads(fused), (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
-
-
-def _gate_ways(
-    given: tuple[Way, Way], make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
-) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
-    width, rows = shape
-    gate = make(rows, width, size=size, learns=True)
-    # Other numbers than the gate's, as the same ones are drawn for the same shape; of ordinary size, as products of
-    # small ones have few digits in fp16, whoever computes them.
-    up = make(rows, width).flip(0, 1).requires_grad_()
-    return [(*given, (gate, up, make(rows, width).roll(1, 0)))]
 
 
 def _inputs(

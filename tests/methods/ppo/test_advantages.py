@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from surefoot.methods.losses.ppo import (
+from surefoot.methods.ppo.advantages import (
     advantages_and_returns,
     answer_distance,
     answer_kl,
