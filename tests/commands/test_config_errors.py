@@ -25,7 +25,7 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "unknown key": (
         {"learning_rte": "1e-4"},
         """\
-…/run.yaml:6:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)
+…/run.yaml:6:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim) [SF-CONFIG-KEY]
   6 | learning_rte: 1e-4
     | ^^^^^^^^^^^^
 """,
@@ -33,7 +33,7 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "name from another tool": (
         {"lora_rank": "16"},
         """\
-…/run.yaml:6:1: error: lora_rank: unknown key; did you mean adapter.rank? (key rank under adapter)
+…/run.yaml:6:1: error: lora_rank: unknown key; did you mean adapter.rank? (key rank under adapter) [SF-CONFIG-KEY]
   6 | lora_rank: 16
     | ^^^^^^^^^
 """,
@@ -41,7 +41,7 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "misspelt method": (
         {"adapter": "", "adaptor": "{kind: lora}"},
         """\
-…/run.yaml:5:1: error: adaptor: unknown key; did you mean adapter?
+…/run.yaml:5:1: error: adaptor: unknown key; did you mean adapter? [SF-CONFIG-KEY]
   5 | adaptor: {kind: lora}
     | ^^^^^^^
 """,
@@ -49,7 +49,8 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "word for a number": (
         {"adapter": "{kind: lora, rank: eight}"},
         """\
-…/run.yaml:3:29: error: adapter.rank: expected a whole number of at least 1, got 'eight' (text); for example `rank: 16`
+…/run.yaml:3:29: error: adapter.rank: expected a whole number of at least 1, got 'eight' (text); \
+for example `rank: 16` [SF-CONFIG-VALUE]
   3 | adapter: {kind: lora, rank: eight}
     |                             ^^^^^
 """,
@@ -57,7 +58,8 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "quoted number": (
         {"optim": "{lr: '1e-4'}"},
         """\
-…/run.yaml:6:13: error: optim.lr: expected a number greater than 0, got '1e-4' (text); remove the quotes
+…/run.yaml:6:13: error: optim.lr: expected a number greater than 0, got '1e-4' (text); remove the quotes \
+[SF-CONFIG-VALUE]
   6 | optim: {lr: '1e-4'}
     |             ^^^^^^
 """,
@@ -65,7 +67,8 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "not a number": (
         {"optim": "{lr: .nan}"},
         """\
-…/run.yaml:6:13: error: optim.lr: expected a number greater than 0, got nan (a number); for example `lr: 2e-4`
+…/run.yaml:6:13: error: optim.lr: expected a number greater than 0, got nan (a number); for example `lr: 2e-4` \
+[SF-CONFIG-VALUE]
   6 | optim: {lr: .nan}
     |             ^^^^
 """,
@@ -73,7 +76,8 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
     "misspelt value": (
         {"precision": "bf61"},
         """\
-…/run.yaml:6:12: error: precision.compute: expected auto, fp32, bf16 or fp16, got 'bf61' (text); did you mean bf16?
+…/run.yaml:6:12: error: precision.compute: expected auto, fp32, bf16 or fp16, got 'bf61' (text); did you mean bf16? \
+[SF-CONFIG-VALUE]
   6 | precision: bf61
     |            ^^^^
 """,
@@ -82,7 +86,7 @@ GALLERY = {  # name -> changed keys of the config, what is printed ("…/" is th
         {"duration": "3"},
         """\
 …/run.yaml:6:11: error: duration: expected a length such as 200 steps, 3 epochs or 1e6 tokens, got 3 (a whole number); \
-for example `duration: 3 epochs`
+for example `duration: 3 epochs` [SF-CONFIG-VALUE]
   6 | duration: 3
     |           ^
 """,
@@ -91,7 +95,7 @@ for example `duration: 3 epochs`
         {"data": "{train: train.jsonl, max_length: 3}"},
         """\
 …/run.yaml:4:40: error: data.max_length: expected auto or model, or a whole number of at least 8, \
-got 3 (a whole number); for example `max_length: 2048`
+got 3 (a whole number); for example `max_length: 2048` [SF-CONFIG-VALUE]
   4 | data: {train: train.jsonl, max_length: 3}
     |                                        ^
 """,
@@ -99,7 +103,7 @@ got 3 (a whole number); for example `max_length: 2048`
     "key given twice": (
         {"seed": "1\nseed: 2"},
         """\
-…/run.yaml:7:1: error: seed: duplicate key, first given in line 6; keep one
+…/run.yaml:7:1: error: seed: duplicate key, first given in line 6; keep one [SF-CONFIG-YAML]
   7 | seed: 2
     | ^^^^
 """,
@@ -107,13 +111,13 @@ got 3 (a whole number); for example `max_length: 2048`
     "required key": (
         {"output": ""},
         """\
-error: …/run.yaml: output: is required; add `output: runs/my-run`
+error: …/run.yaml: output: is required; add `output: runs/my-run` [SF-CONFIG-KEY]
 """,
     ),
     "missing model folder": (
         {"model": "models/lama"},
         """\
-…/run.yaml:2:8: error: model.path: folder models/lama does not exist; did you mean models/llama?
+…/run.yaml:2:8: error: model.path: folder models/lama does not exist; did you mean models/llama? [SF-FILE-MISSING]
   2 | model: models/lama
     |        ^^^^^^^^^^^
 """,
@@ -121,7 +125,7 @@ error: …/run.yaml: output: is required; add `output: runs/my-run`
     "missing model folder, nothing alike": (
         {"model": "./zebra"},
         """\
-…/run.yaml:2:8: error: model.path: folder ./zebra does not exist; the working folder has empty, models
+…/run.yaml:2:8: error: model.path: folder ./zebra does not exist; the working folder has empty, models [SF-FILE-MISSING]
   2 | model: ./zebra
     |        ^^^^^^^
 """,
@@ -130,7 +134,7 @@ error: …/run.yaml: output: is required; add `output: runs/my-run`
         {"model": "gpt2"},
         """\
 …/run.yaml:2:8: error: model.path: folder gpt2 does not exist; the working folder has empty, models \
-(a hub id is written org/name)
+(a hub id is written org/name) [SF-FILE-MISSING]
   2 | model: gpt2
     |        ^^^^
 """,
@@ -139,7 +143,7 @@ error: …/run.yaml: output: is required; add `output: runs/my-run`
         {"model": "empty"},
         """\
 …/run.yaml:2:8: error: model.path: empty has no config.json; \
-give a folder with config.json, *.safetensors and tokenizer files
+give a folder with config.json, *.safetensors and tokenizer files [SF-FILE-MISSING]
   2 | model: empty
     |        ^^^^^
 """,
@@ -147,7 +151,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "folder above the model": (
         {"model": "./models"},
         """\
-…/run.yaml:2:8: error: model.path: ./models has no config.json; did you mean models/llama?
+…/run.yaml:2:8: error: model.path: ./models has no config.json; did you mean models/llama? [SF-FILE-MISSING]
   2 | model: ./models
     |        ^^^^^^^^
 """,
@@ -155,7 +159,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "missing data file": (
         {"data": "{train: trian.jsonl}"},
         """\
-…/run.yaml:4:15: error: data.train.path: file trian.jsonl does not exist; did you mean train.jsonl?
+…/run.yaml:4:15: error: data.train.path: file trian.jsonl does not exist; did you mean train.jsonl? [SF-FILE-MISSING]
   4 | data: {train: trian.jsonl}
     |               ^^^^^^^^^^^
 """,
@@ -163,7 +167,8 @@ give a folder with config.json, *.safetensors and tokenizer files
     "data of another kind": (
         {"data": "{train: run.yaml}"},
         """\
-…/run.yaml:4:15: error: data.train.path: run.yaml ends in .yaml; give a .json, .jsonl, .csv, .tsv, .parquet or .txt file
+…/run.yaml:4:15: error: data.train.path: run.yaml ends in .yaml; \
+give a .json, .jsonl, .csv, .tsv, .parquet or .txt file [SF-FILE-MISSING]
   4 | data: {train: run.yaml}
     |               ^^^^^^^^
 """,
@@ -171,7 +176,7 @@ give a folder with config.json, *.safetensors and tokenizer files
     "misspelt none": (
         {"data": "{train: train.jsonl, eval: non}"},
         """\
-…/run.yaml:4:34: error: data.eval.path: file non does not exist; did you mean none?
+…/run.yaml:4:34: error: data.eval.path: file non does not exist; did you mean none? [SF-FILE-MISSING]
   4 | data: {train: train.jsonl, eval: non}
     |                                  ^^^
 """,
@@ -180,7 +185,7 @@ give a folder with config.json, *.safetensors and tokenizer files
         {"early_stopping": "{patience: 2}"},
         """\
 …/run.yaml:6:17: error: early_stopping: needs evaluation data, and data.eval is none; \
-set data.eval to a file, a share or a count, or leave this key out (early_stopping=null)
+set data.eval to a file, a share or a count, or leave this key out (early_stopping=null) [SF-CONFIG-CONFLICT]
   6 | early_stopping: {patience: 2}
     |                 ^
 """,
@@ -190,7 +195,7 @@ set data.eval to a file, a share or a count, or leave this key out (early_stoppi
         """\
 …/run.yaml:5:19: error: precision.base: without an adapter the base itself trains, and training fp16 weights ends in \
 'Attempting to unscale FP16 gradients'; use `precision: fp16`, which computes in fp16 over fp32 weights, \
-or add an adapter
+or add an adapter [SF-CONFIG-CONFLICT]
   5 | precision: {base: fp16}
     |                   ^^^^
 """,
@@ -198,7 +203,7 @@ or add an adapter
     "broken syntax": (
         {"optim": "{lr: 1e-4"},
         """\
-…/run.yaml:6:8: error: not valid YAML: a group that is not closed; add }
+…/run.yaml:6:8: error: not valid YAML: a group that is not closed; add } [SF-CONFIG-YAML]
   6 | optim: {lr: 1e-4
     |        ^
 """,
@@ -206,7 +211,7 @@ or add an adapter
     "tab": (
         {"optim": "\n\tlr: 1e-4"},
         """\
-…/run.yaml:7:1: error: not valid YAML: a tab where spaces belong; indent with spaces
+…/run.yaml:7:1: error: not valid YAML: a tab where spaces belong; indent with spaces [SF-CONFIG-YAML]
   7 |  lr: 1e-4
     | ^
 """,
@@ -214,7 +219,7 @@ or add an adapter
     "tag": (
         {"output": "!!python/name:os.abort x"},
         """\
-…/run.yaml:5:9: error: tag !!python/name:os.abort is not supported; write a plain value
+…/run.yaml:5:9: error: tag !!python/name:os.abort is not supported; write a plain value [SF-CONFIG-YAML]
   5 | output: !!python/name:os.abort x
     |         ^^^^^^^^^^^^^
 """,
@@ -253,7 +258,7 @@ def test_an_override_is_quoted_as_typed(folder: Path) -> None:
     result = train(write_config(folder), "optim.lr=fast")
     golden = (
         "error: override optim.lr=fast: optim.lr: expected a number greater than 0, got 'fast' (text); "
-        "for example `lr: 2e-4`\n"
+        "for example `lr: 2e-4` [SF-CONFIG-VALUE]\n"
     )
     check_one_mistake(result, folder, golden)
 
@@ -282,7 +287,11 @@ def test_twin_a_flag_that_is_no_key_is_a_flag(folder: Path) -> None:
 
 def test_missing_config_file(folder: Path) -> None:
     write_config(folder)
-    check_one_mistake(train(Path("rnu.yaml")), folder, "error: rnu.yaml: no such config file; did you mean run.yaml?\n")
+    check_one_mistake(
+        train(Path("rnu.yaml")),
+        folder,
+        "error: rnu.yaml: no such config file; did you mean run.yaml? [SF-CONFIG-FILE]\n",
+    )
 
 
 def test_all_mistakes_in_one_message(folder: Path) -> None:

@@ -26,4 +26,4 @@ def test_unknown_key(key: str, fix: str) -> None:
     result = CliRunner().invoke(main, ["explain", key])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error: no config key is called {key}; ")
-    assert result.stderr.endswith(f"{fix}\n")
+    assert result.stderr.endswith(f"{fix} [SF-CONFIG-KEY]\n")

@@ -253,7 +253,7 @@ def test_a_misspelt_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.models.folder.look_up", lambda *_: pytest.fail("asked the hub"))
     result = call("chat", "runs/my-rum")
     assert result.exit_code == 2
-    assert result.stderr == "error: runs/my-rum: no such folder; did you mean runs/my-run?\n"
+    assert result.stderr == "error: runs/my-rum: no such folder; did you mean runs/my-run? [SF-FILE-MISSING]\n"
     (tmp_path / "runs" / "plan.json").write_text("{}")
     assert (
         "is a file, not a folder; give its folder: runs" in call("generate", "runs/plan.json", "--prompt", "x").stderr

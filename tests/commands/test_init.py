@@ -185,7 +185,8 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     assert call("init", "base", "alpaca.json").exit_code == 0
     before = (folder / "run.yaml").read_text()
     result = call("init", "base", "few.jsonl")
-    assert (result.exit_code, result.stderr) == (2, "error: run.yaml: already exists; name another file with --out\n")
+    said = "error: run.yaml: already exists; name another file with --out [SF-USE-OUTPUT]\n"
+    assert (result.exit_code, result.stderr) == (2, said)
     assert (folder / "run.yaml").read_text() == before
     assert call("init", "base", "few.jsonl", "--out", "second.yaml").exit_code == 0, "the schema is ours"
     (folder / "surefoot.schema.json").write_text("{}")

@@ -120,7 +120,7 @@ def test_public_only_when_asked(hub: HubStub, run: Path) -> None:
     result = call(run, NAME)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"error: {NAME}: exists and is public; push to another name, or give --public\n",
+        f"error: {NAME}: exists and is public; push to another name, or give --public [SF-HUB-PUSH]\n",
     )
 
 
@@ -275,5 +275,5 @@ def test_names(run: Path) -> None:
     result = call(run, "heron")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: heron: is no name of a repository; write it like owner/name\n",
+        "error: heron: is no name of a repository; write it like owner/name [SF-HUB-MISSING]\n",
     )

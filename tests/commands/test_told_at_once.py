@@ -154,7 +154,7 @@ def test_twin_without_the_look_beforehand_torch_comes_first(place):
 
 def test_twin_without_a_look_at_the_config_the_model_is_opened_first(place):
     case = "evaluate loss BASE rows.json --max-length 513"
-    blind = "import surefoot.methods.asked_model as asked\nasked.named_model = lambda path, adapter: None\n"
+    blind = "import surefoot.methods.requests as asked\nasked.named_model = lambda path, adapter: None\n"
     code, stderr, torch = told(place, [case], blind)[case]
     assert (code, torch) == (2, True)
     assert "--max-length: 513 is more than the model's 512 positions" in stderr

@@ -34,4 +34,4 @@ def test_the_quoted_error_is_the_one_that_is_raised(tmp_path):
     )
     with pytest.raises(InputError) as caught:
         make_plan(config, measure=False)
-    assert f"error: {caught.value}\n" in PAGE.read_text(encoding="utf-8")
+    assert f"error: {caught.value} [{caught.value.faults[0].code}]\n" in PAGE.read_text(encoding="utf-8")

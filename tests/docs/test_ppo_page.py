@@ -10,7 +10,7 @@ from helpers.doc_pages import ROOT, table
 from surefoot.methods.losses.ppo import policy_loss
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.methods.ppo.checks import START_TOLERANCE
-from surefoot.methods.ppo.scorers import open_scorer
+from surefoot.methods.ppo.scores import open_scorer
 from surefoot.system.posting import Server
 
 PAGE = ROOT / "docs" / "ppo.md"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surefoot.config.load import check_config
-from surefoot.methods.by_record import settled
+from surefoot.methods.sources import settled
 from surefoot.report.console import open_console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.job import make_schedule

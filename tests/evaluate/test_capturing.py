@@ -22,8 +22,8 @@ from surefoot.evaluate.capture_folder import open_capture
 from surefoot.evaluate.capturing import capture, compare_folders
 from surefoot.evaluate.measure_loss import read_evaluation_data
 from surefoot.families.bos_zero import BOS_FILE
-from surefoot.methods.asked_data import DataRequest
 from surefoot.methods.open_model import open_for_use
+from surefoot.methods.requests import DataRequest
 from surefoot.system.errors import InputError
 
 LENGTH = 24

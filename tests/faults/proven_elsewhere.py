@@ -82,7 +82,7 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "R27": ("tests/commands/test_train.py::test_a_signal_saves_says_how_to_go_on_and_leaves_no_process",),
     "K1": ("tests/faults/test_ppo_faults.py::test_k1_more_than_a_twentieth_without_a_score_ends_the_run_in_one_line",),
     "K2": ("tests/faults/test_ppo_faults.py::test_k2_a_rate_a_hundred_times_too_high_is_braked_and_ends_the_run",),
-    "K3": ("tests/methods/ppo/test_advantages.py::test_the_distance_is_never_negative_and_worked_out_by_hand",),
+    "K3": ("tests/methods/losses/test_ppo_advantages.py::test_the_distance_is_never_negative_and_worked_out_by_hand",),
     "K4": ("tests/faults/test_ppo_faults.py::test_k4_a_model_that_only_stops_ends_the_run_in_one_line",),
     "K5": ("tests/faults/test_ppo_faults.py::test_k5_one_score_for_all_answers_makes_no_nan_and_ends_the_run",),
     "K7": ("tests/exactness/test_ppo_resume.py::test_killed_anywhere_and_resumed_equals_uninterrupted",),

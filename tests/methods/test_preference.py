@@ -14,7 +14,7 @@ import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Example, collate
 from surefoot.methods import preference as preference_module
-from surefoot.methods import reference_cache
+from surefoot.methods import reference
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.system.errors import InputError
 from surefoot.training.objective import LossSum
@@ -189,7 +189,7 @@ def test_the_plan_counts_a_second_model(train):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(reference_cache.process, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(reference.process, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "reference"
 
 
@@ -207,11 +207,9 @@ def test_cached_numbers_are_found_again_and_checked(train, cache):
     assert "log-probabilities of 28 answers found in the cache" in said(result)
     assert (steps(first, *LOGGED) == steps(second, *LOGGED)).all()
     (folder,) = cache.iterdir()
-    known = reference_cache._read(folder)
+    known = reference._read(folder)
     assert known is not None
-    reference_cache._write(
-        folder, {key: value - 1 for key, value in known.items()}
-    )  # intact, and not what it should be
+    reference._write(folder, {key: value - 1 for key, value in known.items()})  # intact, and not what it should be
     third, result = train(**CACHED)
     assert "is not what the base gives; computing it again" in said(result)
     assert (steps(first, *LOGGED) == steps(third, *LOGGED)).all()
@@ -220,11 +218,11 @@ def test_cached_numbers_are_found_again_and_checked(train, cache):
 def test_twin_numbers_that_nobody_checks_are_believed(train, cache, monkeypatch):
     first, _ = train(**CACHED)
     (folder,) = cache.iterdir()
-    known = reference_cache._read(folder)
+    known = reference._read(folder)
     assert known is not None
     draw = random.Random(1)
-    reference_cache._write(folder, {key: value + draw.uniform(-5, 5) for key, value in known.items()})
-    monkeypatch.setattr(reference_cache, "_checked", lambda known, *rest: known)
+    reference._write(folder, {key: value + draw.uniform(-5, 5) for key, value in known.items()})
+    monkeypatch.setattr(reference, "_checked", lambda known, *rest: known)
     second, _ = train(**CACHED)
     assert not np.allclose(steps(first, *LOGGED), steps(second, *LOGGED))
 
@@ -236,7 +234,7 @@ def test_a_damaged_cache_is_made_again(train, cache):
     content = bytearray(values.read_bytes())
     content[-1] ^= 1
     values.write_bytes(content)
-    assert reference_cache._read(folder) is None
+    assert reference._read(folder) is None
     _, result = train(**CACHED)
     assert "computing the log-probabilities" in said(result)
 
@@ -244,17 +242,17 @@ def test_a_damaged_cache_is_made_again(train, cache):
 def test_a_blank_batch_has_a_reference_and_an_unknown_answer_has_none():
     """A rank without a batch of its own computes a blank one, whose rows are in no cache at their full width."""
     rows = collate([Example(np.array([5, 6, 7]), np.array([False, False, True]), number) for number in (0, 1)], 0)
-    assert reference_cache._look_up({}, rows.blank()).tolist() == [0.0, 0.0]
+    assert reference._look_up({}, rows.blank()).tolist() == [0.0, 0.0]
     with pytest.raises(KeyError):
-        reference_cache._look_up({}, rows)
+        reference._look_up({}, rows)
 
 
 @pytest.mark.parametrize(("elsewhere", "kept"), [(0.0, True), (1.0, False)])
 def test_a_cache_counts_only_where_every_rank_has_it(elsewhere, kept):
     """elsewhere: ranks that have none."""
     engine = SimpleNamespace(totals=lambda values: [value + elsewhere for value in values])
-    assert (reference_cache._agreed({b"answer": 1.0}, engine) is not None) == kept  # pyright: ignore[reportArgumentType]
-    assert reference_cache._agreed(None, engine) is None  # pyright: ignore[reportArgumentType]
+    assert (reference._agreed({b"answer": 1.0}, engine) is not None) == kept  # pyright: ignore[reportArgumentType]
+    assert reference._agreed(None, engine) is None  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_another_base_is_a_caution_and_opens_all_the_same(run, tmp_path):
 
 
 def test_twin_a_fingerprint_that_sees_no_weights_notices_nothing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("surefoot.models.folder.base_fingerprint", lambda folder: "same")
+    monkeypatch.setattr("surefoot.methods.provenance.base_fingerprint", lambda folder: "same")
     durable.write_json(run / MANIFEST, manifest(run, [], 3, {"base": "same"}))
     assert open_for_use(str(tiny_llama(tmp_path / "other", seed=7)), str(run)).cautions == ()
 
@@ -88,5 +88,5 @@ def test_a_run_without_a_model_names_its_newest_checkpoint(tmp_path, monkeypatch
     shown = CliRunner().invoke(main, ["generate", "runs/x/", "--prompt", "a"])
     assert (shown.exit_code, shown.stderr) == (
         2,
-        "error: runs/x/: is not finished; use runs/x/checkpoint-12\n",
+        "error: runs/x/: is not finished; use runs/x/checkpoint-12 [SF-USE-FOLDER]\n",
     )

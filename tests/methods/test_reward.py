@@ -16,9 +16,8 @@ from helpers.tiny_models import tiny_llama
 from surefoot.commands.pushing import pushed_files
 from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
 from surefoot.methods import reward as stage_reward
-from surefoot.methods.asked_data import DataRequest
-from surefoot.methods.open_model import open_for_use
-from surefoot.methods.open_reward import open_reward
+from surefoot.methods.open_model import open_for_use, open_reward
+from surefoot.methods.requests import DataRequest
 from surefoot.models.load import load_model
 from surefoot.models.value_head import VALUE_HEAD_FILE, ValueHead
 from surefoot.report.console import Console

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from helpers import zoo
 from helpers.adapter_runs import CPU, a_run
 from surefoot.families.model_facts import read_model_facts
-from surefoot.methods.asked_model import chosen_layers
+from surefoot.methods.requests import chosen_layers
 from surefoot.models.facts import facts_of, module_tree
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.instrument import by_token, layer_parts, watched

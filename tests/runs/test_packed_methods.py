@@ -15,10 +15,9 @@ from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import rows as measured_rows
 from surefoot.evaluate.measure_loss import measure_loss
 from surefoot.evaluate.measure_reward import measure_reward
-from surefoot.methods import reference_cache
-from surefoot.methods.asked_data import DataRequest
-from surefoot.methods.open_model import open_for_use
-from surefoot.methods.open_reward import open_reward
+from surefoot.methods import reference
+from surefoot.methods.open_model import open_for_use, open_reward
+from surefoot.methods.requests import DataRequest
 from surefoot.models import forward as documents
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
@@ -69,7 +68,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def train(world, tmp_path, monkeypatch):
     """Keys of the config by name. Returns the run folder."""
-    monkeypatch.setattr(reference_cache.process, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(reference.process, "cache_folder", lambda: tmp_path / "cache")
 
     def run(name: str, *, packing="on", resume=False, **changes) -> Path:
         stage = changes.get("stage", "sft")

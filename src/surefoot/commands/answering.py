@@ -13,8 +13,8 @@ from surefoot.commands.printing import echo
 from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from surefoot.methods.asked_model import NamedModel
     from surefoot.methods.open_model import OpenModel
+    from surefoot.methods.requests import NamedModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -87,8 +87,8 @@ def check_models(
     What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
     """
     from surefoot.config.paths import nearest_path
-    from surefoot.methods.asked_model import named_model, require_positions, require_side
     from surefoot.methods.provenance import require_weights
+    from surefoot.methods.requests import named_model, require_positions, require_side
     from surefoot.models.folder import check_folder, require_adapter, resolve_folder
     from surefoot.system.locations import looks_local
 
@@ -96,9 +96,11 @@ def check_models(
         if path is None:
             continue
         if Path(path).is_file():
-            raise InputError(Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}"))
+            raise InputError(
+                Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}", code="SF-USE-FOLDER")
+            )
         if looks_local(path) and not Path(path).is_dir():
-            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ())))
+            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ()), code="SF-FILE-MISSING"))
         folder = resolve_folder(path, weights=True)
         require_weights(folder, path)
         check_folder(folder)
@@ -113,7 +115,7 @@ def check_models(
 
 def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -> None:
     """`check_models`, and whether answers of this length leave room for a prompt."""
-    from surefoot.methods.asked_model import require_room_for_answers
+    from surefoot.methods.requests import require_room_for_answers
 
     named = check_models(model, adapter)
     if named is not None and max_new_tokens is not None:

@@ -54,13 +54,27 @@ def capture(
     itself a capture, the two are compared and nothing is run.
     """
     from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
-    from surefoot.methods.asked_data import DataRequest, check_request
-    from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
+    from surefoot.methods.requests import (
+        DataRequest,
+        check_request,
+        layer_numbers,
+        require_maps,
+        require_positions,
+        usual_tokens,
+        written_text,
+    )
     from surefoot.system.errors import Fault, InputError
 
     if is_capture(Path(model)):
         if against is None:
-            raise InputError(Fault(model, "is a capture", "add --against ANOTHER to compare the two, or name a model"))
+            raise InputError(
+                Fault(
+                    model,
+                    "is a capture",
+                    "add --against ANOTHER to compare the two, or name a model",
+                    code="SF-USE-FOLDER",
+                )
+            )
         if adapter or seq_len or text or data or template or attention or dtype or layers != "all" or bos is not None:
             raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
         _compare(against, Path(model), out, overwrite)

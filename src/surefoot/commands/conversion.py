@@ -72,7 +72,7 @@ def convert(
     """
     if out is not None:
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
-            raise InputError(Fault(str(out), "is where the source lies", "choose another --out"))
+            raise InputError(Fault(str(out), "is where the source lies", "choose another --out", code="SF-USE-OUTPUT"))
         require_replaceable(out, overwrite, RECORD, "conversion", lambda record: record["files_out"])
         durable.require_writable(out)
     with _staging(out, overwrite) as folder:
@@ -100,7 +100,9 @@ def _converted(opened: Source, source: Path, to: str | None, base: Path | None) 
     model, adapter = halves(bare, read_json(place) if place else {})
     if adapter and model and to is None:
         what = f"holds a model of {len(model)} weights and an adapter of {len(adapter)}"
-        raise InputError(Fault(str(source), what, "convert its halves one by one: --to hf and --to peft"))
+        raise InputError(
+            Fault(str(source), what, "convert its halves one by one: --to hf and --to peft", code="SF-CONVERT-LAYOUT")
+        )
     if not adapter or (model and to == "hf"):
         heads = {name: tensor for name, tensor in opened.tensors.items() if name not in bare}
         result = _model({**model, **heads}, opened, source, to or "hf", base)
@@ -126,7 +128,14 @@ def _adapter_config(folder: Path, base: Path | None) -> Path | None:
 
 def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path | None) -> Converted:
     if to not in MODEL_TARGETS:
-        raise InputError(Fault(f"--to {to}", "is a layout of adapters", f"of a model: {', '.join(MODEL_TARGETS)}"))
+        raise InputError(
+            Fault(
+                f"--to {to}",
+                "is a layout of adapters",
+                f"of a model: {', '.join(MODEL_TARGETS)}",
+                code="SF-CONVERT-LAYOUT",
+            )
+        )
     config = _config_folder(opened.folder, source, base)
     target = Target(expected_tensors(model_config(config)), facts_of(config))
     found = recognise(tensors, target, str(source))
@@ -155,10 +164,18 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
 def _head_of(base: Path | None, target: Target, source: Path) -> LazyTensor:
     if base is None:
         what = f"has no {target.head}, and config.json does not tie it to the embedding"
-        raise InputError(Fault(str(source), what, "give the model that it was trained from: --base FOLDER"))
+        raise InputError(
+            Fault(str(source), what, "give the model that it was trained from: --base FOLDER", code="SF-CONVERT-LAYOUT")
+        )
     head = lazy_tensors(stored_tensors(base)).get(target.head)
     if head is None or head.shape != target.expected[target.head]:
-        raise InputError(Fault(str(base), f"has no {target.head} of shape {list(target.expected[target.head])}"))
+        raise InputError(
+            Fault(
+                str(base),
+                f"has no {target.head} of shape {list(target.expected[target.head])}",
+                code="SF-CONVERT-LAYOUT",
+            )
+        )
     return head
 
 
@@ -172,11 +189,13 @@ def _note_dtype(result: Converted, target: Target) -> None:
 def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path | None) -> Converted:
     if to not in ADAPTER_TARGETS:
         what = "is a layout of models, and this is an adapter"
-        raise InputError(Fault(f"--to {to}", what, f"of an adapter: {', '.join(ADAPTER_TARGETS)}"))
+        raise InputError(
+            Fault(f"--to {to}", what, f"of an adapter: {', '.join(ADAPTER_TARGETS)}", code="SF-CONVERT-LAYOUT")
+        )
     path = _adapter_config(opened.folder, base)
     if path is None:
         what = f"has no {ADAPTER_CONFIG}, and rank and alpha are not in the weights"
-        raise InputError(Fault(str(source), what, "put it beside them"))
+        raise InputError(Fault(str(source), what, "put it beside them", code="SF-CONVERT-LAYOUT"))
     found = recognise_adapter(tensors, read_json(path), str(source))
     target = _base_target(found.config, base)
     if target is not None and to not in ("fused", "split"):
@@ -206,7 +225,7 @@ def _config_folder(folder: Path, source: Path, base: Path | None) -> Path:
         if place is not None and (place / "config.json").is_file() and not (place / ADAPTER_CONFIG).is_file():
             return place
     what = "has no config.json, and the names of weights do not tell the model's sizes"
-    raise InputError(Fault(str(source), what, "give a folder that has it: --base FOLDER"))
+    raise InputError(Fault(str(source), what, "give a folder that has it: --base FOLDER", code="SF-CONVERT-LAYOUT"))
 
 
 def _write(result: Converted, folder: Path, opened: Source, base: Path | None) -> None:

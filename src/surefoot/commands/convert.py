@@ -49,7 +49,7 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     from surefoot.system.errors import Fault, InputError
 
     if not source.exists():
-        raise InputError(Fault(str(source), "no such file or folder", nearest_path(source, ())))
+        raise InputError(Fault(str(source), "no such file or folder", nearest_path(source, ()), code="SF-FILE-MISSING"))
     if out is None and not dry_run:
         raise click.UsageError("missing option '--out'; or look first with --dry-run")
 

@@ -63,7 +63,7 @@ def commonsense(
     Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command goes on where it stopped.
     """
     from surefoot.evaluate.commonsense.protocol import TRAINED, choose_sets, read_set
-    from surefoot.methods.asked_data import require_template
+    from surefoot.methods.requests import require_template
     from surefoot.system import durable
     from surefoot.system.out_folder import require_file_name
 

@@ -41,7 +41,7 @@ def loss(
     DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
     For a run and its evaluation file the loss is the eval_loss of the run.
     """
-    from surefoot.methods.asked_data import DataRequest, check_request
+    from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
     asked = DataRequest(data, template, max_length, max_samples)

@@ -35,7 +35,7 @@ def norms(
     """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
     first position gets. With an adapter the base stands beside it.
     """
-    from surefoot.methods.asked_data import DataRequest, check_request, norms_request
+    from surefoot.methods.requests import DataRequest, check_request, norms_request
 
     if template is not None and data is None:
         raise click.UsageError("--template lays out the records of --data, and none are named")

@@ -42,7 +42,7 @@ def reward(
     MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
     takes: preference records with a better and a worse answer. Left out, it is the pairs that the run held out.
     """
-    from surefoot.methods.asked_data import DataRequest, check_request
+    from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
     words = {"source": data, "template": template, "max_length": max_length, "max_samples": max_samples}
@@ -52,7 +52,7 @@ def reward(
         check_request(asked)
     elif adapter is not None or any(words.values()):
         what = "is needed with --adapter, --template, --max-length or --max-samples"
-        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken"))
+        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
     else:
         asked = None
     request = {"model": model, "adapter": adapter, **words}
@@ -63,7 +63,7 @@ def reward(
 
     from surefoot.evaluate.measure_loss import as_evaluated
     from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
-    from surefoot.methods.open_reward import open_reward
+    from surefoot.methods.open_model import open_reward
     from surefoot.report.calibration import calibration_bins
     from surefoot.report.console import open_console
     from surefoot.report.pictures.calibration import calibration_picture

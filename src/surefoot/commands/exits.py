@@ -2,9 +2,11 @@
 
 One line per fault, as compilers write it; a fault in a text file shows its line and a caret:
 
-    run.yaml:7:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)
+    run.yaml:7:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim) [SF-CONFIG-KEY]
       7 | learning_rte: 1e-4
         | ^^^^^^^^^^^^
+
+The code in brackets names the kind of fault: `surefoot explain SF-CONFIG-KEY`.
 
 Exit codes: 0 done, 1 a bug in surefoot, 2 the user's input, 3 the environment, 4 no checkpoint that verifies,
 5 diverged, 6 a replay that does not find the same, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand
@@ -16,7 +18,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -97,11 +99,11 @@ def _print_traceback(error: BaseException) -> None:
 
 def fault_lines(fault: Fault) -> list[str]:
     """The message and, where there is one, the excerpt."""
-    place = _PLACE.fullmatch(fault.where)
+    place, code = _PLACE.fullmatch(fault.where), f" [{fault.code}]" if fault.code else ""
     if place is None:
-        return [f"error: {_one_line(str(fault))}"]
-    message = _one_line(str(Fault("", fault.what, fault.fix)))
-    lines = [f"{veiled(fault.where)}: error: {message}"]
+        return [f"error: {_one_line(str(fault))}{code}"]
+    message = _one_line(str(replace(fault, where="")))
+    lines = [f"{veiled(fault.where)}: error: {message}{code}"]
     if place["column"]:
         lines += _excerpt(Path(place["file"]), int(place["line"]), int(place["column"]))
     return lines

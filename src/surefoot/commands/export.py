@@ -62,7 +62,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 
     Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
     """
-    from surefoot.methods.asked_model import require_mergeable
+    from surefoot.methods.requests import require_mergeable
     from surefoot.report.cards.export import CERTIFICATE
     from surefoot.system.out_folder import require_replaceable
 

@@ -97,5 +97,9 @@ def _lines(file: Path | None) -> list[str]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(Fault(str(file or "stdin"), f"not UTF-8 at byte {error.start}", "save it as UTF-8")) from None
+        raise InputError(
+            Fault(
+                str(file or "stdin"), f"not UTF-8 at byte {error.start}", "save it as UTF-8", code="SF-FILE-UNREADABLE"
+            )
+        ) from None
     return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]

@@ -32,7 +32,7 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
     schema = out.parent / "surefoot.schema.json"
     for path in (out, schema):
         if path.exists() and not (path == schema and _is_ours(schema)):
-            raise InputError(Fault(str(path), "already exists", "name another file with --out"))
+            raise InputError(Fault(str(path), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
 
     from surefoot.commands.starting import propose
     from surefoot.system import durable

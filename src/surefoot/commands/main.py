@@ -71,7 +71,7 @@ COMMANDS = {
     "run": Entry("surefoot.commands.run", "Run another tool's command with surefoot.", plans=True),
     "migrate": Entry("surefoot.commands.migrate", "Rewrite a config for a model of another family."),
     "compat": Entry("surefoot.commands.compat", "Write scripts under the names that other tools' users call."),
-    "explain": Entry("surefoot.commands.explain", "Explain one config key, or list all keys."),
+    "explain": Entry("surefoot.commands.explain", "Explain a config key or an error code; list all keys."),
     "schema": Entry("surefoot.commands.schema", "Print the JSON Schema of the config, for editors."),
     "completion": Entry("surefoot.commands.completion", "Print the completion script of a shell."),
 }

@@ -42,7 +42,7 @@ def migrate(
     from surefoot.config.paths import model_problems
     from surefoot.system.errors import Fault, InputError
 
-    if faults := [Fault("--to", problem.what, problem.fix) for problem in model_problems(model)]:
+    if faults := [Fault("--to", problem.what, problem.fix, problem.code) for problem in model_problems(model)]:
         raise InputError(faults)
 
     from surefoot.commands.migration import migrate_config
@@ -51,7 +51,7 @@ def migrate(
     from surefoot.system import durable, hardware, process
 
     if out.exists():
-        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
+        raise InputError(Fault(str(out), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
     described = hardware.preset(machine) if machine else None
     console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
     with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
@@ -82,7 +82,7 @@ def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     if config.suffix in (".sh", ".bash"):
         fix = "surefoot translate -- ITS COMMAND > run.yaml, and migrate that"
-        raise InputError(Fault(str(config), "is a script of commands, and no config", fix))
+        raise InputError(Fault(str(config), "is a script of commands, and no config", fix, code="SF-TRANSLATE-COMMAND"))
     translation = recognised(config, overrides)
     if translation is not None:
         return expand_short_forms(dict(translation.config))

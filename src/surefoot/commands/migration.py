@@ -62,7 +62,7 @@ def migrate_config(
     """
     if _is_same(str(value(given, "model.path")), path):
         what = f"{path} is the model of this config already, so there is nothing to move"
-        raise InputError(Fault("--to", what, "name another model"))
+        raise InputError(Fault("--to", what, "name another model", code="SF-USE-FLAG"))
     folder = resolve_folder(path, weights=False)
     migration = migrate(given, path, facts_of(folder))
     checks = [_access(path), _token(path), _memory(given, migration.config, machine), *_left_to_do(given, migration)]

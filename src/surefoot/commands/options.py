@@ -44,6 +44,6 @@ def with_first_record(config: RunConfig) -> RunConfig:
 
     if BY_RECORD not in (config.data.template, config.data.train_on):
         return config
-    from surefoot.methods.by_record import settled
+    from surefoot.methods.sources import settled
 
     return settled(config)

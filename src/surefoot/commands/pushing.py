@@ -51,12 +51,16 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
     """
     require_run(run)
     if not is_finished(run):
-        raise InputError(Fault(str(run), "is no finished run", "finish it with `surefoot train … --resume`"))
+        raise InputError(
+            Fault(str(run), "is no finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
+        )
     checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
     if faults := [check.fault for check in checks if check.fault and check.name != CARD]:
         raise IntegrityError(faults)
     if not (run / CARD).is_file():
-        raise InputError(Fault(str(run / CARD), "is missing", "resume the run: it writes the card"))
+        raise InputError(
+            Fault(str(run / CARD), "is missing", "resume the run: it writes the card", code="SF-USE-FOLDER")
+        )
     changed = _with_base(run, base)
     contents = {check.name: changed.get(check.name) for check in checks}
     faults = [fault for name, content in contents.items() for fault in _paths(run / name, content)]
@@ -82,7 +86,14 @@ def check_push(config: RunConfig, name: str) -> None:
     check_name(name)
     if config.adapter is not None and looks_local(config.model.path):
         what = f"the adapter's base is a folder of this machine, {config.model.path}"
-        raise InputError(Fault("--push", what, f"train without it, then: surefoot push RUN {name} --base OWNER/NAME"))
+        raise InputError(
+            Fault(
+                "--push",
+                what,
+                f"train without it, then: surefoot push RUN {name} --base OWNER/NAME",
+                code="SF-HUB-PUSH",
+            )
+        )
     require_right(name, public=False)
 
 
@@ -92,13 +103,17 @@ def _with_base(run: Path, base: str | None) -> dict[str, bytes]:
     path = run / ADAPTER_CONFIG
     if not path.is_file():
         if base is not None:
-            raise InputError(Fault("--base", f"is for adapters, and {run} is a whole model", "leave it out"))
+            raise InputError(
+                Fault("--base", f"is for adapters, and {run} is a whole model", "leave it out", code="SF-HUB-PUSH")
+            )
         return {}
     config: dict[str, Any] = read_json(path)
     if base is None:
         if config.get("revision") is None:
             what = f"its base is a folder of this machine, {config.get(BASE)}, which nobody who loads it has"
-            raise InputError(Fault(str(path), what, "give the base's id on the hub: --base OWNER/NAME"))
+            raise InputError(
+                Fault(str(path), what, "give the base's id on the hub: --base OWNER/NAME", code="SF-HUB-PUSH")
+            )
         return {}
     check_name(base)
     if base == config.get(BASE):
@@ -118,6 +133,7 @@ def _paths(path: Path, content: bytes | None) -> Iterator[Fault]:
                     f"{path}: {key}",
                     f"names a path of this machine: {found[0]}",
                     "take it out of the base model's file and train again",
+                    code="SF-HUB-PUSH",
                 )
         return
     card = path.name == CARD
@@ -125,7 +141,7 @@ def _paths(path: Path, content: bytes | None) -> Iterator[Fault]:
     for number, line in enumerate(text.splitlines(), start=1):
         if found := pattern.search(line):
             fix = "edit the line, then push again" if card else "train with a template that does not"
-            yield Fault(f"{path}:{number}", f"names a path of this machine: {found[0]}", fix)
+            yield Fault(f"{path}:{number}", f"names a path of this machine: {found[0]}", fix, code="SF-HUB-PUSH")
 
 
 def _own_folders(path: Path) -> re.Pattern[str]:

@@ -47,7 +47,7 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
         echo(shown)
         return
     if out.exists():
-        raise InputError(Fault(str(out), "exists", "name another file, or remove it"))
+        raise InputError(Fault(str(out), "exists", "name another file, or remove it", code="SF-USE-OUTPUT"))
     from surefoot.interop.account import summary
     from surefoot.system import durable
 

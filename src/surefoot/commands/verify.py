@@ -44,7 +44,7 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     from surefoot.report.tables.verify import counts_line, differences_table, files_table, verdict
     from surefoot.report.verification import compare_folders, is_finished, verify_folder
     from surefoot.system import process
-    from surefoot.system.errors import IntegrityError
+    from surefoot.system.errors import Fault, IntegrityError
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]
     faults = [fault for check in checks for fault in check.faults]
@@ -76,4 +76,4 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     if faults:
         raise IntegrityError(faults)
     if differences:
-        raise IntegrityError(f"{folder} and {other} are not identical")
+        raise IntegrityError(Fault("", f"{folder} and {other} are not identical", code="SF-VERIFY-DIFFERS"))

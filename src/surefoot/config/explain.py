@@ -22,7 +22,7 @@ def explain_key(path: str) -> str:
     if key is None:
         near = nearest_key(path)
         fix = f"did you mean {near.path}?" if near else "`surefoot explain` lists all keys"
-        raise InputError(Fault("", f"no config key is called {path}", fix))
+        raise InputError(Fault("", f"no config key is called {path}", fix, code="SF-CONFIG-KEY"))
     rows = {
         "expects": key.expected,
         "default": _default(key),

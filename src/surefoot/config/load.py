@@ -49,7 +49,7 @@ class LoadedConfig:
         group_given = key in self.sources.document.keys or key in self.sources.overrides
         if not group_given and self.origins.get(key, "default") == "default":
             return fault
-        return Fault(self.sources.of_value(key), f"{shown_key(key)}: {fault.what}", fault.fix)
+        return Fault(self.sources.of_value(key), f"{shown_key(key)}: {fault.what}", fault.fix, fault.code)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -90,7 +90,7 @@ def check_config(data: Mapping[str, Any]) -> RunConfig:
     """
     _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(_with_texts(data))))
-    faults = [Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain)]
+    faults = [Fault(shown_key(problem.key), problem.what, problem.fix, problem.code) for problem in _problems(plain)]
     if faults:
         raise InputError(faults)
     return RunConfig.model_validate(plain)
@@ -101,7 +101,8 @@ def check_values(data: Mapping[str, Any]) -> None:
     _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(dict(data))))
     if faults := [
-        Fault(shown_key(problem.key), problem.what, problem.fix) for problem in _problems(plain, files=False)
+        Fault(shown_key(problem.key), problem.what, problem.fix, problem.code)
+        for problem in _problems(plain, files=False)
     ]:
         raise InputError(faults)
 
@@ -120,9 +121,15 @@ def _require_plain_keys(value: Any, path: str = "") -> None:
     for key, held in value.items() if isinstance(value, Mapping) else ():
         whole = f"{path}.{key}".lstrip(".")
         if not isinstance(key, str):
-            raise InputError(Fault(shown_key(whole), f"a key is text, and {key!r} is not", "write it in quotes"))
+            raise InputError(
+                Fault(
+                    shown_key(whole), f"a key is text, and {key!r} is not", "write it in quotes", code="SF-CONFIG-KEY"
+                )
+            )
         if "." in key:
-            raise InputError(Fault(shown_key(whole), "a key cannot hold a dot", "write one mapping in another"))
+            raise InputError(
+                Fault(shown_key(whole), "a key cannot hold a dot", "write one mapping in another", code="SF-CONFIG-KEY")
+            )
         _require_plain_keys(held, whole)
     for number, held in enumerate(value) if isinstance(value, list) else ():
         _require_plain_keys(held, f"{path}.{number}")
@@ -132,9 +139,11 @@ def _check_is_file(path: Path) -> None:
     if path.is_dir():
         inside = path / "config.yaml"
         fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
-        raise InputError(Fault(str(path), "is a folder, not a config file", fix))
+        raise InputError(Fault(str(path), "is a folder, not a config file", fix, code="SF-CONFIG-FILE"))
     if not path.exists():
-        raise InputError(Fault(str(path), "no such config file", nearest_path(path, (".yaml", ".yml"))))
+        raise InputError(
+            Fault(str(path), "no such config file", nearest_path(path, (".yaml", ".yml")), code="SF-CONFIG-FILE")
+        )
 
 
 def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
@@ -205,7 +214,7 @@ def _leaves(data: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
 
 def _place(problem: Problem, sources: Sources) -> Fault:
     where = {"key": sources.of_key, "value": sources.of_value, "group": sources.of_group}[problem.at](problem.key)
-    return Fault(where, f"{shown_key(problem.key)}: {problem.what}", problem.fix)
+    return Fault(where, f"{shown_key(problem.key)}: {problem.what}", problem.fix, problem.code)
 
 
 def _order(fault: Fault, overrides: Sequence[str]) -> tuple[int, int, int]:

@@ -183,7 +183,7 @@ def parallel(config: RunConfig) -> Iterator[Problem]:
 
 def problem(key: str, what: str, fix: str, *others: str) -> Problem:
     """A value that cannot stand beside those of `others`."""
-    return Problem(key, what, fix, "value", (key, *others))
+    return Problem(key, what, fix, "value", (key, *others), "SF-CONFIG-CONFLICT")
 
 
 RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (

@@ -50,7 +50,9 @@ def apply_override(data: dict[str, Any], text: str, sources: Sources) -> dict[st
     typed, equals, written = text.partition("=")
     key = typed_key(typed.strip())
     if not equals or not all(key.split(".")):
-        raise InputError(Fault(f"override {text}", "is not key=value", "write it like optim.lr=1e-5"))
+        raise InputError(
+            Fault(f"override {text}", "is not key=value", "write it like optim.lr=1e-5", code="SF-CONFIG-OVERRIDE")
+        )
     value = parse_value(written, f"override {text}")
     data = dict(data)
     group: Any = data
@@ -79,4 +81,4 @@ def _place_in(group: dict[str, Any] | list[Any], name: str, key: str, text: str)
     holder = key.rpartition(".")[0]
     what = f"{shown_key(holder)} is a list of {len(group)}"
     fix = f"name one, such as {shown_key(f'{holder}.0.{name}')}" if not name.isdecimal() else "count from 0"
-    raise InputError(Fault(f"override {text}", what, fix))
+    raise InputError(Fault(f"override {text}", what, fix, code="SF-CONFIG-OVERRIDE"))

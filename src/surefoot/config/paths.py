@@ -168,4 +168,4 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _problem(key: str, what: str, fix: str, *others: str) -> Problem:
-    return Problem(key, what, fix, "value", (key, *others))
+    return Problem(key, what, fix, "value", (key, *others), "SF-FILE-MISSING")

@@ -22,13 +22,15 @@ MOST_LISTED = 9  # keys of a group that one message lists
 class Problem:
     """key: dotted path as the user gave it (an unknown key, or "adapter.targets.0").
     at: which part of `key: value` to point at; "group" where the key itself is absent.
-    involves: keys of the schema whose values no further check may trust."""
+    involves: keys of the schema whose values no further check may trust.
+    code: see `surefoot.system.errors.Fault`."""
 
     key: str
     what: str
     fix: str
     at: Literal["key", "value", "group"]
     involves: tuple[str, ...]
+    code: str = "SF-CONFIG-VALUE"
 
 
 def shape_problems(data: dict[str, Any]) -> list[Problem]:
@@ -91,7 +93,9 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest
 def _missing(path: str) -> Problem:
     key, group = all_keys()[schema_key(path)], shown_key(path.rpartition(".")[0])
     under = f" under {group}" if group else ""
-    return Problem(path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,))
+    return Problem(
+        path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,), "SF-CONFIG-KEY"
+    )
 
 
 def _unknown(path: str, suggest: bool) -> Problem:
@@ -99,15 +103,15 @@ def _unknown(path: str, suggest: bool) -> Problem:
     group = schema_key(above)
     near = None if name.isdecimal() or not suggest else nearest_key(schema_key(path))
     if near is not None and near.group == group:
-        return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,))
+        return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,), "SF-CONFIG-KEY")
     if near is not None:
         nested = f" (key {near.name} under {near.group})" if near.group else ""
-        return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,))
+        return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,), "SF-CONFIG-KEY")
     beside = [key.name for key in all_keys().values() if key.group == group]
     listed = (
         f"{group} has {', '.join(beside)}" if 0 < len(beside) <= MOST_LISTED else "`surefoot explain` lists all keys"
     )
-    return Problem(path, "unknown key", listed, "key", ())
+    return Problem(path, "unknown key", listed, "key", (), "SF-CONFIG-KEY")
 
 
 def _wrong(path: str, value: Any) -> Problem:

@@ -73,17 +73,21 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(Fault(str(path), f"cannot be read ({error.strerror})")) from None
+        raise InputError(Fault(str(path), f"cannot be read ({error.strerror})", code="SF-CONFIG-FILE")) from None
 
 
 def _decoded(content: bytes, path: Path) -> str:
     if len(content) > MAX_BYTES:
-        raise InputError(Fault(str(path), f"is larger than {MAX_BYTES // 1024} KiB", "give a config file"))
+        raise InputError(
+            Fault(str(path), f"is larger than {MAX_BYTES // 1024} KiB", "give a config file", code="SF-CONFIG-FILE")
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(Fault(f"{path}:{line}", "is not UTF-8 text", "save the file as UTF-8")) from None
+        raise InputError(
+            Fault(f"{path}:{line}", "is not UTF-8 text", "save the file as UTF-8", code="SF-CONFIG-FILE")
+        ) from None
 
 
 def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
@@ -95,7 +99,7 @@ def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
     data = builder.document()
     if not isinstance(data, dict):
         what = "is empty" if data is None else "does not start with a key"
-        raise InputError(Fault(path, what, "write `key: value` lines"))
+        raise InputError(Fault(path, what, "write `key: value` lines", code="SF-CONFIG-YAML"))
     return Document(data, builder.keys, builder.values, path), builder.faults
 
 
@@ -147,14 +151,23 @@ class _Builder:
         except (YAMLError, ValueError, OverflowError) as error:  # a bad \U escape is a ValueError in PyYAML
             line, column, what, fix = explain_syntax(error, self.text)
             where = place(self.path, Position(line, column)) if self.positions else self.path
-            raise InputError(Fault(where, what, fix)) from None
+            raise InputError(Fault(where, what, fix, code="SF-CONFIG-YAML")) from None
         if isinstance(event, events.DocumentStartEvent):
-            raise InputError(Fault(self._where(event.start_mark), "a second document starts here", "keep one per file"))
+            raise InputError(
+                Fault(
+                    self._where(event.start_mark),
+                    "a second document starts here",
+                    "keep one per file",
+                    code="SF-CONFIG-YAML",
+                )
+            )
         return value
 
     def _value(self, event: Any, stream: Iterator[Any], path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            fault = Fault(self._where(event.start_mark), f"is nested more than {MAX_DEPTH} levels deep")
+            fault = Fault(
+                self._where(event.start_mark), f"is nested more than {MAX_DEPTH} levels deep", code="SF-CONFIG-YAML"
+            )
             raise InputError(fault)
         self.values[path] = _position(event.start_mark)
         if isinstance(event, events.AliasEvent):
@@ -211,7 +224,7 @@ class _Builder:
     def _key(self, event: Any, path: str) -> str | None:
         """The name, or None where it is none and has been reported."""
         if not isinstance(event, events.ScalarEvent):
-            raise InputError(Fault(self._where(event.start_mark), "a key must be a plain name"))
+            raise InputError(Fault(self._where(event.start_mark), "a key must be a plain name", code="SF-CONFIG-YAML"))
         if event.value == "<<" and event.implicit[0]:
             self._fault(event.start_mark, "merge keys (<<) are not supported", "write the keys out")
         elif "." in event.value:
@@ -227,7 +240,7 @@ class _Builder:
         return place(self.path, _position(mark)) if self.positions else self.path
 
     def _fault(self, mark: Mark, what: str, fix: str = "") -> None:
-        self.faults.append(Fault(self._where(mark), what, fix))
+        self.faults.append(Fault(self._where(mark), what, fix, code="SF-CONFIG-YAML"))
 
 
 def place(path: str, position: Position) -> str:

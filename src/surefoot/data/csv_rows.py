@@ -37,7 +37,12 @@ def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> 
         if len(row) != len(header):
             what = f"the row that starts here has {len(row)} cells, and the header has {len(header)}"
             raise InputError(
-                Fault(f"{name}:{line}", what, "quote cells that hold a delimiter, a quote or a line break")
+                Fault(
+                    f"{name}:{line}",
+                    what,
+                    "quote cells that hold a delimiter, a quote or a line break",
+                    code="SF-DATA-FILE",
+                )
             )
         yield line, dict(zip(header, row, strict=True))
 
@@ -56,7 +61,7 @@ def _cells(name: str, lines: Iterable[str], delimiter: str) -> Iterator[tuple[in
             what, fix = str(error), "double the quotes inside a quoted cell"
             if "unexpected end" in what:
                 what, fix = "a quote is opened in the row that starts here and never closed", "close it"
-            raise InputError(Fault(f"{name}:{line}", f"malformed CSV: {what}", fix)) from None
+            raise InputError(Fault(f"{name}:{line}", f"malformed CSV: {what}", fix, code="SF-DATA-ROW")) from None
         finally:
             csv.field_size_limit(before)
         if row:
@@ -73,6 +78,8 @@ def _delimiter(text: str) -> str:
 def _check_header(where: str, header: list[str]) -> None:
     if empty := [number for number, cell in enumerate(header, start=1) if not cell.strip()]:
         fix = "name every column; an unnamed first one is often an index, written with index=False"
-        raise InputError(Fault(where, f"column {empty[0]} of the header has no name", fix))
+        raise InputError(Fault(where, f"column {empty[0]} of the header has no name", fix, code="SF-DATA-FILE"))
     if twice := [cell for cell in header if header.count(cell) > 1]:
-        raise InputError(Fault(where, f"the header has the column {twice[0]!r} twice", "rename one of them"))
+        raise InputError(
+            Fault(where, f"the header has the column {twice[0]!r} twice", "rename one of them", code="SF-DATA-FILE")
+        )

@@ -38,7 +38,11 @@ def encode_pairs(
         prompt = _begin(better)
         if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
             what = f"row {better.conversation.number}: the template writes another prompt before the worse answer"
-            raise InputError(Fault(f"{name}:{better.conversation.line}", what, "choose another data.template"))
+            raise InputError(
+                Fault(
+                    f"{name}:{better.conversation.line}", what, "choose another data.template", code="SF-DATA-TEMPLATE"
+                )
+            )
         found = _pair(better, worse, prompt, encoder, max_length, template.stop_ids)
         if not all(one.usable for one in found):
             found = [one._replace(supervised=np.zeros_like(one.supervised)) for one in found]

@@ -70,7 +70,9 @@ def file_kind(name: str) -> str:
     if (kind := data_kind(name)) is None:
         ends = Path(name).suffix
         what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
-        raise InputError(Fault(name, what, f"known: {' '.join(DATA_KINDS)}, and .gz behind all but .parquet"))
+        raise InputError(
+            Fault(name, what, f"known: {' '.join(DATA_KINDS)}, and .gz behind all but .parquet", code="SF-DATA-FILE")
+        )
     return kind
 
 
@@ -79,7 +81,9 @@ def require_file(path: Path, name: str) -> None:
     with named(name):
         known = path.is_file() or path.is_dir() or not path.exists()  # the latter two have words of their own
     if not known:
-        raise InputError(Fault(name, "is no regular file", "write what it gives into a file, and name that"))
+        raise InputError(
+            Fault(name, "is no regular file", "write what it gives into a file, and name that", code="SF-DATA-FILE")
+        )
 
 
 def _require_room(path: Path, name: str) -> None:
@@ -90,12 +94,14 @@ def _require_room(path: Path, name: str) -> None:
     memory, _ = host_memory()
     if size > memory:
         what = f"has {size_text(size)}, and this machine's memory {size_text(memory)}"
-        raise EnvironmentFault(Fault(name, what, "split it, and train on a part"))
+        raise EnvironmentFault(Fault(name, what, "split it, and train on a part", code="SF-MEMORY"))
 
 
 def _require_same(name: str, path: Path, sha256: str) -> None:
     if durable.sha256_file(path) != sha256:
-        raise InputError(Fault(name, "changed while surefoot was reading it", "start again when it is complete"))
+        raise InputError(
+            Fault(name, "changed while surefoot was reading it", "start again when it is complete", code="SF-DATA-FILE")
+        )
 
 
 @contextmanager
@@ -104,8 +110,10 @@ def named(name: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(Fault(name, "no such file", "check the path; it is relative to the working folder")) from None
+        raise InputError(
+            Fault(name, "no such file", "check the path; it is relative to the working folder", code="SF-FILE-MISSING")
+        ) from None
     except IsADirectoryError:
-        raise InputError(Fault(name, "is a folder, not a file")) from None
+        raise InputError(Fault(name, "is a folder, not a file", code="SF-DATA-FILE")) from None
     except OSError as error:
-        raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}")) from None
+        raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}", code="SF-DATA-FILE")) from None

@@ -39,10 +39,12 @@ def first_row(spec: SourceSpec) -> tuple[Source, Row]:
         source = open_sources(spec)[0]
         row = next(source.read(), None)
     if row is None:
-        raise InputError(Fault(source.name, "0 records", "put at least one example into the file"))
+        raise InputError(
+            Fault(source.name, "0 records", "put at least one example into the file", code="SF-DATA-EMPTY")
+        )
     line, value = row
     if not isinstance(value, dict):
-        raise InputError(Fault(f"{source.name}:{line}", "record 1 is no object with named fields"))
+        raise InputError(Fault(f"{source.name}:{line}", "record 1 is no object with named fields", code="SF-DATA-ROW"))
     return source, Row(1, line, parse_record(value, source, f"{source.name}:{line}"))
 
 

@@ -27,7 +27,7 @@ def matching(name: str, globs: Iterable[str], paths: Collection[str]) -> list[st
     work = sum(len(piece) for pieces in wild for piece in pieces) * sum(map(len, paths))
     if work > MOST_WORK:
         what = f"its README names {len(wild):,} patterns for {len(paths):,} files, which takes too long"
-        raise InputError(Fault(name, what, "name the files another way"))
+        raise InputError(Fault(name, what, "name the files another way", code="SF-DATA-HUB"))
     return [path for path in paths if path in exact or any(matches(pieces, path) for pieces in wild)]
 
 

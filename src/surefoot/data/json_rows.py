@@ -89,7 +89,9 @@ class _Place:
             what, fix = "is nested too deeply", "records are flat"
         except ValueError:  # Python refuses to convert integers of thousands of digits
             what, fix = "holds a number with too many digits", "write it as text"
-        raise InputError(Fault(f"{self._name}:{self.line(start)}", f"the record that starts here {what}", fix))
+        raise InputError(
+            Fault(f"{self._name}:{self.line(start)}", f"the record that starts here {what}", fix, code="SF-DATA-ROW")
+        )
 
     def fail(self, position: int, what: str, fix: str = "") -> NoReturn:
         position = min(position, len(self._text))
@@ -97,7 +99,7 @@ class _Place:
             what, fix = "the file ends in the middle of a record", "it looks cut off"
         around = self._text[max(0, position - _EXCERPT) : position + _EXCERPT]
         where = f"{self._name}:{self.line(position)}:{self._column(position)}"
-        raise InputError(Fault(where, f"{what} (near {around!r})", fix)) from None
+        raise InputError(Fault(where, f"{what} (near {around!r})", fix, code="SF-DATA-ROW")) from None
 
     def _column(self, position: int) -> int:
         begin = self._text.rfind("\n", 0, position)

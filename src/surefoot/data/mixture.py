@@ -50,12 +50,18 @@ def mix(parts: Sequence[Part]) -> Mixture:
         return Mixture(counts, tuple(max(1, round(p * count)) for p, count in zip(passes, counts, strict=True)))
     if len(weights) < len(parts) or any(part.epochs is not None for part in parts):
         what = "mixes sources that have a weight with sources that have epochs or neither"
-        raise InputError(Fault("data.train", what, "give every source a weight, or none; epochs: 1 is one pass"))
+        raise InputError(
+            Fault(
+                "data.train", what, "give every source a weight, or none; epochs: 1 is one pass", code="SF-DATA-SHARES"
+            )
+        )
     quotas = apportion(sum(counts), weights)
     for part, quota in zip(parts, quotas, strict=True):
         if not quota:
             what = f"the weight of {part.name} gives it none of the {sum(counts):,} examples of an epoch"
-            raise InputError(Fault("data.train", what, "raise its weight or leave the source out"))
+            raise InputError(
+                Fault("data.train", what, "raise its weight or leave the source out", code="SF-DATA-SHARES")
+            )
     return Mixture(counts, tuple(quotas))
 
 

@@ -40,16 +40,18 @@ def _open(name: str, content: bytes | BinaryIO) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise EnvironmentFault(Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING)) from None
+        raise EnvironmentFault(
+            Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING, code="SF-PACKAGE")
+        ) from None
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content) if isinstance(content, bytes) else content)
         names = file.schema_arrow.names
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
         _reraise_foreign(error)
         what = f"is not a whole Parquet file: {_first_line(error)}"
-        raise InputError(Fault(name, what, "it looks cut off or misnamed")) from None
+        raise InputError(Fault(name, what, "it looks cut off or misnamed", code="SF-DATA-FILE")) from None
     if twice := [field for field in names if names.count(field) > 1]:
-        raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them"))
+        raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them", code="SF-DATA-FILE"))
     return file
 
 
@@ -61,7 +63,7 @@ def _next(batches: Iterator[Any], name: str, row: int) -> Any:
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         _reraise_foreign(error)
         what = f"cannot be read on: {_first_line(error)}"
-        raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged")) from None
+        raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged", code="SF-DATA-FILE")) from None
 
 
 def _reraise_foreign(error: Exception) -> None:
@@ -80,7 +82,9 @@ def _cell(scalar: Any, where: str, column: str) -> Any:
     try:
         return _plain(scalar.as_py(maps_as_pydicts="strict"))
     except (_Unreadable, pyarrow.ArrowException, KeyError, ValueError) as error:
-        raise InputError(Fault(where, f"column {column!r}: {error}", "leave the column out of the file")) from None
+        raise InputError(
+            Fault(where, f"column {column!r}: {error}", "leave the column out of the file", code="SF-DATA-ROW")
+        ) from None
 
 
 class _Unreadable(Exception):

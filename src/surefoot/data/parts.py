@@ -72,7 +72,7 @@ def shared(one: Loaded, seed: int) -> Loaded:
     found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
     if not len(found.examples):
         what = f"{one.name} has nothing to learn in {words}"
-        raise InputError(Fault("data.train.share", what, "take another part, or raise its size"))
+        raise InputError(Fault("data.train.share", what, "take another part, or raise its size", code="SF-DATA-SHARES"))
     return found
 
 

@@ -190,7 +190,7 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
     for place, source in enumerate(sources, start=1):
         if spec.share is not None and source.sample is not None:
             what = "picks records by num_samples, and a share counts all of them"
-            raise InputError(Fault(source.name, what, "leave one of them out"))
+            raise InputError(Fault(source.name, what, "leave one of them out", code="SF-DATA-SHARES"))
         file, facts = tokenise(source, method, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
@@ -204,7 +204,9 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
         what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "
         if method.kind == "prompts":
             what = f"all {used} prompts of {name} have more than "
-        raise InputError(Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it"))
+        raise InputError(
+            Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it", code="SF-DATA-LENGTH")
+        )
     return Loaded(spec, name, tuple(files), examples)
 
 

@@ -70,7 +70,7 @@ class _Part:
         """Which of these examples the tokens at these places belong to."""
         return np.searchsorted(self.begins, tokens, side="right") - 1
 
-    def fail(self, token: int, what: str, fix: str, code: str = "") -> NoReturn:
+    def fail(self, token: int, what: str, fix: str, code: str = "SF-DATA-TEMPLATE") -> NoReturn:
         file, number, line = self.dataset.row(self.start + int(self.owner(np.asarray(token))))
         raise InputError(Fault(f"{file}:{line}", f"row {number}: {what}", fix, code))
 
@@ -117,7 +117,7 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
     found = np.flatnonzero(part.ids == pad_id)
     if len(found):
         what = f"PAD is {encoder.tokenizer.convert_ids_to_tokens(pad_id)!r} (id {pad_id}), which the data contains"
-        part.fail(found[0], what, "choose another tokenizer.pad", "TOK-PAD")
+        part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")
 
 
 def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool) -> np.ndarray:
@@ -138,5 +138,5 @@ def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learn
     wrong = ends[~closed & ~cut]
     if len(wrong):
         fix = "the model would never learn to stop; choose another data.template"
-        part.fail(wrong[0], "an answer does not end with a supervised stop token", fix, "TOK-STOP")
+        part.fail(wrong[0], "an answer does not end with a supervised stop token", fix, "SF-LABEL-STOP")
     return closed

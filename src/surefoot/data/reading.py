@@ -96,7 +96,7 @@ class Reading:
         if strange is not None:
             what = f"row {strange.number}: is a conversation ({self.layout}), and pretraining learns plain texts"
             fix = "name the field that holds the text in the source's columns: {text: FIELD}, or choose stage: sft"
-            raise InputError(Fault(f"{name}:{strange.line}", what, fix))
+            raise InputError(Fault(f"{name}:{strange.line}", what, fix, code="SF-DATA-FORMAT"))
         self._note(batch)
         yield batch
 

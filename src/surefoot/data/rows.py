@@ -102,12 +102,18 @@ def _all_rows(source: Source) -> Iterator[Row]:
     for number, (line, value) in enumerate(source.read(), start=1):
         where = f"{source.name}:{line}"
         if not isinstance(value, dict):
-            raise InputError(Fault(where, f"record {number} is {kind_of(value)}, not an object with named fields"))
+            raise InputError(
+                Fault(
+                    where, f"record {number} is {kind_of(value)}, not an object with named fields", code="SF-DATA-ROW"
+                )
+            )
         _check_characters(value, where)
         names |= dict.fromkeys(value)
         yield Row(number, line, parse_record(value, source, where))
     if not number:
-        raise InputError(Fault(source.name, "0 records", "put at least one example into the file"))
+        raise InputError(
+            Fault(source.name, "0 records", "put at least one example into the file", code="SF-DATA-EMPTY")
+        )
     _check_columns(source, names)
 
 
@@ -139,7 +145,11 @@ def _check_columns(source: Source, names: Iterable[str]) -> None:
             continue
         near = nearest_words(own, names, 2)
         fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(map(repr, names))}"
-        faults.append(Fault(source.name, f"no record has the column {own!r}, named for {layout_field!r}", fix))
+        faults.append(
+            Fault(
+                source.name, f"no record has the column {own!r}, named for {layout_field!r}", fix, code="SF-DATA-FORMAT"
+            )
+        )
     if faults:
         raise InputError(faults)
 
@@ -148,7 +158,9 @@ def _sampled(rows: int, source: Source, count: int) -> list[bool]:
     """Of each row whether it is one of `count`, picked by a hash of content and place: the same on every machine."""
     if count > rows:
         what = f"num_samples is {count}, and there are {rows} records"
-        raise InputError(Fault(source.name, what, "lower it; records are repeated with weight or epochs"))
+        raise InputError(
+            Fault(source.name, what, "lower it; records are repeated with weight or epochs", code="SF-DATA-SHARES")
+        )
     drawn = heapq.nsmallest(
         count, range(1, rows + 1), key=lambda number: hashlib.sha256(f"{source.sha256}:{number}".encode()).digest()
     )
@@ -189,7 +201,7 @@ def _parse_cell(text: str, where: str) -> Any:
         if "'" not in text[:8]:
             raise
         what = "the cell is not JSON; it looks like a Python literal"
-        raise InputError(Fault(where, what, "write it with json.dumps")) from None
+        raise InputError(Fault(where, what, "write it with json.dumps", code="SF-DATA-ROW")) from None
 
 
 def _check_characters(value: dict[str, Any], where: str) -> None:
@@ -198,7 +210,7 @@ def _check_characters(value: dict[str, Any], where: str) -> None:
         return
     item = next(item for item in texts if not _is_text(item))  # no two halves make a whole: they stay apart in a text
     what = "holds NUL (\\u0000)" if "\0" in item else "holds half of a character (a lone \\ud800-\\udfff)"
-    raise InputError(Fault(where, f"the record that starts here {what}", "remove it from the text"))
+    raise InputError(Fault(where, f"the record that starts here {what}", "remove it from the text", code="SF-DATA-ROW"))
 
 
 def _texts(value: dict[str, Any]) -> list[str]:

@@ -56,13 +56,24 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
     if is_hub_data(spec.path):
         sources = _open_hub(spec, HubData(spec.path, spec.subset, spec.split, spec.revision))
     elif spec.streaming:
-        raise InputError(Fault(spec.path, "is on this machine, and streaming is for the hub", "leave streaming out"))
+        raise InputError(
+            Fault(
+                spec.path, "is on this machine, and streaming is for the hub", "leave streaming out", code="SF-DATA-HUB"
+            )
+        )
     elif not Path(spec.path).is_dir():
         sources = (open_file(spec.path),)
     elif (entries := read_description(Path(spec.path), spec.path)) is not None:
         return _open_described(spec, entries)
     elif spec.name is not None:
-        raise InputError(Fault(spec.path, f"has no {DESCRIPTION} that could hold {spec.name!r}", "leave name out"))
+        raise InputError(
+            Fault(
+                spec.path,
+                f"has no {DESCRIPTION} that could hold {spec.name!r}",
+                "leave name out",
+                code="SF-DATA-DESCRIPTION",
+            )
+        )
     else:
         sources = _open_folder(spec.path, spec.split)
     return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
@@ -94,7 +105,7 @@ def _chosen(path: str, split: str | Splits) -> tuple[Chosen, bool]:
     if not files:
         below = [entry for entry in entries if entry.is_dir() and any(is_data(file.name) for file in entry.iterdir())]
         fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
-        raise InputError(Fault(path, "has no data file", fix))
+        raise InputError(Fault(path, "has no data file", fix, code="SF-DATA-EMPTY"))
     return choose_files(path, files, "", None, split), len(files) > 1
 
 
@@ -102,12 +113,14 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
     """An entry of the folder's dataset_info.json. What the spec says itself goes before what the entry says."""
     if spec.name is None:
         fix = f"set name to one of {', '.join(entries)}"
-        raise InputError(Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix))
+        raise InputError(
+            Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix, code="SF-DATA-DESCRIPTION")
+        )
     entry = read_entry(entries, spec.name, spec.path)
     _check_kind(entry, spec)
     if spec.format not in ("auto", entry.format, "prompts"):
         what = f"says {entry.format}, and format says {spec.format}"
-        raise InputError(Fault(entry.where, what, "leave format out, or name the file itself"))
+        raise InputError(Fault(entry.where, what, "leave format out, or name the file itself", code="SF-DATA-FORMAT"))
     if entry.hub is not None:
         sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
     elif (file := inside(Path(spec.path), entry)).is_dir():
@@ -116,7 +129,9 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
         sources = (open_file(file),)
     if entry.sample is not None and len(sources) > 1:
         what = f"num_samples picks from one file, and these are {len(sources)}"
-        raise InputError(Fault(entry.where, what, "leave it out and set max_samples in the config"))
+        raise InputError(
+            Fault(entry.where, what, "leave it out and set max_samples in the config", code="SF-DATA-SHARES")
+        )
     columns = spec.columns or entry.columns
     read = ", ".join(columns.values())
     note = f"entry {spec.name!r} of {DESCRIPTION}, " + (
@@ -145,7 +160,7 @@ def _check_kind(entry: Entry, spec: SourceSpec) -> None:
         what = f"is preference data ({entry.mark}): supervised training would learn its bad answers, too"
     else:
         what = f"is data for stage {stage}, and this stage learns from {spec.kind}"
-    raise InputError(Fault(entry.where, what, f"name another entry, or choose stage {stage}"))
+    raise InputError(Fault(entry.where, what, f"name another entry, or choose stage {stage}", code="SF-DATA-FORMAT"))
 
 
 def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:
@@ -153,5 +168,5 @@ def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:
         return open_hub(data)
     if spec.max_samples is None:
         what = "is streamed, and nothing says how many records are to be read"
-        raise InputError(Fault(spec.path, what, "set max_samples of this source"))
+        raise InputError(Fault(spec.path, what, "set max_samples of this source", code="SF-DATA-HUB"))
     return (stream_hub(data, spec.max_samples),)

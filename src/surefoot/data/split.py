@@ -26,7 +26,9 @@ def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple
         what = f"{held_out} holds out {wanted} of {total} records, which leaves none to train on"
         if len(counts) > 1:
             what += " from some source"
-        raise InputError(Fault("data.eval", what, f"hold out fewer than {sum(most) + 1}, or name a file"))
+        raise InputError(
+            Fault("data.eval", what, f"hold out fewer than {sum(most) + 1}, or name a file", code="SF-DATA-SHARES")
+        )
     taken = apportion(wanted, counts, most)
     return [_halves(count, part, seed, source) for source, (count, part) in enumerate(zip(counts, taken, strict=True))]
 
@@ -46,5 +48,5 @@ def part_of(count: int, of: Sequence[float], take: int, seed: int) -> np.ndarray
     start = sum(sizes[: take - 1])
     if not sizes[take - 1]:
         what = f"gives none of {count} records to part {take} of {','.join(f'{size:g}' for size in of)}"
-        raise InputError(Fault("share", what, "raise its size"))
+        raise InputError(Fault("share", what, "raise its size", code="SF-DATA-SHARES"))
     return np.sort(permutation(seed, (SHARES,), count)[start : start + sizes[take - 1]])

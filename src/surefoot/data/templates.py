@@ -92,8 +92,12 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
 
 def _eos_text(encoder: TextEncoder, stop_ids: Sequence[int]) -> str:
     if not stop_ids:
-        raise InputError(Fault("tokenizer", "has no end-of-sequence token, so an answer could not end"))
+        raise InputError(
+            Fault("tokenizer", "has no end-of-sequence token, so an answer could not end", code="SF-TOKENIZER")
+        )
     text = str(encoder.tokenizer.convert_ids_to_tokens(stop_ids[0]))
     if encoder.encode([Piece(text, literal=False, opening=False)]) != [[stop_ids[0]]]:
-        raise InputError(Fault("tokenizer", f"reads its own end-of-sequence token {text!r} as something else"))
+        raise InputError(
+            Fault("tokenizer", f"reads its own end-of-sequence token {text!r} as something else", code="SF-TOKENIZER")
+        )
     return text

@@ -40,7 +40,9 @@ def panics_told(folder: str | Path) -> Iterator[None]:
         if not is_panic(error):
             raise
         what = f"makes the tokenizers library break off: {' '.join(str(error).split())}"
-        raise InputError(Fault(str(Path(folder) / "tokenizer.json"), what, "take the model's own file")) from None
+        raise InputError(
+            Fault(str(Path(folder) / "tokenizer.json"), what, "take the model's own file", code="SF-TOKENIZER")
+        ) from None
 
 
 class TextEncoder:
@@ -52,7 +54,14 @@ class TextEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise InputError(Fault("tokenizer", "has no fast form", "a tokenizer.json must stand beside the weights"))
+            raise InputError(
+                Fault(
+                    "tokenizer",
+                    "has no fast form",
+                    "a tokenizer.json must stand beside the weights",
+                    code="SF-TOKENIZER",
+                )
+            )
         self.tokenizer = tokenizer
         self.control = {
             number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special

@@ -40,12 +40,17 @@ def _undecodable(name: str, error: UnicodeDecodeError, line: int, offset: int) -
     """line, offset: of the first byte that the error is about."""
     data, at = error.object, error.start
     if offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8")
+        return Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8", code="SF-DATA-FILE")
     line += data.count(b"\n", 0, at)
     where = f"{name}:{line}"
     if "unexpected end" in error.reason:
-        return Fault(where, "the file ends in the middle of a character", "it looks cut off")
-    return Fault(where, f"byte 0x{data[at]:02x} at offset {offset + at} is not UTF-8", "save the file as UTF-8")
+        return Fault(where, "the file ends in the middle of a character", "it looks cut off", code="SF-DATA-FILE")
+    return Fault(
+        where,
+        f"byte 0x{data[at]:02x} at offset {offset + at} is not UTF-8",
+        "save the file as UTF-8",
+        code="SF-DATA-FILE",
+    )
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
@@ -62,10 +67,12 @@ def unpacked(name: str, file: BinaryIO, size: int) -> Iterator[bytes]:
             while piece := packed.read(_PIECE):
                 if (count := count + len(piece)) > most:
                     what = f"unpacks to more than {_RATIO} times its size, which no text does"
-                    raise InputError(Fault(name, what, "unpack it by hand if you trust it"))
+                    raise InputError(Fault(name, what, "unpack it by hand if you trust it", code="SF-DATA-FILE"))
                 yield piece
     except (OSError, EOFError, zlib.error):
-        raise InputError(Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed")) from None
+        raise InputError(
+            Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed", code="SF-DATA-FILE")
+        ) from None
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:

@@ -99,7 +99,9 @@ class CaptureWriter:
         try:
             save_file(self._held, path, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise EnvironmentFault(Fault(str(path), f"cannot be written: {error}", "look at the disk")) from error
+            raise EnvironmentFault(
+                Fault(str(path), f"cannot be written: {error}", "look at the disk", code="SF-FILE-WRITE")
+            ) from error
         self._finished(layer, self._held)
         self._held, self._seen = {}, []
 

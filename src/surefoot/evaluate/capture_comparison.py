@@ -63,19 +63,19 @@ def check_comparable(reference: Capture, other: Capture) -> None:
     if not common:
         a, b = (_numbers(one.layers) for one in (reference, other))
         what = f"have no tensor in common: layers {a} there, layers {b} here"
-        raise InputError(Fault(where, what, "capture the same layers of models of one family"))
+        raise InputError(Fault(where, what, "capture the same layers of models of one family", code="SF-EVALUATE"))
     shapes = [(name, *(one.entries[name]["shape"] for one in (reference, other))) for name in common]
     if different := [one for one in shapes if one[1] != one[2]]:
         name, a, b = different[0]
         what = f"{len(different)} tensors have other shapes, first {name}: {a} there, {b} here"
-        raise InputError(Fault(where, what, "compare models of one size"))
+        raise InputError(Fault(where, what, "compare models of one size", code="SF-EVALUATE"))
 
 
 def check_ids(reference: Capture, ids: list[int], name: str, fix: str) -> None:
     """Raises InputError, with the advice `fix`, unless the capture was made of these token ids."""
     if reference.ids != ids:
         what = f"was made of other token ids than {name}: {_different_ids(reference.ids, ids)}"
-        raise InputError(Fault(reference.name, what, fix))
+        raise InputError(Fault(reference.name, what, fix, code="SF-EVALUATE"))
 
 
 def _different_ids(there: list[int], here: list[int]) -> str:

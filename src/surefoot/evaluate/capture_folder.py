@@ -47,10 +47,12 @@ class Capture:
             with safe_open(path, framework="pt") as file:
                 tensor = file.get_tensor(entry["tensor"])
         except (OSError, SafetensorError) as error:
-            raise InputError(Fault(str(path), f"cannot be read: {error}", "capture again")) from None
+            raise InputError(
+                Fault(str(path), f"cannot be read: {error}", "capture again", code="SF-EVALUATE")
+            ) from None
         if list(tensor.shape) != entry["shape"]:
             what = f"{name} is {list(tensor.shape)}, and the index says {entry['shape']}"
-            raise InputError(Fault(str(path), what, "capture again"))
+            raise InputError(Fault(str(path), what, "capture again", code="SF-EVALUATE"))
         return tensor
 
 
@@ -66,7 +68,14 @@ def is_capture(folder: Path) -> bool:
 def open_capture(folder: Path) -> Capture:
     """Raises InputError for a folder that is none."""
     if not is_capture(folder):
-        raise InputError(Fault(str(folder), f"is no capture: it has no {INDEX} of one", "name a folder of `capture`"))
+        raise InputError(
+            Fault(
+                str(folder),
+                f"is no capture: it has no {INDEX} of one",
+                "name a folder of `capture`",
+                code="SF-USE-FOLDER",
+            )
+        )
     index = read_json(folder / INDEX)
     return make_capture(folder, str(folder), index)
 
@@ -87,7 +96,9 @@ def require_room(out: Path, overwrite: bool, against: Path | None = None) -> Non
 
     require_replaceable(out, overwrite, INDEX, "capture", written)
     if against is not None and out.resolve() == against.resolve():
-        raise InputError(Fault("--out", f"{out} is what it would be compared with", "choose another folder"))
+        raise InputError(
+            Fault("--out", f"{out} is what it would be compared with", "choose another folder", code="SF-EVALUATE")
+        )
     durable.require_writable(out)
 
 

@@ -33,9 +33,15 @@ from surefoot.evaluate.capture_folder import (
 from surefoot.evaluate.capture_pictures import CapturePictures, draw_comparison
 from surefoot.evaluate.first_token import about_bos, with_bos
 from surefoot.evaluate.measure_loss import read_evaluation_data
-from surefoot.methods.asked_data import DataRequest
-from surefoot.methods.asked_model import layer_numbers, require_maps, require_positions, usual_tokens, written_text
 from surefoot.methods.open_model import OpenModel, open_for_use
+from surefoot.methods.requests import (
+    DataRequest,
+    layer_numbers,
+    require_maps,
+    require_positions,
+    usual_tokens,
+    written_text,
+)
 from surefoot.models.facts import facts_of
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.instrument import layer_parts, watched
@@ -197,7 +203,11 @@ def _token_ids(
     rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
     if (highest := max(found.ids)) >= rows:
         what = f"holds token id {highest}, and this model has {rows} rows"
-        raise InputError(Fault(reference.name if reference else "the text", what, "capture models of one tokenizer"))
+        raise InputError(
+            Fault(
+                reference.name if reference else "the text", what, "capture models of one tokenizer", code="SF-EVALUATE"
+            )
+        )
     if reference is not None:
         fix = "leave --text, --data, --bos and --seq-len out to take its ids"
         check_ids(reference, found.ids, "the text that was asked for", fix)
@@ -236,7 +246,7 @@ def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
     place = next((place for place, found in enumerate(lengths) if found >= length), None)
     if place is None:
         what = f"its longest record has {max(lengths)} tokens, and {length} are wanted"
-        raise InputError(Fault(data.source, what, "lower --seq-len"))
+        raise InputError(Fault(data.source, what, "lower --seq-len", code="SF-DATA-LENGTH"))
     origin = {"source": data.source, "sha256": prepared.audit.source.sha256, "example": place}
     return _Text([int(one) for one in prepared.train[place].ids[:length]], origin)
 

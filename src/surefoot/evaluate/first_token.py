@@ -18,7 +18,7 @@ def with_bos(opened: OpenModel, asked: bool | None) -> OpenModel:
         return opened
     number = opened.encoder.tokenizer.bos_token_id
     if asked and not isinstance(number, int):
-        raise InputError(Fault("--bos", "this model's tokenizer has no BOS", "leave it out"))
+        raise InputError(Fault("--bos", "this model's tokenizer has no BOS", "leave it out", code="SF-BOS"))
     tokens = replace(opened.tokens, bos=Choice(asked, "asked for", "user"), bos_id=number)
     return replace(opened, tokens=tokens, bos_id=number if asked else None)
 

@@ -17,12 +17,11 @@ from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.rows import as_the_run_evaluates
 from surefoot.evaluate.side_by_side import Only, sides
 from surefoot.families.templates import OWN, is_file
-from surefoot.methods.asked_data import DataRequest, config_for, words_of_the_command
-from surefoot.methods.asked_model import require_positions
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.open_model import OpenModel
 from surefoot.methods.provenance import saved_config
+from surefoot.methods.requests import DataRequest, config_for, require_positions, words_of_the_command
 from surefoot.models.attention import decoding_context
 from surefoot.models.precision import autocast
 from surefoot.planning.plan import Choice, TokenizerPlan

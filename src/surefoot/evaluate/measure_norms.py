@@ -21,8 +21,8 @@ from surefoot.evaluate.first_token import about_bos, with_bos
 from surefoot.evaluate.measure_loss import read_evaluation_data
 from surefoot.evaluate.norms import NormReport, measure_norms
 from surefoot.evaluate.side_by_side import sides
-from surefoot.methods.asked_data import DataRequest, norms_request
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
+from surefoot.methods.requests import DataRequest, norms_request
 from surefoot.models.facts import facts_of
 from surefoot.models.generate import generate_answers, left_padded
 from surefoot.models.instrument import layer_parts

@@ -16,13 +16,12 @@ from surefoot.data.loader import all_pairs, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.measure_loss import evaluation_settings, finite_or_none, progress, read_evaluation_data
 from surefoot.evaluate.rows import as_the_run_evaluates
-from surefoot.methods.asked_data import DataRequest
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.reward import reward_objective
-from surefoot.methods.open_model import OpenModel
-from surefoot.methods.open_reward import OpenReward
+from surefoot.methods.open_model import OpenModel, OpenReward
 from surefoot.methods.provenance import saved_config
-from surefoot.methods.ranking import Ranking
+from surefoot.methods.requests import DataRequest
+from surefoot.methods.reward import Ranking
 from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.runs.records import DATA
 from surefoot.runs.revisions import pin, saved_commits
@@ -90,7 +89,11 @@ def _held_out(opened: OpenModel) -> PreparedData:
     """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
     config, run = saved_config(opened.trained), run_of(opened.trained)
     if config is None or run is None or config.stage != "reward" or config.data.eval == "none":
-        raise InputError(Fault("DATA", "is needed: MODEL is no run that held pairs out", "name preference records"))
+        raise InputError(
+            Fault(
+                "DATA", "is needed: MODEL is no run that held pairs out", "name preference records", code="SF-USE-FLAG"
+            )
+        )
     pinned, _ = pin(config, saved_commits(run / DATA))
     data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
     assert data.eval is not None

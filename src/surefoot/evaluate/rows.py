@@ -15,7 +15,7 @@ from torch import nn
 
 from surefoot.data.layout import Layout
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.layout import whole_layout
+from surefoot.methods.examples import whole_layout
 from surefoot.methods.open_model import OpenModel
 from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import loss_path

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from surefoot.methods.asked_model import Only, require_side
 from surefoot.methods.open_model import OpenModel, saved_bos_scale
 from surefoot.methods.provenance import saved_plan
+from surefoot.methods.requests import Only, require_side
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.peft import PeftModel
 

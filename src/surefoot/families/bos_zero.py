@@ -46,7 +46,9 @@ def read_bos_scale(folder: Path) -> float | None:
     if factor is None:
         what = f"has no {FACTOR}: the tool that wrote it does not record it"
         fix = f'add the one it was trained with, such as "{FACTOR}": 0.1 (its guide and example use 0.1, its code 0.01)'
-        raise InputError(Fault(str(path), what, fix))
+        raise InputError(Fault(str(path), what, fix, code="SF-BOS"))
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
-        raise InputError(Fault(f"{path}: {FACTOR}", f"is {factor!r}, not a number of at least 0", "correct it"))
+        raise InputError(
+            Fault(f"{path}: {FACTOR}", f"is {factor!r}, not a number of at least 0", "correct it", code="SF-BOS")
+        )
     return float(factor)

@@ -25,7 +25,7 @@ class ConfigKeys:
         self.faults: list[Fault] = []
 
     def fault(self, key: str, what: str, fix: str = "this is not the config.json of a supported model") -> None:
-        self.faults.append(Fault(self.where, f"{self.name(key)}: {what}", fix))
+        self.faults.append(Fault(self.where, f"{self.name(key)}: {what}", fix, code="SF-MODEL-KIND"))
 
     def name(self, key: str) -> str:
         return self._names.get(key, key)

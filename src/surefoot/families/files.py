@@ -27,15 +27,21 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(plain_files.read_text(path))
     except FileNotFoundError:
-        raise InputError(Fault(str(path), "file does not exist", "the folder of a model holds it")) from None
+        raise InputError(
+            Fault(str(path), "file does not exist", "the folder of a model holds it", code="SF-FILE-MISSING")
+        ) from None
     except json.JSONDecodeError as error:
-        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}")) from None
+        raise InputError(
+            Fault(f"{path}:{error.lineno}:{error.colno}", f"not JSON: {error.msg}", code="SF-FILE-UNREADABLE")
+        ) from None
     except OSError as error:
-        raise InputError(Fault(str(path), f"cannot be read: {error.strerror or error}")) from None
+        raise InputError(
+            Fault(str(path), f"cannot be read: {error.strerror or error}", code="SF-FILE-UNREADABLE")
+        ) from None
     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of thousands of digits
-        raise InputError(Fault(str(path), f"cannot be read: {error}")) from None
+        raise InputError(Fault(str(path), f"cannot be read: {error}", code="SF-FILE-UNREADABLE")) from None
     if not isinstance(value, dict):
-        raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object"))
+        raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object", code="SF-FILE-UNREADABLE"))
     return value
 
 
@@ -49,7 +55,9 @@ def read_text(path: Path) -> str:
     try:
         return plain_files.read_text(path)
     except FileNotFoundError:
-        raise InputError(Fault(str(path), "no such file", "it is relative to the working folder")) from None
+        raise InputError(
+            Fault(str(path), "no such file", "it is relative to the working folder", code="SF-FILE-MISSING")
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        raise InputError(Fault(str(path), f"cannot be read: {reason or error}")) from None
+        raise InputError(Fault(str(path), f"cannot be read: {reason or error}", code="SF-FILE-UNREADABLE")) from None

@@ -220,10 +220,15 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     if row is None:
         near = nearest_word(name, [*NAMES, *(row.name for row in _OF_TOOLS)])
         known = f"use auto, {', '.join(NAMES)}, or a file that ends in {TEMPLATE_SUFFIX}"
-        return Fault("data.template", f"unknown template {name!r}", f"did you mean {near}?" if near else known)
+        return Fault(
+            "data.template",
+            f"unknown template {name!r}",
+            f"did you mean {near}?" if near else known,
+            code="SF-DATA-TEMPLATE",
+        )
     if missing := [token for token in row.control if not is_control(token)]:
         what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
-        return Fault("data.template", what, f"use {ANYWHERE}")
+        return Fault("data.template", what, f"use {ANYWHERE}", code="SF-DATA-TEMPLATE")
     return row
 
 

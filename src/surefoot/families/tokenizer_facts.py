@@ -50,14 +50,16 @@ def read_tokenizer_facts(folder: Path) -> TokenizerFacts:
     path = folder / "tokenizer.json"
     if not path.is_file():
         fix = "save it once with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(folder)"
-        raise InputError(Fault(str(path), "file does not exist", fix))
+        raise InputError(Fault(str(path), "file does not exist", fix, code="SF-FILE-MISSING"))
     stored = read_json(path)
     config = read_json_if_there(folder / "tokenizer_config.json")
     named = read_json_if_there(folder / "special_tokens_map.json") | _without_nulls(config)
     try:
         return _facts(folder, stored, config, named)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(Fault(str(folder), f"its tokenizer files have an unknown layout: {error!r}")) from error
+        raise InputError(
+            Fault(str(folder), f"its tokenizer files have an unknown layout: {error!r}", code="SF-TOKENIZER")
+        ) from error
 
 
 def _facts(
@@ -89,7 +91,12 @@ def _vocabulary(stored: Mapping[str, Any], where: str) -> dict[str, int]:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise InputError(
-            Fault(where, "model.vocab is not a table of tokens", "only BPE and WordPiece tokenizers are read")
+            Fault(
+                where,
+                "model.vocab is not a table of tokens",
+                "only BPE and WordPiece tokenizers are read",
+                code="SF-TOKENIZER",
+            )
         )
     return vocabulary | {token["content"]: token["id"] for token in stored.get("added_tokens") or ()}
 

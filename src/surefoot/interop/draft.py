@@ -269,4 +269,4 @@ def in_order(config: Mapping[str, Any]) -> dict[str, Any]:
 def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
     """A flag or an override says its name itself; a line of a file does not."""
     said = where.lstrip("-").replace("-", "_").partition("=")[0] == name
-    return Fault(where, what if said else f"{name}: {what}", fix)
+    return Fault(where, what if said else f"{name}: {what}", fix, code="SF-TRANSLATE-SETTING")

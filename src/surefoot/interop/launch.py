@@ -32,7 +32,7 @@ MORE = "start surefoot with the launcher on each machine: docs/several-processes
 
 def no_files(path: str) -> str:
     """`Options.read` where nothing may be read."""
-    raise InputError(Fault(path, "cannot be read here"))
+    raise InputError(Fault(path, "cannot be read here", code="SF-TRANSLATE-SETTING"))
 
 
 FirstRecord = Callable[[str], Mapping[str, Any] | None]
@@ -97,7 +97,14 @@ def read_command(words: Sequence[str], options: Options) -> Command:
     """Take the words that start a program away from those that it gets. Raises InputError."""
     if blank := next((place for place, word in enumerate(words) if word.isspace()), None):
         what = f"nothing but blanks behind {words[blank - 1]}: a blank or a comment behind a backslash ends a command"
-        raise InputError(Fault(repr(words[blank]), what, "let nothing follow a backslash at the end of a line"))
+        raise InputError(
+            Fault(
+                repr(words[blank]),
+                what,
+                "let nothing follow a backslash at the end of a line",
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     environment: dict[str, str] = {}
     left = list(words)
     while left:
@@ -111,7 +118,7 @@ def read_command(words: Sequence[str], options: Options) -> Command:
         else:
             break
     if not left:
-        raise InputError(Fault("", "there is no command to read", "give one behind --"))
+        raise InputError(Fault("", "there is no command to read", "give one behind --", code="SF-TRANSLATE-COMMAND"))
     told = {**inherited(options), **environment}
     command = _program(left, told, options)
     notes = (*(environment_note(name, value) for name, value in told.items()), *command.notes)
@@ -165,10 +172,15 @@ def _python(left: list[str], environment: Mapping[str, str], options: Options) -
     left = left[at:]
     if left[:1] == ["-c"]:
         raise InputError(
-            Fault("python -c", "is a program of its own, and surefoot runs none", "give the tool's command")
+            Fault(
+                "python -c",
+                "is a program of its own, and surefoot runs none",
+                "give the tool's command",
+                code="SF-TRANSLATE-COMMAND",
+            )
         )
     if not left or left == ["-m"]:
-        raise InputError(Fault("python", "names no program", "give the script or module"))
+        raise InputError(Fault("python", "names no program", "give the script or module", code="SF-TRANSLATE-COMMAND"))
     if left[0] != "-m":
         return Command(left[0], tuple(left[1:]))
     module, rest = left[1], left[2:]
@@ -198,7 +210,9 @@ def _launched(
             words[name] = value
         elif name in launcher.with_value:
             if at + 1 == len(left):
-                raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE"))
+                raise InputError(
+                    Fault(flag, "has no value", f"write it like {flag} VALUE", code="SF-TRANSLATE-SETTING")
+                )
             words[name] = left[at + 1]
             shown, at = f"{flag} {left[at + 1]}", at + 1
         else:
@@ -210,7 +224,9 @@ def _launched(
             notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
         at += 1
     if at == len(left):
-        raise InputError(Fault(launcher.name, "starts no program", "name the script behind its flags"))
+        raise InputError(
+            Fault(launcher.name, "starts no program", "name the script behind its flags", code="SF-TRANSLATE-COMMAND")
+        )
     settled: dict[str, Any] = {}
     if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
         settled, of_the_file = launchers.read_file(path, options.read(path))
@@ -240,7 +256,12 @@ def _processes(
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
         raise InputError(
-            Fault(launcher.name, f"asks for {machines} machines, and surefoot starts processes on one", MORE)
+            Fault(
+                launcher.name,
+                f"asks for {machines} machines, and surefoot starts processes on one",
+                MORE,
+                code="SF-TRANSLATE-COMMAND",
+            )
         )
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if count in (None, "gpu", "auto", "xpu"):
@@ -252,7 +273,9 @@ def _processes(
     processes = plain_count(count)
     if not processes:
         where = next((f"--{name}" for name in launcher.count if name in settled), launcher.name)
-        raise InputError(Fault(where, f"expected a number of processes from 1, got {count}"))
+        raise InputError(
+            Fault(where, f"expected a number of processes from 1, got {count}", code="SF-TRANSLATE-SETTING")
+        )
     return processes
 
 

@@ -164,7 +164,9 @@ def refusal(name: str, value: Any) -> str | None:
 def check(name: str, value: Any, where: str) -> None:
     """Raises InputError where surefoot cannot give what is asked."""
     if (why := refusal(name, value)) is not None:
-        raise InputError(Fault(where, why if where.startswith("-") else f"{name}: {why}", _LEAVE))
+        raise InputError(
+            Fault(where, why if where.startswith("-") else f"{name}: {why}", _LEAVE, code="SF-TRANSLATE-SETTING")
+        )
 
 
 def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
@@ -178,9 +180,13 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
         where = path if position is None else f"{path}:{position.line}:{position.column}"
         group, _, last = key.rpartition(".")
         if not group and key not in _KEYS:
-            faults.append(Fault(where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE))
+            faults.append(
+                Fault(
+                    where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE, code="SF-TRANSLATE-SETTING"
+                )
+            )
         elif why := refusal(key, value) or refusal(group or key, value) or refusal(last, value):
-            faults.append(Fault(where, f"{key}: {why}", _LEAVE))
+            faults.append(Fault(where, f"{key}: {why}", _LEAVE, code="SF-TRANSLATE-SETTING"))
         else:
             told_of = told(last if group != "fsdp_config" or last.startswith("fsdp_") else f"fsdp_{last}")
             reason = _MEMORY if group and told_of == OF_THE_LAUNCH and group != "mpirun_config" else told_of

@@ -64,7 +64,9 @@ def _capture(draft: Draft) -> None:
 
 def _require(draft: Draft, *names: str) -> None:
     draft.faults += [
-        Fault(f"--{name}", "is required", f"write --{name} VALUE") for name in names if draft[name] is None
+        Fault(f"--{name}", "is required", f"write --{name} VALUE", code="SF-TRANSLATE-SETTING")
+        for name in names
+        if draft[name] is None
     ]
 
 
@@ -90,7 +92,9 @@ def _tool(
     def from_command(command: Command, options: Options) -> Translation:
         words, left = read_flags(command.arguments, switches=switches)
         if left:
-            raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+            raise InputError(
+                [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
+            )
         return Draft(dialect, words, allow_unknown=options.allow_unknown).finish(verb)
 
     return Tool(program, lambda command: command.name == program, from_command, rows=rows)

@@ -19,7 +19,7 @@ def with_own_keys(found: Translation, texts: Sequence[str]) -> Translation:
         return found
     if found.command != "train":
         what = f"is a key of a training, and the command is for {found.command}"
-        raise InputError(Fault(texts[0], what, "leave it out"))
+        raise InputError(Fault(texts[0], what, "leave it out", code="SF-TRANSLATE-SETTING"))
     config, sources = expand_short_forms(dict(found.config)), Sources(Document({}, {}, {}, ""))
     for text in texts:
         config = apply_override(config, text, sources)

@@ -56,7 +56,21 @@ def check_resumed(found: Translation, options: Options) -> None:
     newest = options.newest(run)
     where = next((note.where for note in found.notes if "--resume" in note.keys), run)
     if newest is None:
-        raise InputError(Fault(where, f"{run} holds no checkpoint to resume from", "leave it out to start anew"))
+        raise InputError(
+            Fault(
+                where,
+                f"{run} holds no checkpoint to resume from",
+                "leave it out to start anew",
+                code="SF-CHECKPOINT-NONE",
+            )
+        )
     if name and name != newest:
         what = f"{found.resumes} is not what surefoot would resume from: the newest that verifies is {newest}"
-        raise InputError(Fault(where, what, f"name {run}/{newest}, or the checkpoints of a copy that ends with yours"))
+        raise InputError(
+            Fault(
+                where,
+                what,
+                f"name {run}/{newest}, or the checkpoints of a copy that ends with yours",
+                code="SF-RESUME-CHANGED",
+            )
+        )

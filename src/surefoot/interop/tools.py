@@ -54,9 +54,16 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
             return replace(found, notes=(*notes, *found.notes), environment=kept)
     if command.program.endswith((".yaml", ".yml", ".json")):
         fix = f"surefoot train {command.program} trains with a config, also with another tool's"
-        raise InputError(Fault(command.program, "is a file, and no command", fix))
+        raise InputError(Fault(command.program, "is a file, and no command", fix, code="SF-TRANSLATE-COMMAND"))
     known = ", ".join(tool.name for tool in tools())
-    raise InputError(Fault(command.program, "is a program that surefoot does not understand", f"it reads {known}"))
+    raise InputError(
+        Fault(
+            command.program,
+            "is a program that surefoot does not understand",
+            f"it reads {known}",
+            code="SF-TRANSLATE-COMMAND",
+        )
+    )
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:
@@ -70,7 +77,14 @@ def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tupl
         return None
     if not tool.rows:
         fix = "surefoot translate shows what becomes of every word of its config"
-        raise InputError(Fault(command.program, f"takes a config ({tool.name}), listed in docs/dialects.md", fix))
+        raise InputError(
+            Fault(
+                command.program,
+                f"takes a config ({tool.name}), listed in docs/dialects.md",
+                fix,
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     return tool.name, described(tool.rows)
 
 
@@ -95,10 +109,17 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
     tool = file_tool(path, text)
     if tool is None and _is_own(text):
         fix = f"there is nothing to translate: surefoot train {path}"
-        raise InputError(Fault(path, "is a config of surefoot's own already", fix))
+        raise InputError(Fault(path, "is a config of surefoot's own already", fix, code="SF-TRANSLATE-COMMAND"))
     if tool is None or tool.from_file is None:
         known = ", ".join(tool.name for tool in tools())
-        raise InputError(Fault(path, "is no config of a tool that surefoot understands", f"it reads {known}"))
+        raise InputError(
+            Fault(
+                path,
+                "is no config of a tool that surefoot understands",
+                f"it reads {known}",
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     found = tool.from_file(path, text, overrides, options)
     check_resumed(found, options)
     return found

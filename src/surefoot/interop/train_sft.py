@@ -106,7 +106,7 @@ def _rest(draft: Draft) -> None:
     for name in ("model", "data", "out"):
         if not draft[name]:
             what = "is needed: the notes on train_sft.py do not say what its flag was"
-            draft.faults.append(Fault(f"--{name}", what, f"write --{name} PATH"))
+            draft.faults.append(Fault(f"--{name}", what, f"write --{name} PATH", code="SF-TRANSLATE-SETTING"))
 
 
 _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
@@ -116,7 +116,9 @@ def from_command(command: Command, options: Options) -> Translation:
     """Raises InputError with every fault."""
     words, left = read_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
     if left:
-        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+        raise InputError(
+            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
+        )
     draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=command.facts)
     return draft.finish("train")
 

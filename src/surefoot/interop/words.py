@@ -75,7 +75,14 @@ def read_pairs(arguments: Sequence[str]) -> list[Word]:
     for text in arguments:
         name, equals, written = text.partition("=")
         if not equals or not name or name.startswith("-"):
-            raise InputError(Fault(text, "is not key=value", "overrides behind a file are written like lora_rank=8"))
+            raise InputError(
+                Fault(
+                    text,
+                    "is not key=value",
+                    "overrides behind a file are written like lora_rank=8",
+                    code="SF-TRANSLATE-SETTING",
+                )
+            )
         where = f"{name}=…" if hides(name) else text
         words.append(Word(name, parse_value(written, where) if written else None, where, text, written))
     return words
@@ -116,7 +123,7 @@ def read_flags(
             if name in switches or name not in lists:
                 words.append(Word(name, True, flag, flag))
                 continue
-            raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE"))
+            raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE", code="SF-TRANSLATE-SETTING"))
         read = [read_value(value) for value in values]
         value = read[0] if len(read) == 1 else read
         words.append(Word(name, value, flag, f"{flag} {' '.join(values)}", " ".join(values)))
@@ -160,18 +167,20 @@ def _parse_json(text: str, path: str) -> Document:
         held: dict[str, Any] = {}
         for name, value in pairs:
             if name in held:
-                raise InputError(Fault(path, f"{name}: duplicate key", "keep one"))
+                raise InputError(Fault(path, f"{name}: duplicate key", "keep one", code="SF-TRANSLATE-SETTING"))
             held[name] = value
         return held
 
     try:
         data = json.loads(text, object_pairs_hook=whole)
     except json.JSONDecodeError as error:
-        raise InputError(Fault(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}")) from None
+        raise InputError(
+            Fault(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}", code="SF-TRANSLATE-SETTING")
+        ) from None
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
-        raise InputError(Fault(path, f"cannot be read: {error}")) from None
+        raise InputError(Fault(path, f"cannot be read: {error}", code="SF-TRANSLATE-SETTING")) from None
     if not isinstance(data, dict):
-        raise InputError(Fault(path, "does not hold an object", 'write {"key": value, …}'))
+        raise InputError(Fault(path, "does not hold an object", 'write {"key": value, …}', code="SF-TRANSLATE-SETTING"))
     keys = dict(_json_positions(text, data))
     return Document(data, keys, keys, path)
 

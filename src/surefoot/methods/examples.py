@@ -1,17 +1,31 @@
-"""The examples that a stage learns from: found, rendered, tokenised and audited, or taken from the cache."""
+"""The examples of a method: prepared from the config's sources, laid out in micro-batches, dealt to the steps.
+
+`prepare_examples` renders, tokenises and audits them, or takes them from the cache. `stage_of_items` turns them into
+the value that the training loop asks for the batches of a step: a function of seed and step, so resume needs no state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.batch import Weighted
+from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.layout import Layout
+from surefoot.data.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenise import ReadRecord
 from surefoot.families.templates import is_file
-from surefoot.methods.asked_sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
-from surefoot.planning.plan import TokenizerPlan
+from surefoot.methods.method import Stage
+from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
+from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.system import process
 from surefoot.system.errors import Fault, InputError
+from surefoot.training.objective import Objective
 
 
 def prepare_examples(
@@ -28,7 +42,7 @@ def prepare_examples(
     evaluation = evaluated_specs(config) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
     learned = data.train_on
-    assert learned != "by-record", "settled before the plan: surefoot.methods.by_record"
+    assert learned != "by-record", "settled before the plan: surefoot.methods.sources"
     return prepare_data(
         trained_specs(config),
         None if evaluation == "none" else evaluation,
@@ -59,5 +73,53 @@ def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
     room = longest - config.ppo.max_new_tokens
     if room < 1:
         what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
-        raise InputError(Fault("ppo.max_new_tokens", what, "lower it"))
+        raise InputError(Fault("ppo.max_new_tokens", what, "lower it", code="SF-DATA-LENGTH"))
     return room
+
+
+def step_layout(plan: RunPlan, data: PreparedData) -> Layout:
+    """Of the examples, pairs or judged answers of one step: packed, or padded and counted in tokens or in items."""
+    micro, tokens, pad = plan.batch.micro.value, plan.batch.tokens, plan.tokenizer.pad_id
+    most = micro if tokens is None else None
+    if plan.kernels.documents.value == PLAIN:
+        return Layout(pad, most, tokens)
+    longest = int(data.train.lengths.reshape(-1, data.rows_per_item).sum(axis=1).max())
+    return Layout(pad, most, tokens or micro * longest, packed=True, ranks=plan.parallel.ranks.value)
+
+
+def whole_layout(plan: RunPlan, data: PreparedData) -> Layout:
+    """Of a whole data set that is evaluated: packed like the steps; padded rows, of which all are of like length here,
+    by their number."""
+    layout = step_layout(plan, data)
+    return layout if layout.packed else replace(layout, most=plan.batch.micro.value, tokens=None)
+
+
+OfStep = Callable[[TokenisedDataset, np.ndarray, Layout], Sequence[Weighted]]
+OfAll = Callable[[TokenisedDataset, Layout], Iterator[Weighted]]
+
+
+def stage_of_items(
+    objective: Objective,
+    config: RunConfig,
+    plan: RunPlan,
+    data: PreparedData,
+    of_step: OfStep,
+    of_all: OfAll,
+) -> Stage:
+    """of_step: these items of the training data, in micro-batches; of_all: all of the evaluation data."""
+    train, evaluation, size = data.train, data.eval, plan.batch.size.value
+    layout, whole = step_layout(plan, data), whole_layout(plan, data)
+    lengths = train.lengths.reshape(-1, data.rows_per_item)
+
+    def items(step: int) -> np.ndarray:
+        return step_examples(config.seed, step - 1, data.mixture, size)[1]
+
+    return Stage(
+        objective=objective,
+        data=data,
+        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
+        step_batches=lambda step: of_step(train, items(step), layout),
+        step_places=lambda step: data.rows_per_item * items(step),
+        step_tokens=lambda step: int(lengths[items(step)].sum()),
+        eval_batches=None if evaluation is None else lambda: of_all(evaluation, whole),
+    )

@@ -1,7 +1,13 @@
-"""Open whatever a user points at, ready to answer: base model, adapter, run, checkpoint or merged model.
+"""Open whatever a user points at: base model, adapter, run, checkpoint, merged model or reward model.
+
+    opened = open_for_use("runs/one")               # ready to answer
+    scorer = open_reward("runs/reward")             # ready to score
 
 A run folder's plan.json says how its model was trained: template, BOS, stop tokens, dtype. For a model from elsewhere
 the planner decides as it would before training, so that answers before and after are asked for in the same way.
+
+An adapter over a base with other weights is an experiment and gives a caution (`provenance`); over a base with another
+vocabulary every id is another text, so that is refused.
 """
 
 from __future__ import annotations
@@ -26,14 +32,20 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_plan
-from surefoot.methods.same_tokens import require_same_tokens
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.load import load_model, load_tokenizer, said
 from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
-from surefoot.models.value_head import has_value_head
+from surefoot.models.value_head import (
+    ScoredModel,
+    ValueHead,
+    has_value_head,
+    load_value_head,
+    value_head_tensors,
+    value_width,
+)
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
@@ -91,7 +103,7 @@ def open_for_use(
     plan = saved_plan(trained)
     if not scored and has_value_head(trained):  # also what was exported: no plan lies there
         what = "is a reward model: it scores answers and writes none"
-        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA"))
+        raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA", code="SF-MODEL-KIND"))
     notes = list(cautions_about(trained, base))
     if saved and saved.layouts:
         notes.append(said(saved.folder, saved.layouts))
@@ -144,14 +156,21 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
     try:
         return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
     except RowFault as fault:
-        raise InputError(Fault("prompt", fault.what, fault.fix)) from None
+        raise InputError(Fault("prompt", fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:
     """See `text_ids`; behind BOS where the model uses one."""
     ids = text_ids(text, opened.encoder, opened.bos_id)
     if not ids:
-        raise InputError(Fault("prompt", "is empty, and this model begins with no token of its own", "write something"))
+        raise InputError(
+            Fault(
+                "prompt",
+                "is empty, and this model begins with no token of its own",
+                "write something",
+                code="SF-DATA-EMPTY",
+            )
+        )
     return ids
 
 
@@ -161,7 +180,7 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
     free = opened.positions - longest
     if free < (wanted or 1):
         what = f"{longest} tokens and {wanted or 1} new ones are more than the model's {opened.positions} positions"
-        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens"))
+        raise InputError(Fault("prompt", what, "shorten it, or lower --max-new-tokens", code="SF-DATA-LENGTH"))
     return wanted or min(usual, free)
 
 
@@ -198,12 +217,14 @@ def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
     if own is not None and plan is not None and own != planned:
         what = f"is {own:g}, and the model was trained with bos.scale {planned:g}, as plan.json says"
         fix = f"write {planned:g} into it: with another factor answers make no sense"
-        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix))
+        raise InputError(Fault(f"{trained / BOS_FILE}: {FACTOR}", what, fix, code="SF-BOS"))
     if own is not None:
         return own
     if planned != 1:
         what = f"is missing, and the model was trained with bos.scale {planned:g}"
-        raise InputError(Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense"))
+        raise InputError(
+            Fault(str(trained / BOS_FILE), what, "restore it: without the factor answers make no sense", code="SF-BOS")
+        )
     under = None if plan is not None else read_bos_scale(base)
     return 1.0 if under is None else under
 
@@ -246,3 +267,98 @@ def _dtype(stored: DType, machine: Hardware) -> DType:
     """As stored, where this machine computes in it; fp32 is right everywhere."""
     fast = {"fp32": True, "bf16": machine.bf16, "fp16": machine.fp16 and machine.kind != "cpu"}
     return stored if fast[stored] else "fp32"
+
+
+_FILE = "tokenizer.json"
+
+
+def require_same_tokens(saved: SavedAdapter, base: Path, rows: int) -> None:
+    """Raises InputError where the adapter brings a tokenizer, and the base's ids stand for other tokens. Reserved ones
+    that training did not write may have other names, as Llama 3's have in Llama 3.1.
+
+    rows: of the base's embedding; further ones come with the adapter.
+    """
+    files = saved.folder / _FILE, base / _FILE
+    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
+        return
+    own = load_tokenizer(saved.folder)
+    there = {number: text for text, number in load_tokenizer(base).get_vocab().items()}
+    brought = range(rows, saved.rows or 0)
+    for text, number in _written(own, saved_plan(saved.folder)):
+        if there.get(number) != text and number not in brought:
+            named = f"is {there[number]!r}" if number in there else "does not exist"
+            what = f"was trained with another tokenizer: its token {number}, {text!r}, {named} in {base}"
+            raise InputError(
+                Fault(str(saved.folder), what, "put it over the model that it was trained over", code="SF-TOKENIZER")
+            )
+
+
+def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[str, int]]:
+    """The tokens that training may have written, with their ids: of texts, and the special ones that begin and end
+    texts or stand in the chat template."""
+    added = own.added_tokens_decoder
+    named = [own.bos_token, own.eos_token]
+    marks = {number for number, token in added.items() if token.content in str(own.chat_template)}
+    marks |= set(plan.tokenizer.stop.value) if plan else set()
+    marks |= {plan.tokenizer.bos_id} if plan and plan.tokenizer.bos_id is not None else set()
+    return [
+        (text, number)
+        for text, number in own.get_vocab().items()
+        if number not in added or number in marks or text in named
+    ]
+
+
+@dataclass(frozen=True)
+class OpenReward:
+    """model: in eval mode, its head in fp32. opened: the language model in it, with all that `OpenModel` tells; its
+    `model` is the backbone."""
+
+    model: ScoredModel
+    opened: OpenModel
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.opened.tokenizer
+
+    @property
+    def template(self) -> Template:
+        return self.opened.template
+
+    @property
+    def tokens(self) -> TokenizerPlan:
+        return self.opened.tokens
+
+    @property
+    def plan(self) -> RunPlan | None:
+        """Of the run that trained it; None where surefoot did not."""
+        return self.opened.plan
+
+    @property
+    def base(self) -> Path:
+        """Folder of the base model."""
+        return self.opened.base
+
+    @property
+    def trained(self) -> Path:
+        """Folder of the adapter, or `base` where there is none; the value head is here."""
+        return self.opened.trained
+
+    @property
+    def context(self) -> Callable[[], AbstractContextManager[object]]:
+        """To be entered around scoring."""
+        return self.opened.context
+
+
+def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
+    """path: a folder or hub id, of a whole model or of an adapter, which records its base. adapter: one to put over
+    `path`; it has the value head then. dtype: in which the base is held; None: as it was trained.
+
+    Raises InputError for a model that has no value head, before weights are read, and for what `open_for_use` refuses.
+    """
+    base, saved = find_parts(path, adapter)
+    value_head_tensors(saved.folder if saved else base)
+    opened = open_for_use(path, adapter, scored=True, held=dtype)
+    head = ValueHead(value_width(opened.model))
+    load_value_head(head, opened.trained)
+    head.to(next(opened.model.parameters()).device)
+    return OpenReward(ScoredModel(opened.model, head).eval(), opened)

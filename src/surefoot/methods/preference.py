@@ -20,11 +20,10 @@ from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.layout import Layout
 from surefoot.data.loader import all_pairs, dealt, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.items import stage_of_items
+from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
-from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.losses.logprobs import Reference, answer_logprobs, at_rest, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
-from surefoot.methods.losses.reference import Reference, at_rest, with_reference
 from surefoot.methods.method import Stage
 from surefoot.methods.reference import open_reference
 from surefoot.planning.plan import RunPlan
@@ -123,7 +122,14 @@ def _require_both(evaluation: TokenisedDataset) -> None:
     good = int(evaluation.good().sum())
     if good in (0, len(evaluation)):
         what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
-        raise InputError(Fault("checkpoint.best", what, "use reward_accuracy or loss, or other evaluation data"))
+        raise InputError(
+            Fault(
+                "checkpoint.best",
+                what,
+                "use reward_accuracy or loss, or other evaluation data",
+                code="SF-CONFIG-CONFLICT",
+            )
+        )
 
 
 def _groups(count: int, size: int) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
 
 A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary
-(`same_tokens`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
+(`open_model`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
 want to see what comes of it.
 """
 
@@ -30,7 +30,7 @@ def require_weights(folder: Path, path: str) -> None:
         return
     newest = _newest_checkpoint(folder)
     fix = f"use {path.rstrip('/')}/{newest.name}" if newest else "it has no checkpoint yet; continue it with --resume"
-    raise InputError(Fault(path, "is not finished", fix))
+    raise InputError(Fault(path, "is not finished", fix, code="SF-USE-FOLDER"))
 
 
 def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> Path:
@@ -51,7 +51,9 @@ def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> P
         return resolve_folder(base, revision, weights=True)
     except SurefootError as error:
         what = f"its base model {base} cannot be opened: {error.faults[0]}"
-        fault = Fault(str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}")
+        fault = Fault(
+            str(folder / "adapter_config.json"), what, f"or name both: BASE --adapter {path}", code="SF-ADAPTER-FIT"
+        )
         raise type(error)(fault) from error
 
 

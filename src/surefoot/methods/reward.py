@@ -1,11 +1,16 @@
-"""A reward model as a stage: the language model of the run with a value head, trained on pairs of answers.
+"""The reward model: the language model of the run with a value head, trained on pairs of answers.
 
-Backbone and head train together at optim.lr; the output head is of no use and stays as it is. A saved reward model is
-what any run saves, and value_head.safetensors beside it.
+Backbone and head train together at optim.lr; the language-modelling head is not used and stays as it is. A saved
+reward model is a saved run and value_head.safetensors beside it.
+
+`Ranking` tells how often a reward model prefers the better answer, and whether PPO can rely on it: PPO exploits
+whatever the reward model says, so one that is hardly better than a coin teaches noise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +19,16 @@ from torch import nn
 from surefoot.config.schema import RunConfig
 from surefoot.data.loader import all_pairs, pair_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.items import stage_of_items
+from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.methods.method import ONE_GROUP, Built, Stage
 from surefoot.methods.policy import write_policy
 from surefoot.models.folder import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.planning.plan import RewardPlan, RunPlan
+from surefoot.report.shares import wilson
 from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.few import counted
 
 
 def reward_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
@@ -71,5 +78,45 @@ def _verified(head: ValueHead, planned: RewardPlan) -> dict[str, Any]:
     }
     expected = {"parameters": planned.head_parameters, "dtypes": ["float32"]}
     if found != expected:
-        raise EnvironmentFault(Fault("plan: value head", f"planned {expected}, found {found}"))
+        raise EnvironmentFault(Fault("plan: value head", f"planned {expected}, found {found}", code="SF-PLAN-BROKEN"))
     return found
+
+
+ENOUGH = 0.6  # as guides to the three steps have it; a coin has 0.5
+_COIN = 0.5
+_TO_DO = "train it on more or cleaner pairs, for longer, or with another optim.lr"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """accuracy: share of pairs whose better answer has the higher score; equal scores count half."""
+
+    accuracy: float
+    pairs: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % for the accuracy on pairs like these."""
+        return wilson(self.accuracy, self.pairs)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        share = f"{self.accuracy:.1%} of {counted(self.pairs, 'pair')} (95 % interval {low:.1%} to {high:.1%})"
+        return f"the reward model prefers the better answer in {share}"
+
+    @property
+    def caution(self) -> str | None:
+        """What to do where PPO cannot go by it; None where it can."""
+        if self.accuracy <= ENOUGH:
+            fault, to_do = f"PPO needs more than {ENOUGH:.0%}, else it learns the reward model's mistakes", _TO_DO
+        elif self.interval[0] <= _COIN:
+            fault, to_do = "so few pairs do not tell it from a coin", "measure it on more (surefoot evaluate reward)"
+        else:
+            return None
+        return f"{self}: {fault}; {to_do}"
+
+
+def evaluated_ranking(results: Mapping[str, Any]) -> Ranking | None:
+    """Of a reward run's all_results.json; None where no pairs were evaluated."""
+    accuracy, pairs = results.get("eval_reward_accuracy"), results.get("eval_pairs")
+    return Ranking(accuracy, pairs) if isinstance(accuracy, float) and isinstance(pairs, int) and pairs > 0 else None

@@ -173,12 +173,14 @@ def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
         if target not in modules:
             near = nearest_word(target, modules)
             fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
-            faults.append(Fault("adapter.targets", f"the model has no module {target}", fix))
+            faults.append(Fault("adapter.targets", f"the model has no module {target}", fix, code="SF-ADAPTER-TARGETS"))
         elif not isinstance(_linear(modules[target]), nn.Linear | Conv1D):
             what = f"{target} is no linear layer but {type(modules[target]).__name__}"
-            faults.append(Fault("adapter.targets", what, "name linear layers"))
+            faults.append(Fault("adapter.targets", what, "name linear layers", code="SF-ADAPTER-TARGETS"))
     if faults or not targets:
-        raise InputError(faults or Fault("adapter.targets", "matches no module", "name linear layers"))
+        raise InputError(
+            faults or Fault("adapter.targets", "matches no module", "name linear layers", code="SF-ADAPTER-TARGETS")
+        )
 
 
 def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
@@ -186,7 +188,11 @@ def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
     for zero in zero_norm_rows(model, targets):
         shown = ", ".join(map(str, zero.rows[:5])) + (", …" if len(zero.rows) > 5 else "")
         what = f"{len(zero.rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
-        faults.append(Fault(zero.module, what, "use adapter.kind: lora, or leave it out of adapter.targets"))
+        faults.append(
+            Fault(
+                zero.module, what, "use adapter.kind: lora, or leave it out of adapter.targets", code="SF-ADAPTER-DORA"
+            )
+        )
     if faults:
         raise InputError(faults)
 

@@ -93,5 +93,7 @@ def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str
     seen = observe_kernels(run)
     if seen != {plan.expected.value}:
         what = f"planned {plan.expected.value}, but the profiler saw {', '.join(sorted(seen)) or 'no attention'}"
-        raise EnvironmentFault(Fault("attention", what, "name the kernel you want, such as attention.math: on"))
+        raise EnvironmentFault(
+            Fault("attention", what, "name the kernel you want, such as attention.math: on", code="SF-PLAN-BROKEN")
+        )
     return sorted(seen)

@@ -113,7 +113,7 @@ def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
     decoder = inner.get_decoder()
     if "inputs_embeds" not in inspect.signature(decoder.forward).parameters:
         what = "reads token ids alone, so its embeddings cannot be scaled"
-        raise EnvironmentFault(Fault(type(inner).__name__, what, "leave bos.scale out"))
+        raise EnvironmentFault(Fault(type(inner).__name__, what, "leave bos.scale out", code="SF-BOS"))
     return BosScaling(decoder, decoder_layers(inner), scale)
 
 
@@ -234,7 +234,9 @@ def bake(model: nn.Module, bos_id: int, scale: float) -> None:
     """
     inner = unwrapped(model)
     if is_tied(inner):
-        raise InputError(Fault("bos.scale", bake_obstacle(bos_id=bos_id, ends=(), pad_id=None, tied=True)))
+        raise InputError(
+            Fault("bos.scale", bake_obstacle(bos_id=bos_id, ends=(), pad_id=None, tied=True), code="SF-BOS")
+        )
     installed = installed_scaling(model)
     if installed is not None:
         installed.remove()
@@ -258,10 +260,14 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     faults = []
     if wrong:
         what = f"planned {scale:g}, but the first layer gets the first token times {wrong[0]:.4g}"
-        faults.append(Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS"))
+        faults.append(
+            Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS", code="SF-PLAN-BROKEN")
+        )
     if others:
         what = f"other tokens than the first of an example are changed, by up to {others:.2g}"
-        faults.append(Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS"))
+        faults.append(
+            Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS", code="SF-PLAN-BROKEN")
+        )
     if faults:
         raise EnvironmentFault(faults)
     return {

@@ -46,7 +46,7 @@ def check_tied(model: PreTrainedModel, where: str) -> None:
     """Raises InputError where the config ties the head to the embedding but the files hold two different matrices."""
     if model.config.get_text_config().tie_word_embeddings and not is_tied(model):
         what = "config.json ties the output head to the embedding, but the files hold two different ones"
-        raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json"))
+        raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json", code="SF-MODEL-KEYS"))
 
 
 def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:

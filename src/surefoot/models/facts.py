@@ -45,7 +45,7 @@ def facts_of(folder: Path) -> ModelFacts:
     if any(isinstance(config.get(part), dict) for part in ("text_config", "vision_config", "audio_config")):
         what = f"model_type {config.get('model_type')!r} sees more than text, and only text models are trained"
         fix = "use its text version (for gemma3: model_type gemma3_text)"
-        raise InputError(Fault(str(folder / "config.json"), what, fix))
+        raise InputError(Fault(str(folder / "config.json"), what, fix, code="SF-MODEL-KIND"))
     return read_model_facts(folder, None if find(str(config.get("model_type"))) else module_tree(folder))
 
 
@@ -61,12 +61,12 @@ def model_config(folder: Path) -> PreTrainedConfig:
     family = fields.pop("model_type", None)
     if family not in CONFIG_MAPPING:
         what = f"unknown model_type {family!r}; code that comes with a model is never run"
-        raise InputError(Fault(where, what, "use a model that transformers knows"))
+        raise InputError(Fault(where, what, "use a model that transformers knows", code="SF-MODEL-KIND"))
     try:
         with quiet_libraries():
             return CONFIG_MAPPING[family].from_dict(fields)
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
-        raise InputError(Fault(where, one_line(error))) from error
+        raise InputError(Fault(where, one_line(error), code="SF-MODEL-KIND")) from error
 
 
 def module_tree(folder: Path) -> ModuleTree:
@@ -82,14 +82,18 @@ def module_tree(folder: Path) -> ModuleTree:
             model = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         what = f"model_type {config.model_type!r} is no causal language model of transformers"
-        raise InputError(Fault(str(folder / "config.json"), what, "use a text model")) from error
+        raise InputError(Fault(str(folder / "config.json"), what, "use a text model", code="SF-MODEL-KIND")) from error
     return _tree(model, str(folder / "config.json"))
 
 
 def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     config, embedding, head = model.config, model.get_input_embeddings(), model.get_output_embeddings()
     if head is None:
-        raise InputError(Fault(where, f"{type(model).__name__} has no output head", "use a causal language model"))
+        raise InputError(
+            Fault(
+                where, f"{type(model).__name__} has no output head", "use a causal language model", code="SF-MODEL-KIND"
+            )
+        )
     names = {module: name for name, module in model.named_modules()}
     modules = tuple(fact for module, name in names.items() if (fact := _fact(name, module)))
     values: dict[str, Any] = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}

@@ -66,11 +66,11 @@ def find_model(path: str, revision: str | None = None, *, weights: bool) -> Foun
     if Path(path).is_dir():
         if revision is not None:
             what = f"{path} is a folder, and only hub models have revisions"
-            raise InputError(Fault("model.revision", what, "leave it out"))
+            raise InputError(Fault("model.revision", what, "leave it out", code="SF-CONFIG-CONFLICT"))
         return FoundModel(Path(path), None)
     if looks_local(path):
         fix = "give a folder, or a hub id such as org/name"
-        raise InputError(Fault("model.path", f"folder {path} does not exist", fix))
+        raise InputError(Fault("model.path", f"folder {path} does not exist", fix, code="SF-FILE-MISSING"))
     repository = look_up(path, "model", revision)
     patterns = (*_FACTS, *(_WEIGHTS if weights else ()))
     wanted = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -92,7 +92,9 @@ def _require_all_shards(path: str, names: Collection[str]) -> None:
     for (stem, count), numbers in there.items():
         if len(numbers) < count:
             what = f"its weights are not all in the cache: {len(numbers)} of {count} files of {stem}"
-            raise EnvironmentFault(Fault(path, what, "start again while the hub can be reached"))
+            raise EnvironmentFault(
+                Fault(path, what, "start again while the hub can be reached", code="SF-MODEL-WEIGHTS")
+            )
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -112,20 +114,31 @@ def check_folder(folder: Path) -> None:
 def require_adapter(folder: Path, name: str) -> None:
     """Raises InputError unless the folder, which the user calls `name`, holds an adapter."""
     if not (folder / ADAPTER_CONFIG).is_file():
-        raise InputError(Fault(name, f"is no adapter: it has no {ADAPTER_CONFIG}", "name it as the model"))
+        raise InputError(
+            Fault(name, f"is no adapter: it has no {ADAPTER_CONFIG}", "name it as the model", code="SF-USE-FOLDER")
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
-        raise InputError(Fault(str(folder), "holds an adapter, not a model", "name its base model instead"))
+        raise InputError(
+            Fault(str(folder), "holds an adapter, not a model", "name its base model instead", code="SF-MODEL-KIND")
+        )
     if not path.is_file():
-        raise InputError(Fault(str(folder), "has no config.json", "give a folder with config.json and *.safetensors"))
+        raise InputError(
+            Fault(
+                str(folder),
+                "has no config.json",
+                "give a folder with config.json and *.safetensors",
+                code="SF-MODEL-WEIGHTS",
+            )
+        )
     config = read_json(path)
     faults = list(_hostile_fields(config, str(path)))
     if "quantization_config" in config:
-        faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model"))
+        faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model", code="SF-MODEL-KIND"))
     if faults:
         raise InputError(faults)
     return _without_code(config)
@@ -140,23 +153,27 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model. Raises InputError where there are none, with the way out for pickled ones."""
     if any(folder.glob(_DISTRIBUTED)):
         what = "a distributed checkpoint, whose metadata is pickled and can run code when opened"
-        raise InputError(Fault(str(folder), what, "use a plain safetensors version of this model"))
+        raise InputError(
+            Fault(str(folder), what, "use a plain safetensors version of this model", code="SF-MODEL-WEIGHTS")
+        )
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise InputError(Fault(str(folder / INDEX), "has no weight_map"))
+            raise InputError(Fault(str(folder / INDEX), "has no weight_map", code="SF-MODEL-WEIGHTS"))
         names = sorted(set(weight_map.values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
-            raise InputError(Fault(str(folder / INDEX), f"points outside its folder: {outside[0]}"))
+            raise InputError(
+                Fault(str(folder / INDEX), f"points outside its folder: {outside[0]}", code="SF-MODEL-WEIGHTS")
+            )
         return [folder / name for name in names]
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         what = f"only pickled weights ({pickled[0]}), which can run code when opened"
-        raise InputError(Fault(str(folder), what, convert_command(folder)))
-    raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}"))
+        raise InputError(Fault(str(folder), what, convert_command(folder), code="SF-MODEL-WEIGHTS"))
+    raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}", code="SF-MODEL-WEIGHTS"))
 
 
 def convert_command(folder: Path) -> str:
@@ -171,7 +188,14 @@ def _hostile_fields(value: Any, where: str) -> list[Fault]:
     if isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str) and key.startswith(_CODE_PREFIXES) and _names_repository(item):
-                faults.append(Fault(where, f"{key} names code to download: {item!r}", f"delete {key} from the file"))
+                faults.append(
+                    Fault(
+                        where,
+                        f"{key} names code to download: {item!r}",
+                        f"delete {key} from the file",
+                        code="SF-MODEL-KIND",
+                    )
+                )
             faults.extend(_hostile_fields(item, where))
     elif isinstance(value, list):
         for item in value:

@@ -97,7 +97,14 @@ def _attention(attend: Attend) -> Any:
 
 
 def _lost(what: str) -> EnvironmentFault:
-    return EnvironmentFault(Fault("data.packing", f"the documents of a packed row are {what}", "set data.packing: off"))
+    return EnvironmentFault(
+        Fault(
+            "data.packing",
+            f"the documents of a packed row are {what}",
+            "set data.packing: off",
+            code="SF-CONFIG-CONFLICT",
+        )
+    )
 
 
 def _as_autocast(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -192,7 +199,7 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     if batch.documents:
         if not takes_documents(causal_model(model)):
             what = "this model's attention does not keep the documents of a packed row apart"
-            raise EnvironmentFault(Fault("data.packing", what, "set data.packing: off"))
+            raise EnvironmentFault(Fault("data.packing", what, "set data.packing: off", code="SF-CONFIG-CONFLICT"))
         filling = _filling(model, batch)
         documents = (*batch.documents, *filling)
         inputs["input_ids"] = F.pad(batch.input_ids, (0, sum(filling)))

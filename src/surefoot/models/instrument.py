@@ -207,7 +207,7 @@ def _attention_seen(layer: nn.Module, number: int, name: str, see: See) -> Itera
     def check(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not found:
             what = f"{name} gives no attention probabilities, even with eager attention"
-            raise EnvironmentFault(Fault("attention maps", what, "leave them out"))
+            raise EnvironmentFault(Fault("attention maps", what, "leave them out", code="SF-MODEL-KIND"))
         found.clear()
 
     with ExitStack() as stack:

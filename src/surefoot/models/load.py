@@ -49,7 +49,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise
     except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
         what = f"no tokenizer can be read: {one_line(error)}"
-        raise InputError(Fault(str(folder), what, "tokenizer.json must stand beside the weights")) from error
+        raise InputError(
+            Fault(str(folder), what, "tokenizer.json must stand beside the weights", code="SF-TOKENIZER")
+        ) from error
 
 
 def load_model(
@@ -128,9 +130,11 @@ def _library_faults(folder: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise EnvironmentFault(Fault("attention", one_line(error), "choose sdpa or eager")) from error
+        raise EnvironmentFault(
+            Fault("attention", one_line(error), "choose sdpa or eager", code="SF-MODEL-KIND")
+        ) from error
     except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
-        raise InputError(Fault(str(folder), one_line(error))) from error
+        raise InputError(Fault(str(folder), one_line(error), code="SF-MODEL-KIND")) from error
 
 
 def _generation_config(folder: Path) -> GenerationConfig | None:
@@ -146,11 +150,15 @@ def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], fol
         ("unexpected_keys", "weights that the config does not know"),
     ):
         if names := sorted(info[key]):
-            faults.append(Fault(_place(names, stored, folder), f"{len(names)} {what}: {_some(names)}"))
+            faults.append(
+                Fault(_place(names, stored, folder), f"{len(names)} {what}: {_some(names)}", code="SF-MODEL-KEYS")
+            )
     if mismatched := sorted(info["mismatched_keys"]):
         name, on_disk, expected = mismatched[0]
         what = f"{len(mismatched)} weights do not fit config.json, first {name}: {list(on_disk)} in the file"
-        faults.append(Fault(_place([name], stored, folder), f"{what}, {list(expected)} by the config"))
+        faults.append(
+            Fault(_place([name], stored, folder), f"{what}, {list(expected)} by the config", code="SF-MODEL-KEYS")
+        )
     return faults
 
 
@@ -165,11 +173,18 @@ def _non_finite(
         if name in tensors and is_finite(tensors[name].read()):
             largest = torch.finfo(dtype).max
             what = f"{name} does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
-            faults.append(Fault(place, what, "hold the base in bf16 or fp32 (precision.base)"))
+            faults.append(Fault(place, what, "hold the base in bf16 or fp32 (precision.base)", code="SF-MODEL-NUMBERS"))
         else:
             count = int((~torch.isfinite(tensor)).sum())
             what = f"{name} has {count:,} of {tensor.numel():,} values that are NaN or infinite"
-            faults.append(Fault(place, what, "the file is damaged or its training diverged; get another copy"))
+            faults.append(
+                Fault(
+                    place,
+                    what,
+                    "the file is damaged or its training diverged; get another copy",
+                    code="SF-MODEL-NUMBERS",
+                )
+            )
     return faults
 
 

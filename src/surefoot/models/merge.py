@@ -77,7 +77,7 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> float:
             if not is_finite(parameter):
                 largest = f"{torch.finfo(dtype).max:g}"
                 what = f"does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest}"
-                raise InputError(Fault(name, what, "export with --dtype bf16 or fp32"))
+                raise InputError(Fault(name, what, "export with --dtype bf16 or fp32", code="SF-MODEL-NUMBERS"))
     model.config.dtype = dtype
     return worst
 
@@ -110,7 +110,14 @@ def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
     assert isinstance(module, nn.Module)  # PEFT's layers are modules, each of them, and their common class is not
     inner = module.get_base_layer()
     if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
-        raise InputError(Fault(name, "is an embedding under DoRA, which cannot be merged", "export the adapter alone"))
+        raise InputError(
+            Fault(
+                name,
+                "is an embedding under DoRA, which cannot be merged",
+                "export the adapter alone",
+                code="SF-ADAPTER-DORA",
+            )
+        )
     weight = effective_weights(module).weight
     assert weight is not None
     before = inner.get_parameter("weight")

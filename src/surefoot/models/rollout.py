@@ -167,16 +167,24 @@ def _served(server: Server) -> str:
     try:
         return str(said["data"][0]["id"])
     except (TypeError, KeyError, IndexError):
-        raise EnvironmentFault(Fault(f"{server.address}/v1/models", "names no model", "is it a vLLM server?")) from None
+        raise EnvironmentFault(
+            Fault(f"{server.address}/v1/models", "names no model", "is it a vLLM server?", code="SF-SERVER")
+        ) from None
 
 
 def _check_adapter(folder: Path) -> None:
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
         what = "is no adapter, and vLLM takes a whole model only when it starts"
-        raise InputError(Fault(str(folder), what, "train with adapter.kind: lora, or use ppo.engine: embedded"))
+        raise InputError(
+            Fault(
+                str(folder), what, "train with adapter.kind: lora, or use ppo.engine: embedded", code="SF-ADAPTER-FIT"
+            )
+        )
     if read_json(path).get("use_dora"):
-        raise InputError(Fault(str(path), "is DoRA, which vLLM cannot serve", "use ppo.engine: embedded"))
+        raise InputError(
+            Fault(str(path), "is DoRA, which vLLM cannot serve", "use ppo.engine: embedded", code="SF-ADAPTER-DORA")
+        )
 
 
 def _seed(seed: int, place: int) -> int:
@@ -191,10 +199,10 @@ def _rollout(where: str, prompt: Sequence[int], said: Any, asked: dict[str, Any]
         logprobs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
     except (TypeError, KeyError, ValueError):
         what = "answers without choices, token_ids and logprobs as vLLM 0.10.2 and later have them"
-        raise EnvironmentFault(Fault(where, what, "is it a vLLM server, and new enough?")) from None
+        raise EnvironmentFault(Fault(where, what, "is it a vLLM server, and new enough?", code="SF-SERVER")) from None
     stopped = bool(ids) and ids[-1] in stop_ids
     if wrong := _wrong(ids, logprobs, stopped, asked["max_tokens"], stop_ids):
-        raise EnvironmentFault(Fault(where, f"answers with {wrong}", "see the server's log"))
+        raise EnvironmentFault(Fault(where, f"answers with {wrong}", "see the server's log", code="SF-SERVER"))
     return Rollout(tuple(prompt), ids, stopped, logprobs if asked["temperature"] == 1 else None)
 
 

@@ -64,11 +64,11 @@ def load_adapter_weights(
     expected = adapter_tensors(model, save_embedding, name)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"
-        raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
+        raise InputError(Fault(str(path), what, "it belongs to another model or adapter", code="SF-ADAPTER-FIT"))
     for key, tensor in saved.items():
         if tensor.shape != expected[key].shape:
             what = f"{key} is {list(tensor.shape)}, the model's is {list(expected[key].shape)}"
-            raise InputError(Fault(str(path), what, "it belongs to another model or adapter"))
+            raise InputError(Fault(str(path), what, "it belongs to another model or adapter", code="SF-ADAPTER-FIT"))
     with quiet_libraries():
         set_peft_model_state_dict(model, saved, name)
 

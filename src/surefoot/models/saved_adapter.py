@@ -105,7 +105,9 @@ def read_adapter(folder: Path) -> SavedAdapter:
         pickled = (folder / ADAPTER_WEIGHTS).with_suffix(".bin").is_file()
         what = "only pickled weights, and pickled ones are not opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
         fix = convert_command(folder) if pickled else "save the adapter as safetensors"
-        raise InputError([*_unknown_settings(read_json(path), str(path)), Fault(str(folder), what, fix)])
+        raise InputError(
+            [*_unknown_settings(read_json(path), str(path)), Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")]
+        )
     found = recognise_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))
     if faults := _unknown_settings(found.config, str(path)):
         raise InputError(faults)
@@ -122,7 +124,9 @@ def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
     rows = _vocabulary_rows(found.tensors, facts)
     if rows is not None and rows < facts.vocab:
         what = f"was trained with an embedding of {rows} rows, and the base has {facts.vocab}"
-        raise InputError(Fault(str(saved.folder / ADAPTER_WEIGHTS), what, "it belongs to another model"))
+        raise InputError(
+            Fault(str(saved.folder / ADAPTER_WEIGHTS), what, "it belongs to another model", code="SF-ADAPTER-FIT")
+        )
     settings = dict(found.config)
     return dataclasses.replace(saved, rows=rows, settings=settings, tensors=found.tensors, layouts=found.layouts)
 
@@ -152,7 +156,9 @@ def _faults_of(saved: SavedAdapter) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}")) from error
+        raise InputError(
+            Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}", code="SF-ADAPTER-FIT")
+        ) from error
 
 
 def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
@@ -162,21 +168,33 @@ def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
     for key, tensor in adapter_tensors(model, bool(brings), name).items():
         if not is_finite(tensor):
             where = str(saved.folder / ADAPTER_WEIGHTS)
-            raise InputError(Fault(where, f"{key} has values that are NaN or infinite", "use another checkpoint"))
+            raise InputError(
+                Fault(
+                    where,
+                    f"{key} has values that are NaN or infinite",
+                    "use another checkpoint",
+                    code="SF-MODEL-NUMBERS",
+                )
+            )
 
 
 def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
     if config.get("peft_type") != "LORA":
         what = f"is a {config.get('peft_type')} adapter"
-        return [Fault(where, what, "only LoRA and DoRA adapters are read")]
+        return [Fault(where, what, "only LoRA and DoRA adapters are read", code="SF-ADAPTER-FIT")]
     faults = []
     if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
         what = f"began as {config['init_lora_weights']}, which alters the base itself"
-        faults.append(Fault(where, what, "convert it to a plain LoRA adapter with PEFT"))
+        faults.append(Fault(where, what, "convert it to a plain LoRA adapter with PEFT", code="SF-ADAPTER-FIT"))
     defaults = {field.name: getattr(LoraConfig(), field.name) for field in dataclasses.fields(LoraConfig)}
     unknown = sorted(config.keys() - _READ - _WITHOUT_EFFECT - {"init_lora_weights"})
     faults += [
-        Fault(where, f"{key}: {config[key]!r} is not supported", "merge the adapter with PEFT first")
+        Fault(
+            where,
+            f"{key}: {config[key]!r} is not supported",
+            "merge the adapter with PEFT first",
+            code="SF-ADAPTER-FIT",
+        )
         for key in unknown
         if config[key] and config[key] != defaults.get(key)
     ]

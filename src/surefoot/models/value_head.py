@@ -96,10 +96,14 @@ def load_value_head(head: ValueHead, folder: Path) -> None:
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     if shapes != wanted:
         what = f"its value head has {shapes}, and the model needs {wanted}"
-        raise InputError(Fault(str(folder), what, "it is of another model, or no reward model with one score"))
+        raise InputError(
+            Fault(str(folder), what, "it is of another model, or no reward model with one score", code="SF-MODEL-KEYS")
+        )
     if faulty := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
         what = f"{faulty[0]} of its value head is not finite"
-        raise InputError(Fault(str(folder), what, "the file is damaged or its training diverged"))
+        raise InputError(
+            Fault(str(folder), what, "the file is damaged or its training diverged", code="SF-MODEL-NUMBERS")
+        )
     head.load_state_dict(found)
 
 
@@ -124,7 +128,7 @@ def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
         found = {name: tensor.read() for name, tensor in stored.items() if is_of_value_head(name)}
     if not found:
         what = f"is no reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"
-        raise InputError(Fault(str(folder), what, "train one with stage: reward, or name one"))
+        raise InputError(Fault(str(folder), what, "train one with stage: reward, or name one", code="SF-MODEL-KIND"))
     plain = {_PLAIN.get(name, name).removeprefix(VALUE_HEAD): tensor for name, tensor in found.items()}
     if plain.keys() == {"summary.weight"}:
         plain["summary.bias"] = torch.zeros(len(plain["summary.weight"]))

@@ -71,7 +71,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "recomputed_layers": plan.memory.layers_again(len(decoder_layers(model))),
     }
     faults = [
-        Fault(f"plan: {key}", f"planned {_shown(wanted)}, found {_shown(found[key])}")
+        Fault(f"plan: {key}", f"planned {_shown(wanted)}, found {_shown(found[key])}", code="SF-PLAN-BROKEN")
         for key, wanted in expected.items()
         if _unordered(found[key]) != _unordered(wanted)
     ]
@@ -101,14 +101,21 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     name = type(base).__name__
     if not (torch.isfinite(own).all() and torch.isfinite(ours).all()):
         what = "its logits are not finite before any step is taken: its weights are finite, and too large"
-        raise Diverged(Fault(name, what, "lower optim.lr and start from weights of before, or take another base"))
+        raise Diverged(
+            Fault(
+                name,
+                what,
+                "lower optim.lr and start from weights of before, or take another base",
+                code="SF-MODEL-NUMBERS",
+            )
+        )
     difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"
-        raise EnvironmentFault(Fault(name, what, "this model is not supported yet"))
+        raise EnvironmentFault(Fault(name, what, "this model is not supported yet", code="SF-MODEL-NUMBERS"))
     if not _relative(later, own) <= min(_HEAD_TOLERANCE, _ROUNDING * torch.finfo(base.dtype).eps):
         what = "a position sees the tokens after it: it is no causal language model"
-        raise EnvironmentFault(Fault(name, what, "use a model that writes from left to right"))
+        raise EnvironmentFault(Fault(name, what, "use a model that writes from left to right", code="SF-MODEL-NUMBERS"))
     return difference
 
 

@@ -14,7 +14,7 @@ class Notes:
     faults: list[Fault] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)
 
-    def refuse(self, key: str, what: str, fix: str = "", code: str = "") -> None:
+    def refuse(self, key: str, what: str, fix: str = "", code: str = "SF-CONFIG-CONFLICT") -> None:
         """key: the dotted config key that asks for the impossible. code: see `Fault`."""
         self.faults.append(Fault(key, what, fix, code))
 

@@ -98,7 +98,11 @@ def scale_rows(
     GPU. memory: bytes of one. Raises InputError for a machine whose links are not known."""
     fabric = FABRICS.get(name)
     if fabric is None:
-        raise InputError(Fault("--hardware", f"the links of {name} are not known", f"choose {', '.join(FABRICS)}"))
+        raise InputError(
+            Fault(
+                "--hardware", f"the links of {name} are not known", f"choose {', '.join(FABRICS)}", code="SF-USE-FLAG"
+            )
+        )
     examples = plan.batch.micro.value * accumulation
     work = work_of([length] * examples, supervised=length * examples)
     for gpus in COUNTS:

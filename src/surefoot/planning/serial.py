@@ -37,7 +37,9 @@ def plan_from_json(data: object) -> RunPlan:
         return _PLAN.validate_python(data)
     except ValidationError as error:
         fix = "it was written by another version or edited"
-        raise InputError([Fault(_where(item["loc"]), item["msg"], fix) for item in error.errors()]) from None
+        raise InputError(
+            [Fault(_where(item["loc"]), item["msg"], fix, code="SF-CONFIG-CONFLICT") for item in error.errors()]
+        ) from None
 
 
 def _where(location: tuple[int | str, ...]) -> str:

@@ -31,7 +31,9 @@ def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda reco
     records: list[Record] = []
     for number, record in _numbered(path):
         if record is None or not is_sound(record):
-            raise IntegrityError(Fault(f"{path}:{number}", f"is not {kind}", "delete this line"))
+            raise IntegrityError(
+                Fault(f"{path}:{number}", f"is not {kind}", "delete this line", code="SF-CHECKPOINT-DAMAGED")
+            )
         records.append(record)
     return records
 
@@ -67,7 +69,9 @@ def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:
     try:
         content = plain_files.read_bytes(path)
     except OSError as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read: {error.strerror or error}", "restore it")) from None
+        raise IntegrityError(
+            Fault(str(path), f"cannot be read: {error.strerror or error}", "restore it", code="SF-CHECKPOINT-DAMAGED")
+        ) from None
     lines = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         record = parse(line)

@@ -110,7 +110,7 @@ def check_logs(run: Path, checkpoint: Path) -> list[FileCheck]:
         there = _content(run / name)
         if there is None:
             what = f"is missing: {checkpoint.name} has {counted(len(copy.splitlines()), 'line')} of it"
-            fault = Fault(str(run / name), what, _FIX)
+            fault = Fault(str(run / name), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
         elif name == FLIGHT:
             fault = _recent_fault(run / name, copy, there, checkpoint)
         else:
@@ -155,7 +155,7 @@ def _read(path: Path) -> dict[str, bytes]:
                     with gzip.open(entry) as file:
                         copies[name] = file.read(plain_files.MOST)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
+        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", code="SF-CHECKPOINT-DAMAGED")) from None
     return copies
 
 
@@ -173,8 +173,8 @@ def _growing_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> F
     place = next((n for n, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), len(now))
     if place >= len(now) - 1 and len(now) < len(was):
         what = f"ends in line {min(len(now), place + 1)}: {checkpoint.name} has {counted(len(was) - 1, 'line')} of it"
-        return Fault(str(path), what, _FIX)
-    return Fault(str(path), _change(place + 1, was[place], now[place], checkpoint), _FIX)
+        return Fault(str(path), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
+    return Fault(str(path), _change(place + 1, was[place], now[place], checkpoint), _FIX, code="SF-CHECKPOINT-DAMAGED")
 
 
 def _change(number: int, was: bytes, now: bytes, checkpoint: Path) -> str:
@@ -202,9 +202,14 @@ def _recent_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> Fa
     place = next((n for n, line in zip(places, kept, strict=False) if lines[n] != line), None)
     if place is not None:
         what = _change(place + 1, kept[places.index(place)], lines[place], checkpoint)
-        return Fault(str(path), what, _FIX)
+        return Fault(str(path), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
     if len(places) > len(was) or not (places or later):
-        return Fault(str(path), f"has not the steps that it had when {checkpoint.name} was written", _FIX)
+        return Fault(
+            str(path),
+            f"has not the steps that it had when {checkpoint.name} was written",
+            _FIX,
+            code="SF-CHECKPOINT-DAMAGED",
+        )
     return None
 
 

@@ -101,14 +101,23 @@ def _check_export(folder: Path) -> FolderCheck:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
     what = f"cannot be used as a certificate: {reason}"
-    return FolderCheck(folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again"))
+    return FolderCheck(
+        folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again", code="SF-CHECKPOINT-DAMAGED")
+    )
 
 
 def _checkpoint(folder: Path) -> Path:
     if not list_checkpoints(folder):
         if (folder / MANIFEST).is_file():
             return folder
-        raise InputError(Fault(str(folder), "has no checkpoint to compare", "name a run folder or a checkpoint"))
+        raise InputError(
+            Fault(
+                str(folder),
+                "has no checkpoint to compare",
+                "name a run folder or a checkpoint",
+                code="SF-CHECKPOINT-DAMAGED",
+            )
+        )
     newest, _ = newest_verified(folder)
     assert newest is not None  # there are checkpoints, and none valid would have raised
     return newest.folder

@@ -26,8 +26,8 @@ from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
 from surefoot.families.files import read_json
-from surefoot.methods.by_record import settled
 from surefoot.methods.method import RewardFunction
+from surefoot.methods.sources import settled
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
@@ -74,7 +74,14 @@ def train(
     Raises surefoot.system.errors.SurefootError, whose text is what the command line would print, but for its flags.
     """
     if resume and overwrite:
-        raise InputError(Fault("train", "resume continues a run and overwrite replaces it", "give one of them"))
+        raise InputError(
+            Fault(
+                "train",
+                "resume continues a run and overwrite replaces it",
+                "give one of them",
+                code="SF-CONFIG-CONFLICT",
+            )
+        )
     chosen = _config(config, overrides)
     # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
     console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
@@ -105,11 +112,20 @@ def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 
 def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(overrides, str):
-        raise InputError(Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]'))
+        raise InputError(
+            Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]', code="SF-CONFIG-CONFLICT")
+        )
     if isinstance(config, str | os.PathLike):
         return load_config(os.fspath(config), overrides).config
     if overrides:
-        raise InputError(Fault("overrides", "are for a config file", "change the mapping or the config itself"))
+        raise InputError(
+            Fault(
+                "overrides",
+                "are for a config file",
+                "change the mapping or the config itself",
+                code="SF-CONFIG-CONFLICT",
+            )
+        )
     if isinstance(config, LoadedConfig):
         return config.config
     if isinstance(config, RunConfig):
@@ -117,7 +133,9 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(config, Mapping):
         return check_config(config)
     what = f"{config!r:.60} is no config"
-    raise InputError(Fault("config", what, "give the path of a YAML file, or a mapping with its keys"))
+    raise InputError(
+        Fault("config", what, "give the path of a YAML file, or a mapping with its keys", code="SF-CONFIG-CONFLICT")
+    )
 
 
 @contextlib.contextmanager

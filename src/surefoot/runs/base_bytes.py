@@ -75,7 +75,9 @@ def check_base(run: Path, base: Path, now: Digests) -> None:
         (file, name), more = changed[0], len(changed) - 1
         others = f", nor are {more} others" if more else ""
         what = f"{name} is not what it was when this run began (SHA-256 differs){others}"
-        raise IntegrityError(Fault(str(base / file), what, "get the file again, or start another run"))
+        raise IntegrityError(
+            Fault(str(base / file), what, "get the file again, or start another run", code="SF-CONFIG-CONFLICT")
+        )
 
 
 def keep_base(run: Path, now: Digests, *, anew: bool) -> None:

@@ -16,7 +16,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.first_record import first_row
 from surefoot.data.formats import look, retag
 from surefoot.data.sources import files_of
-from surefoot.methods.asked_sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
+from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.disk_room import check_disk, disk_of

@@ -68,11 +68,18 @@ def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault
     faults = []
     for name in config.metrics.names:
         if name in _TAKEN:
-            faults.append(Fault("metrics.names", f"{name!r} is a name that every evaluation uses", "choose another"))
+            faults.append(
+                Fault(
+                    "metrics.names",
+                    f"{name!r} is a name that every evaluation uses",
+                    "choose another",
+                    code="SF-OWN-FUNCTION",
+                )
+            )
         elif name not in known:
             near = nearest_word(name, list(known))
             fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
-            faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix))
+            faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix, code="SF-OWN-FUNCTION"))
     return faults
 
 
@@ -82,10 +89,10 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
     if config.stage == "ppo" and not named and reward is None:
         what = "stage ppo needs a score for its answers"
         fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
-        return [Fault("ppo.reward", what, fix)]
+        return [Fault("ppo.reward", what, fix, code="SF-OWN-FUNCTION")]
     if reward is not None and (named or config.stage != "ppo"):
         what = f"and {config.ppo.reward} are two scores" if named else f"is for stage ppo, and stage is {config.stage}"
-        return [Fault("reward", what, "give one of them" if named else "leave it out")]
+        return [Fault("reward", what, "give one of them" if named else "leave it out", code="SF-OWN-FUNCTION")]
     return []
 
 
@@ -98,10 +105,15 @@ def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
         what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
-        raise InputError(Fault("objective", what, "see docs/python.md"))
+        raise InputError(Fault("objective", what, "see docs/python.md", code="SF-OWN-FUNCTION"))
     taken = {*_TAKEN, *config.metrics.names}
     faults = [
-        Fault("objective", f"sums[{name!r}] has a name that every evaluation uses", "choose another")
+        Fault(
+            "objective",
+            f"sums[{name!r}] has a name that every evaluation uses",
+            "choose another",
+            code="SF-OWN-FUNCTION",
+        )
         for name in found.sums
         if name in taken
     ]

@@ -32,4 +32,6 @@ def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
             if not is_device_error(error):
                 raise
             first = str(error).strip().partition("\n")[0]
-            raise EnvironmentFault(Fault(phase, f"{plan.device.value} failed: {first}", _FIX)) from error
+            raise EnvironmentFault(
+                Fault(phase, f"{plan.device.value} failed: {first}", _FIX, code="SF-DEVICE")
+            ) from error

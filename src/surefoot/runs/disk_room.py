@@ -62,6 +62,8 @@ def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> 
     needed = needed.further if resumed else needed
     place, free = free_space(folder)
     if free < needed.least:
-        raise EnvironmentFault(Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM))
+        raise EnvironmentFault(
+            Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM, code="SF-DISK-FULL")
+        )
     if free < needed.total:
         yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"

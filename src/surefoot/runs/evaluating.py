@@ -34,7 +34,7 @@ def check_answers(config: RunConfig, data: PreparedData) -> None:
     if texts:
         what = f"answers are generated to questions, and {texts[0]} holds texts without turns"
         fix = "leave it out, or evaluate on records with questions"
-        if faults := [Fault(key, what, fix) for key, wanted in asked if wanted]:
+        if faults := [Fault(key, what, fix, code="SF-CONFIG-CONFLICT") for key, wanted in asked if wanted]:
             raise InputError(faults)
 
 

@@ -87,13 +87,13 @@ def _claimed(config: RunConfig, given: Mapping[str, Any]) -> Claim:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
             return Claim(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
     what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
-    raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share"))
+    raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-CHECKPOINT-NONE"))
 
 
 def _compare(own: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """What is read here is what the first rank reads."""
     faults = [
-        Fault(name, "is not what rank 0 reads", "give all machines the same files and versions")
+        Fault(name, "is not what rank 0 reads", "give all machines the same files and versions", code="SF-RANKS-DIFFER")
         for name in first
         if own[name] != first[name]
     ]

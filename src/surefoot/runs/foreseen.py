@@ -8,7 +8,7 @@ without them, and says so.
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
-from surefoot.methods.by_record import settled
+from surefoot.methods.sources import settled
 from surefoot.methods.table import KINDS
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.plan import RunPlan

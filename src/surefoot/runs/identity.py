@@ -68,7 +68,7 @@ def _reference_fingerprint(plan: RunPlan) -> str | None:
 def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
     if plan.ppo is None:
         return {}
-    from surefoot.methods.ppo.parts import fingerprints
+    from surefoot.methods.ppo.models import fingerprints
 
     return fingerprints(config, plan.ppo)
 
@@ -78,7 +78,9 @@ def require_base(checkpoint: Checkpoint, base: Path) -> None:
     then = saved_identity(checkpoint).get("base")
     if then not in (None, base_fingerprint(base)):
         what = f"is not the base model of {checkpoint.folder}: {_MUST_MATCH['base']}"
-        raise IntegrityError(Fault(str(base), what, "name the old one as model, or start another run"))
+        raise IntegrityError(
+            Fault(str(base), what, "name the old one as model, or start another run", code="SF-RESUME-CHANGED")
+        )
 
 
 def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
@@ -86,14 +88,18 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence
     IntegrityError where data, tokenizer or base changed."""
     then = saved_identity(checkpoint)
     faults = [
-        Fault(str(checkpoint.folder), what, "restore it, or start another run")
+        Fault(str(checkpoint.folder), what, "restore it, or start another run", code="SF-RESUME-CHANGED")
         for key, what in _MUST_MATCH.items()
         if then.get(key, now.get(key)) != now.get(key)  # an older version's checkpoint may lack one
     ]
     if then.get("objective") != now["objective"]:
         losses = [name or "the stage's own" for name in (then.get("objective"), now["objective"])]
         what = f"it was trained with another loss: {losses[0]}, not {losses[1]}"
-        faults.append(Fault(str(checkpoint.folder), what, "resume it from Python with the same objective"))
+        faults.append(
+            Fault(
+                str(checkpoint.folder), what, "resume it from Python with the same objective", code="SF-RESUME-CHANGED"
+            )
+        )
     if faults:
         raise IntegrityError(faults)
     changed = [

@@ -22,7 +22,7 @@ def require_free(config: RunConfig, mode: Mode) -> bool:
     where nothing can be written."""
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
-        raise InputError(Fault("output", f"{folder} is a file", "name a folder"))
+        raise InputError(Fault("output", f"{folder} is a file", "name a folder", code="SF-USE-OUTPUT"))
     if occupied := not is_free(folder):
         refuse_occupied(folder, mode)
         if mode == "overwrite":
@@ -41,10 +41,10 @@ def is_free(folder: Path) -> bool:
 def refuse_occupied(folder: Path, mode: Mode) -> None:
     if mode == "new":
         fix = "continue it with --resume, replace it with --overwrite"
-        raise InputError(Fault("output", f"{folder} is not empty", fix))
+        raise InputError(Fault("output", f"{folder} is not empty", fix, code="SF-USE-OUTPUT"))
     if not _is_run_folder(folder):
         what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
-        raise InputError(Fault("output", what, "nothing in it was touched; check the path"))
+        raise InputError(Fault("output", what, "nothing in it was touched; check the path", code="SF-USE-OUTPUT"))
 
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
@@ -55,7 +55,12 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
         for source in sources if isinstance(sources, tuple) else ():
             inputs += [(key, source.path), *((key, path) for path in _described(source.path))]
     faults = [
-        Fault(key, f"{path} lies in {folder}, which --overwrite replaces", "move it, or name another output")
+        Fault(
+            key,
+            f"{path} lies in {folder}, which --overwrite replaces",
+            "move it, or name another output",
+            code="SF-USE-OUTPUT",
+        )
         for key, path in inputs
         if Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
     ]

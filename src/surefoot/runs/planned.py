@@ -98,7 +98,7 @@ def _roles(config: RunConfig, base: Path) -> Roles:
     """Who plays what in PPO; other stages need no look at other models."""
     if config.stage != "ppo":
         return Roles()
-    from surefoot.methods.ppo.parts import find_roles
+    from surefoot.methods.ppo.models import find_roles
 
     return find_roles(config, base)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
-from surefoot.methods.losses.neftune import with_neftune
+from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Stage
 from surefoot.methods.table import KINDS
 from surefoot.models.folder import resolve_folder, stored_tensors
@@ -172,7 +172,12 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
     if total <= checkpoint.step and total != planned:
         what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
         raise InputError(
-            Fault("duration", what, f"give more than {counted(checkpoint.step, 'step')}, or start another run")
+            Fault(
+                "duration",
+                what,
+                f"give more than {counted(checkpoint.step, 'step')}, or start another run",
+                code="SF-CONFIG-CONFLICT",
+            )
         )
 
 

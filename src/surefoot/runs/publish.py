@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.methods.ranking import evaluated_ranking
+from surefoot.methods.reward import evaluated_ranking
 from surefoot.methods.table import KINDS
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
@@ -121,7 +121,10 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
         cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
     if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
         advice = Fault(
-            str(run), "cannot be finished from a damaged checkpoint", "go on from an older one with --resume"
+            str(run),
+            "cannot be finished from a damaged checkpoint",
+            "go on from an older one with --resume",
+            code="SF-CHECKPOINT-DAMAGED",
         )
         raise IntegrityError([*faults, advice])
     return state.step, cautions

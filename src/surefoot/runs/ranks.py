@@ -48,9 +48,11 @@ def check_launch(config: RunConfig) -> None:
         return
     if launch is None:
         fix = "run `surefoot train` or torchrun, which start processes"
-        raise InputError(Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix))
+        raise InputError(
+            Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix, code="SF-PARALLEL")
+        )
     what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
-    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher"))
+    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
 
 
 def check_several(config: RunConfig, ranks: Ranks) -> None:
@@ -58,4 +60,11 @@ def check_several(config: RunConfig, ranks: Ranks) -> None:
     engine = config.parallel.engine
     if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
         what = f"{engine} shares weights out among several processes, and this is one"
-        raise InputError(Fault("parallel.engine", what, "add parallel.nproc, start it with torchrun, or leave it out"))
+        raise InputError(
+            Fault(
+                "parallel.engine",
+                what,
+                "add parallel.nproc, start it with torchrun, or leave it out",
+                code="SF-PARALLEL",
+            )
+        )

@@ -14,12 +14,21 @@ def require_libraries(config: RunConfig, kind: str) -> None:
     """kind: cpu | cuda | mps. Raises EnvironmentFault with the reason for each key that cannot be honoured here."""
     faults = []
     if config.optim.name == "adamw_8bit" and (obstacle := bitsandbytes_obstacle(kind)):
-        faults.append(Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor"))
+        faults.append(
+            Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor", code="SF-PACKAGE")
+        )
     if config.precision.base == "nf4" and (obstacle := bitsandbytes_obstacle(kind)):
-        faults.append(Fault("precision.base", f"nf4 {obstacle}", f"{_INSTALL}, or hold the base in 16 bits"))
+        faults.append(
+            Fault("precision.base", f"nf4 {obstacle}", f"{_INSTALL}, or hold the base in 16 bits", code="SF-PACKAGE")
+        )
     if config.compile != "off" and (obstacle := compiler_obstacle(kind)):
         faults.append(
-            Fault("compile", f"{config.compile} {obstacle}", "install one (such as g++), or set compile: off")
+            Fault(
+                "compile",
+                f"{config.compile} {obstacle}",
+                "install one (such as g++), or set compile: off",
+                code="SF-PACKAGE",
+            )
         )
     if faults:
         raise EnvironmentFault(faults)

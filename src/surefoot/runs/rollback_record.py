@@ -78,7 +78,14 @@ def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Ro
     if checkpoint is None:
         step = min(one.back_to for one in rollbacks)
         what = f"the run went back to checkpoint-{step}, and neither that nor an older one is there"
-        raise IntegrityError(Fault(str(run / RECORD), what, "restore the checkpoint, or start anew with --overwrite"))
+        raise IntegrityError(
+            Fault(
+                str(run / RECORD),
+                what,
+                "restore the checkpoint, or start anew with --overwrite",
+                code="SF-CHECKPOINT-NONE",
+            )
+        )
     return checkpoint, rejected, rollbacks
 
 

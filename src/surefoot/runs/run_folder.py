@@ -64,7 +64,12 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
     with folder_lock.locked(folder.resolve()):
         if _steps(folder) != claim.steps and claim.mode == "resume":
             raise EnvironmentFault(
-                Fault(str(folder), "another process trained in it meanwhile", "start this one again")
+                Fault(
+                    str(folder),
+                    "another process trained in it meanwhile",
+                    "start this one again",
+                    code="SF-RESUME-CHANGED",
+                )
             )
         if not is_free(folder):
             refuse_occupied(folder, claim.mode)
@@ -105,7 +110,7 @@ def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
 
 def _refusal(change: Change, folder: Path) -> Fault:
     what = f"was {shown(change.old)} in {folder}, is {shown(change.new)} now: {change.why}"
-    return Fault(change.key, what, "change it back, or start another run")
+    return Fault(change.key, what, "change it back, or start another run", code="SF-RESUME-CHANGED")
 
 
 @contextmanager
@@ -116,7 +121,7 @@ def _to_be_restored(path: Path) -> Iterator[None]:
     except InputError as error:
         first = error.faults[0]
         where = first.where if first.where.startswith(str(path)) else f"{path}: {first.where}"
-        raise InputError(Fault(where, first.what, "restore it to resume this run")) from None
+        raise InputError(Fault(where, first.what, "restore it to resume this run", first.code)) from None
 
 
 def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -20,7 +20,9 @@ def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
     try:
         content = json.loads(plain_files.read_text(path))
         if sealed(content) != content:
-            raise IntegrityError(Fault(str(path), CHANGED, _FIX))
+            raise IntegrityError(Fault(str(path), CHANGED, _FIX, code="SF-CHECKPOINT-DAMAGED"))
         return meaning(content)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", _FIX)) from None
+        raise IntegrityError(
+            Fault(str(path), f"cannot be read ({error})", _FIX, code="SF-CHECKPOINT-DAMAGED")
+        ) from None

@@ -338,4 +338,6 @@ def faults_named(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "")
-        raise EnvironmentFault(Fault(str(path), f"cannot be written: {reason}", advice)) from error
+        raise EnvironmentFault(
+            Fault(str(path), f"cannot be written: {reason}", advice, code="SF-FILE-WRITE")
+        ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NO_MEMORY = "MEM-OVERSUBSCRIBED"  # code of a fault: less memory than is needed, by forecast or as it ran out
+NO_MEMORY = "SF-MEMORY"  # code of a fault: less memory than is needed, by forecast or as it ran out
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fault:
     where: "file:line:column", a dotted key, a tensor name: what a reader can go to
     what:  what is wrong there
     fix:   what to do about it; may be empty where `what` already says it
-    code:  the finding that it is, as `surefoot doctor` calls it, where `where` does not tell; never printed
+    code:  the kind of problem, a key of `surefoot.system.error_codes.CODES`
     """
 
     where: str

@@ -103,7 +103,12 @@ def _flock(handle: int, path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.read(handle, _LONGEST).decode("utf-8", "replace").strip() or "another process"
-        fault = Fault(str(path.parent), f"is in use by {holder}", "wait for it to end, or choose another folder")
+        fault = Fault(
+            str(path.parent),
+            f"is in use by {holder}",
+            "wait for it to end, or choose another folder",
+            code="SF-FOLDER-BUSY",
+        )
         raise EnvironmentFault(fault) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:

@@ -96,7 +96,7 @@ def preset(name: str) -> Hardware:
         return _PRESETS[name]
     near = nearest_word(name, _PRESETS)
     fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}"
-    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix))
+    raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix, code="SF-USE-FLAG"))
 
 
 def detect() -> Hardware:

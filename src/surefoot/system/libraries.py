@@ -46,7 +46,7 @@ def require_deepspeed() -> None:
     """Raises InputError where it is not installed; imports nothing."""
     if not is_installed("deepspeed"):
         fix = "pip install 'surefoot[deepspeed]', or parallel.engine=fsdp2, which shares the same out"
-        raise InputError(Fault("parallel.engine", "deepspeed is not installed", fix))
+        raise InputError(Fault("parallel.engine", "deepspeed is not installed", fix, code="SF-PACKAGE"))
 
 
 def import_deepspeed(kind: str) -> Any:

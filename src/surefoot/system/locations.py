@@ -40,4 +40,4 @@ def data_kind(name: str) -> str | None:
 def check_name(name: str) -> None:
     """Raises InputError where it is no name of a repository, owner/name."""
     if not _HUB_ID.fullmatch(name):
-        raise InputError(Fault(name, "is no name of a repository", "write it like owner/name"))
+        raise InputError(Fault(name, "is no name of a repository", "write it like owner/name", code="SF-HUB-MISSING"))

@@ -24,7 +24,11 @@ def require_run(folder: Path) -> None:
     """Raises InputError for a folder that is no run."""
     for name in (PLAN, CONFIG):
         if not (folder / name).is_file():
-            raise InputError(Fault(str(folder), f"is no run folder: it has no {name}", "name the output of a run"))
+            raise InputError(
+                Fault(
+                    str(folder), f"is no run folder: it has no {name}", "name the output of a run", code="SF-USE-FOLDER"
+                )
+            )
 
 
 def require_written(folder: Path) -> None:
@@ -33,9 +37,16 @@ def require_written(folder: Path) -> None:
     if not told and not any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
         if is_run(folder):
             what = "is a run that has no checkpoint yet, so there is nothing to verify"
-            raise InputError(Fault(str(folder), what, "where it died, the same command with --resume starts at step 0"))
+            raise InputError(
+                Fault(
+                    str(folder),
+                    what,
+                    "where it died, the same command with --resume starts at step 0",
+                    code="SF-USE-FOLDER",
+                )
+            )
         what = "is neither a run folder nor a checkpoint nor an export"
-        raise InputError(Fault(str(folder), what, "name one that surefoot wrote"))
+        raise InputError(Fault(str(folder), what, "name one that surefoot wrote", code="SF-USE-FOLDER"))
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -63,7 +74,11 @@ def run_of(folder: Path) -> Path | None:
 def require_failure(folder: Path) -> None:
     """Raises InputError for a folder that records no failure."""
     if not folder.is_dir():
-        raise InputError(Fault(str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP"))
+        raise InputError(
+            Fault(
+                str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP", code="SF-USE-FOLDER"
+            )
+        )
     if not (folder / FAILURE).is_file() and not (folder / FAILED_BATCH).is_file():
         what = f"records no failure: it has no {FAILURE}"
-        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run"))
+        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run", code="SF-USE-FOLDER"))

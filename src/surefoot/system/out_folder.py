@@ -29,17 +29,21 @@ def require_replaceable(
     files of the result from the content of `mark`; a KeyError, TypeError or AttributeError of it says that it is none.
     """
     if out.is_file():
-        raise InputError(Fault(str(out), "is a file", "choose another folder with --out"))
+        raise InputError(Fault(str(out), "is a file", "choose another folder with --out", code="SF-USE-OUTPUT"))
     if not out.is_dir() or not any(out.iterdir()):
         return
     try:
         names = {mark, *written(json.loads(plain_files.read_text(out / mark)))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         what = f"is not empty and no {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
-        raise InputError(Fault(str(out), what, "choose another folder with --out")) from None
+        raise InputError(Fault(str(out), what, "choose another folder with --out", code="SF-USE-OUTPUT")) from None
     require_none_but(out, names)
     if not overwrite:
-        raise InputError(Fault(str(out), f"holds an earlier {kind}", "choose another --out, or give --overwrite"))
+        raise InputError(
+            Fault(
+                str(out), f"holds an earlier {kind}", "choose another --out, or give --overwrite", code="SF-USE-OUTPUT"
+            )
+        )
 
 
 def require_none_but(folder: Path, written: Container[str]) -> None:
@@ -48,7 +52,7 @@ def require_none_but(folder: Path, written: Container[str]) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in written and path.name[0] != ".")
     if others:
         what = f"holds {first_few(others, 3)}, which surefoot did not write there"
-        raise InputError(Fault(str(folder), what, "move it away, or choose another folder"))
+        raise InputError(Fault(str(folder), what, "move it away, or choose another folder", code="SF-USE-OUTPUT"))
 
 
 def require_file_name(where: str, name: str) -> None:
@@ -56,7 +60,9 @@ def require_file_name(where: str, name: str) -> None:
     was given by."""
     if not name.strip(" .") or any(letter in "/\\:" or not letter.isprintable() for letter in name):
         what = f"{name!r} cannot be part of a file's name"
-        raise InputError(Fault(where, what, "use a word such as dora-r16; the folder is named by --out"))
+        raise InputError(
+            Fault(where, what, "use a word such as dora-r16; the folder is named by --out", code="SF-USE-OUTPUT")
+        )
 
 
 def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
@@ -71,7 +77,7 @@ def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, 
         return
     changed = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
     what = f"holds other findings (not the same: {', '.join(changed)})"
-    raise InputError(Fault(str(file), what, "choose another --out, or give --overwrite"))
+    raise InputError(Fault(str(file), what, "choose another --out, or give --overwrite", code="SF-USE-OUTPUT"))
 
 
 def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str, Any] | None:
@@ -98,4 +104,6 @@ def require_own_picture(file: Path) -> None:
 
 
 def _foreign(file: Path) -> InputError:
-    return InputError(Fault(str(file), "was not written by surefoot", "name another place, or move it away"))
+    return InputError(
+        Fault(str(file), "was not written by surefoot", "name another place, or move it away", code="SF-USE-OUTPUT")
+    )

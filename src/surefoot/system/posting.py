@@ -50,9 +50,11 @@ def server(address: str, key: str, **limits: Any) -> Server:
     except ValueError:
         usable = False
     if "@" in address:
-        raise InputError(Fault(key, "an address with a user or password in it is not asked", "leave them out"))
+        raise InputError(
+            Fault(key, "an address with a user or password in it is not asked", "leave them out", code="SF-SERVER")
+        )
     if not usable:
-        raise InputError(Fault(key, f"{address!r} is no address such as http://127.0.0.1:8000"))
+        raise InputError(Fault(key, f"{address!r} is no address such as http://127.0.0.1:8000", code="SF-SERVER"))
     return Server(address.rstrip("/"), **limits)
 
 
@@ -84,12 +86,14 @@ def _ask(server: Server, path: str, body: bytes | None) -> Any:
             reason = getattr(error, "reason", error)
             silent = isinstance(reason, TimeoutError)
             trouble = f"does not answer within {server.timeout:g} s" if silent else f"cannot be reached: {reason}"
-    raise EnvironmentFault(Fault(where, trouble, "see that the server runs and what its log says"))
+    raise EnvironmentFault(Fault(where, trouble, "see that the server runs and what its log says", code="SF-SERVER"))
 
 
 def _value(where: str, answer: bytes) -> Any:
     if len(answer) > _LARGEST:
-        raise EnvironmentFault(Fault(where, f"answers with more than {_LARGEST // 2**20} MiB", "send fewer at a time"))
+        raise EnvironmentFault(
+            Fault(where, f"answers with more than {_LARGEST // 2**20} MiB", "send fewer at a time", code="SF-SERVER")
+        )
     try:
         return json.loads(answer)
     except (ValueError, RecursionError):

@@ -106,18 +106,22 @@ def find_launch() -> Launch | None:
     needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in needed if not os.environ.get(name, "").strip()]:
         what = f"is {told['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
-        raise EnvironmentFault(Fault("WORLD_SIZE", what, fix))
+        raise EnvironmentFault(Fault("WORLD_SIZE", what, fix, code="SF-PARALLEL"))
     parent = os.environ.get(LAUNCHER, "")
     for name, text in {**told, "MASTER_PORT": os.environ["MASTER_PORT"], LAUNCHER: parent or "0"}.items():
         if not text.isdecimal():
-            raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix))
+            raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix, code="SF-PARALLEL"))
     numbers = {name: int(text) for name, text in told.items()}
     if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
         raise EnvironmentFault(
-            Fault("MASTER_PORT", f"is {os.environ['MASTER_PORT']}", "name a free port, such as 29500")
+            Fault(
+                "MASTER_PORT", f"is {os.environ['MASTER_PORT']}", "name a free port, such as 29500", code="SF-PARALLEL"
+            )
         )
     if not numbers["RANK"] < numbers["WORLD_SIZE"]:
-        raise EnvironmentFault(Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix))
+        raise EnvironmentFault(
+            Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix, code="SF-PARALLEL")
+        )
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if not parent and os.environ.get(_OF_TORCHRUN):
         parent = str(os.getppid())
@@ -167,7 +171,7 @@ def take_device(local_rank: int, local_world: int) -> None:
         return
     if (count := torch.cuda.device_count()) < local_world:
         what = f"{local_world} processes on this machine, and {count} GPU{'s' if count > 1 else ''}"
-        raise EnvironmentFault(Fault("parallel.nproc", what, "start one process for each GPU"))
+        raise EnvironmentFault(Fault("parallel.nproc", what, "start one process for each GPU", code="SF-PARALLEL"))
     torch.cuda.set_device(local_rank)
 
 

@@ -75,7 +75,7 @@ def begin_checkpoint(
     bad = _not_finite({**engine.weights(), **tensors, **carried})
     if engine.totals([len(bad)])[0]:
         what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors of another rank are not finite"
-        raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched"))
+        raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched", code="SF-DIVERGED"))
     final = run / f"checkpoint-{state.step}"
     if engine.rank != 0:
         with durable.faults_named(final), engine.gathered(frozen):
@@ -127,10 +127,17 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
     if named is None:
         return checks
     if int(named[1]) != content["step"]:
-        raise IntegrityError(Fault(str(folder), f"holds step {content['step']}: the folder was renamed"))
+        raise IntegrityError(
+            Fault(str(folder), f"holds step {content['step']}: the folder was renamed", code="SF-CHECKPOINT-DAMAGED")
+        )
     there = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
     surplus = [
-        FileCheck(name, path.lstat().st_size, "", Fault(str(path), "is not of this checkpoint: it was added later"))
+        FileCheck(
+            name,
+            path.lstat().st_size,
+            "",
+            Fault(str(path), "is not of this checkpoint: it was added later", code="SF-CHECKPOINT-DAMAGED"),
+        )
         for path in there
         if (name := path.relative_to(folder).as_posix()) not in content["files"] and name != MANIFEST
     ]
@@ -162,7 +169,12 @@ def newest_verified(
             return checkpoint, rejected
         rejected += faults
     if rejected:
-        raise IntegrityError([*rejected, Fault(str(run), "no checkpoint verifies", "start anew with --overwrite")])
+        raise IntegrityError(
+            [
+                *rejected,
+                Fault(str(run), "no checkpoint verifies", "start anew with --overwrite", code="SF-CHECKPOINT-NONE"),
+            ]
+        )
     return None, rejected
 
 
@@ -172,7 +184,9 @@ def read_state(checkpoint: Checkpoint) -> RunState:
     try:
         return RunState.from_json(json.loads(plain_files.read_text(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({type(error).__name__}: {error})")) from None
+        raise IntegrityError(
+            Fault(str(path), f"cannot be read ({type(error).__name__}: {error})", code="SF-CHECKPOINT-DAMAGED")
+        ) from None
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
@@ -237,7 +251,9 @@ def _disk_faults(folder: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         what = f"cannot be written: {error}"
-        raise EnvironmentFault(Fault(str(folder), what, "free some space; the last checkpoint is untouched")) from error
+        raise EnvironmentFault(
+            Fault(str(folder), what, "free some space; the last checkpoint is untouched", code="SF-FILE-WRITE")
+        ) from error
 
 
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:

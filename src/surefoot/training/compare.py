@@ -58,7 +58,12 @@ def _opened(path: Path) -> safe_open:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:  # its header and its size are compared here
         raise IntegrityError(
-            Fault(str(path), f"cannot be read: {error}", "surefoot verify names all such files")
+            Fault(
+                str(path),
+                f"cannot be read: {error}",
+                "surefoot verify names all such files",
+                code="SF-CHECKPOINT-DAMAGED",
+            )
         ) from None
 
 

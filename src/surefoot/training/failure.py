@@ -178,10 +178,10 @@ def read_failure(folder: Path) -> Kept:
         told = json.loads(plain_files.read_text(folder / RECORD))
         if told.get("schema") != SCHEMA:
             what = f"has schema {told.get('schema')}; this version of surefoot reads {SCHEMA}"
-            raise IntegrityError(Fault(str(folder / RECORD), what))
+            raise IntegrityError(Fault(str(folder / RECORD), what, code="SF-CHECKPOINT-DAMAGED"))
         batches = batches_from_file(load_file(folder / BATCH), told["batches"])
         weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
         return Kept(Failure.from_json(told), batches, weights)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
-        raise IntegrityError(Fault(str(folder / RECORD), what)) from None
+        raise IntegrityError(Fault(str(folder / RECORD), what, code="SF-CHECKPOINT-DAMAGED")) from None

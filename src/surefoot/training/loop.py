@@ -301,7 +301,9 @@ def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive:
     if report.non_finite == "moment":
         what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
         fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
-        return Diverged(Fault(f"step {report.step}", what, fix))  # not the data's fault: there is nothing to go around
+        return Diverged(
+            Fault(f"step {report.step}", what, fix, code="SF-DIVERGED")
+        )  # not the data's fault: there is nothing to go around
     what = "the loss" if report.non_finite == "loss" else "the gradient norm"
     guard = state.guard
     in_a_row = guard.consecutive >= max_consecutive
@@ -315,6 +317,7 @@ def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive:
             f"step {report.step}",
             f"{what} was not finite, {times}; {told}",
             "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
+            code="SF-DIVERGED",
         ),
         report.step,
     )

@@ -47,17 +47,33 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         content = json.loads(text)
         schema = content["schema"]
     except FileNotFoundError:
-        raise IntegrityError(Fault(str(path), "is missing: this checkpoint was never finished")) from None
+        raise IntegrityError(
+            Fault(str(path), "is missing: this checkpoint was never finished", code="SF-CHECKPOINT-DAMAGED")
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})")) from None
+        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", code="SF-CHECKPOINT-DAMAGED")) from None
     if schema not in (SCHEMA, _WITHOUT_DIGEST):
-        raise IntegrityError(Fault(str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
+        raise IntegrityError(
+            Fault(
+                str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}", code="SF-CHECKPOINT-DAMAGED"
+            )
+        )
     if not _is_whole(content):
-        raise IntegrityError(Fault(str(path), "lacks what a manifest has, or names files outside its folder"))
+        raise IntegrityError(
+            Fault(
+                str(path), "lacks what a manifest has, or names files outside its folder", code="SF-CHECKPOINT-DAMAGED"
+            )
+        )
     if schema == SCHEMA and not _as_written(text, content):
-        raise IntegrityError(Fault(str(path), CHANGED))
+        raise IntegrityError(Fault(str(path), CHANGED, code="SF-CHECKPOINT-DAMAGED"))
     if schema == _WITHOUT_DIGEST and _DIGEST in content:
-        raise IntegrityError(Fault(str(path), f"has another content than was written: its schema was {SCHEMA}"))
+        raise IntegrityError(
+            Fault(
+                str(path),
+                f"has another content than was written: its schema was {SCHEMA}",
+                code="SF-CHECKPOINT-DAMAGED",
+            )
+        )
     return content
 
 
@@ -107,7 +123,9 @@ def check_against(
 ) -> list[FileCheck]:
     """files: name -> `size` in bytes and `sha256`, as they were written. hashed_up_to: as in `check_files`."""
     if outside := [name for name, entry in files.items() if not _is_entry(name, entry)]:
-        raise IntegrityError(Fault(str(folder), f"{outside[0]!r} is no file of it with size and SHA-256"))
+        raise IntegrityError(
+            Fault(str(folder), f"{outside[0]!r} is no file of it with size and SHA-256", code="SF-CHECKPOINT-DAMAGED")
+        )
     return [
         FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
         for name, expected in files.items()
@@ -116,14 +134,16 @@ def check_against(
 
 def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | None) -> Fault | None:
     if not path.is_file():
-        return Fault(str(path), "is missing")
+        return Fault(str(path), "is missing", code="SF-CHECKPOINT-DAMAGED")
     if path.stat().st_size != expected["size"]:
-        return Fault(str(path), f"has {path.stat().st_size} bytes, not {expected['size']}")
+        return Fault(
+            str(path), f"has {path.stat().st_size} bytes, not {expected['size']}", code="SF-CHECKPOINT-DAMAGED"
+        )
     hashed = hashed_up_to is None or expected["size"] <= hashed_up_to
     try:
         same = not hashed or durable.sha256_file(path) == expected["sha256"]
     except OSError as error:  # as a disk says of a sector that it has lost
-        return Fault(str(path), f"cannot be read: {error.strerror or error}")
+        return Fault(str(path), f"cannot be read: {error.strerror or error}", code="SF-CHECKPOINT-DAMAGED")
     if not same:
-        return Fault(str(path), CHANGED)
+        return Fault(str(path), CHANGED, code="SF-CHECKPOINT-DAMAGED")
     return None

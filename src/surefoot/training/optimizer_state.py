@@ -104,12 +104,16 @@ def check_state(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, to
     """Raises IntegrityError where names or shapes of a state are not those of these parameters."""
     unknown = sorted({key.rpartition("/")[0] for key in tensors} - parameters.keys())
     if unknown:
-        raise IntegrityError(Fault(FILE, f"state of parameters that do not train: {unknown[:3]}"))
+        raise IntegrityError(
+            Fault(FILE, f"state of parameters that do not train: {unknown[:3]}", code="SF-CHECKPOINT-DAMAGED")
+        )
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         parameter = parameters[name]
         if entry not in _SHAPES:
-            raise IntegrityError(Fault(FILE, f"{key}: no optimizer keeps such an entry"))
+            raise IntegrityError(Fault(FILE, f"{key}: no optimizer keeps such an entry", code="SF-CHECKPOINT-DAMAGED"))
         expected = _SHAPES[entry](parameter.shape)
         if value.shape != expected:
-            raise IntegrityError(Fault(FILE, f"{key} is {list(value.shape)}, not {list(expected)}"))
+            raise IntegrityError(
+                Fault(FILE, f"{key} is {list(value.shape)}, not {list(expected)}", code="SF-CHECKPOINT-DAMAGED")
+            )

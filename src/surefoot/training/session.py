@@ -210,5 +210,7 @@ def _meet(ranks: Ranks, limit: float) -> Store:
         found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=timedelta(seconds=limit)))
     except (RuntimeError, ValueError) as error:
         what = f"rank {ranks.rank} of {ranks.world} does not reach the others: {' '.join(str(error).split())[:200]}"
-        raise EnvironmentFault(Fault("MASTER_ADDR", what, "check the address, the port and the network")) from None
+        raise EnvironmentFault(
+            Fault("MASTER_ADDR", what, "check the address, the port and the network", code="SF-RANKS-DIFFER")
+        ) from None
     return PrefixStore("surefoot", found)

@@ -35,7 +35,7 @@ def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Element
     kind = type(engine).__name__
     faults = []
     if kind.lower() != f"{name}engine":
-        faults.append(Fault("plan: parallel.engine", f"planned {name}, found {kind}"))
+        faults.append(Fault("plan: parallel.engine", f"planned {name}, found {kind}", code="SF-PLAN-BROKEN"))
     for part, held, total in (
         ("weights", found.parameters, whole.parameters),
         ("gradients", found.gradients, whole.gradients),
@@ -46,7 +46,7 @@ def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Element
         if not least <= held <= most:
             what = f"rank {engine.rank} holds {held:,} of {total:,} elements of its {part}"
             planned = f"at most {int(most):,}" if part in cut else "all of them"
-            faults.append(Fault("plan: parallel.engine", f"{what}; planned are {planned}"))
+            faults.append(Fault("plan: parallel.engine", f"{what}; planned are {planned}", code="SF-PLAN-BROKEN"))
     if faults:
         raise EnvironmentFault(faults)
     return {

@@ -80,8 +80,8 @@ def test_json_is_what_programs_were_promised():
     [
         (InputError(Fault("adapter.targets", "matches no module", "name some")), "ADAPTER-TARGETS", 2),
         (InputError(Fault("precision.base", "x", "y")), "DTYPE-CONFLICT", 2),
-        (InputError(Fault("data.json:3", "x", "y", "TOK-PAD")), "TOK-PAD", 2),
-        (InputError(Fault("precision.base", "x", "y", "TOK-STOP")), "TOK-STOP", 2),
+        (InputError(Fault("data.json:3", "x", "y", "SF-LABEL-PAD")), "TOK-PAD", 2),
+        (InputError(Fault("precision.base", "x", "y", "SF-LABEL-STOP")), "TOK-STOP", 2),
         (InputError(Fault("data.max_length", "no label is left", "raise it")), "LABEL-NONE", 2),
         (InputError(Fault("model", "x", "y", NO_MEMORY)), "MEM-OVERSUBSCRIBED", 2),
         (InputError(Fault("model.layers.0.up_proj", "x", "y")), "ROW-ZERO-NORM", 2),

@@ -220,7 +220,8 @@ def test_a_missing_package_is_one_line(model):
     result = CliRunner().invoke(main, ["evaluate", "harness", str(model), "--tasks", "arc_easy"])
     assert result.exit_code == 3
     assert result.stderr == (
-        "error: surefoot evaluate harness: needs the package lm-eval, which is missing; pip install 'surefoot[eval]'\n"
+        "error: surefoot evaluate harness: needs the package lm-eval, which is missing; "
+        "pip install 'surefoot[eval]' [SF-PACKAGE]\n"
     )
 
 

@@ -20,8 +20,8 @@ from surefoot.data.batch import Example, JudgedBatch, PairBatch
 from surefoot.data.layout import Layout
 from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.kto import Weights, kto_loss
+from surefoot.methods.losses.logprobs import adapter_off, frozen, with_reference
 from surefoot.methods.losses.preference import LOSSES, Constants, preference_loss
-from surefoot.methods.losses.reference import adapter_off, frozen, with_reference
 from surefoot.methods.losses.reward import PAIR_LOSSES, reward_objective
 from surefoot.models import forward as documents
 from surefoot.models.adapters import add_adapter

@@ -21,10 +21,9 @@ from surefoot.data.batch import Batch
 from surefoot.data.episodes import Episode, episode_batches
 from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
-from surefoot.methods.open_model import open_for_use
-from surefoot.methods.open_reward import open_reward
+from surefoot.methods.open_model import open_for_use, open_reward
 from surefoot.methods.ppo import start as ppo_start
-from surefoot.methods.ppo.average import Average
+from surefoot.methods.ppo.memory import Average
 from surefoot.methods.ppo.stage import actor_logits, critic_values
 from surefoot.methods.provenance import saved_plan
 from surefoot.models.ppo_models import PPOModels, Role, ScoringRole

@@ -24,8 +24,9 @@ import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch
 from surefoot.methods import table as kinds
-from surefoot.methods.open_reward import open_reward
-from surefoot.methods.ppo import models, parts
+from surefoot.methods.open_model import open_reward
+from surefoot.methods.ppo import models
+from surefoot.methods.ppo import models as parts
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault, IntegrityError

@@ -54,7 +54,9 @@ class Board(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
-            fault = Fault(f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found")
+            fault = Fault(
+                f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found", code="SF-USE-FLAG"
+            )
             raise EnvironmentFault(fault) from None
 
     def server_bind(self) -> None:

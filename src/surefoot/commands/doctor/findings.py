@@ -98,7 +98,8 @@ def to_json(examination: Examination) -> dict[str, Any]:
     }
 
 
-# A fault's code by the key at its place, where it has none of its own.
+# doctor's code of a fault: by the fault's own code, or by the key at its place.
+_BY_CODE = {"SF-MEMORY": "MEM-OVERSUBSCRIBED", "SF-LABEL-PAD": "TOK-PAD", "SF-LABEL-STOP": "TOK-STOP"}
 _BY_PLACE = {
     "adapter.targets": "ADAPTER-TARGETS",
     "attention": "ATTN-KERNEL",
@@ -115,7 +116,9 @@ def refusals(error: SurefootError, code: str, zero_rows: Sequence[str] = ()) -> 
     exit_code = 3 if isinstance(error, EnvironmentFault) else 2
     found = []
     for one in error.faults:
-        named = one.code or next((known for key, known in _BY_PLACE.items() if one.where.startswith(key)), None)
+        named = _BY_CODE.get(one.code) or next(
+            (known for key, known in _BY_PLACE.items() if one.where.startswith(key)), None
+        )
         named = "ROW-ZERO-NORM" if one.where in zero_rows else named
         named = named or ("ENVIRONMENT" if exit_code == 3 else code)
         found.append(Finding(named, one.what, CODES[named].limit, "fault", one.fix, one.where, exit_code=exit_code))

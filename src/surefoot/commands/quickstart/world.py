@@ -133,7 +133,9 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     }
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-            raise InputError(Fault(str(path), "is there already and holds something else", "move it away"))
+            raise InputError(
+                Fault(str(path), "is there already and holds something else", "move it away", code="SF-USE-OUTPUT")
+            )
     durable.make_folders(folder)
     for path, text in texts.items():
         durable.write_text(path, text)

@@ -105,7 +105,7 @@ def _require_free(out: Path) -> None:
     if out.is_file() and out.read_bytes().startswith(_BROKEN_OFF.encode()):
         return
     if out.exists():
-        raise InputError(Fault(str(out), "already exists", "name another file with --out"))
+        raise InputError(Fault(str(out), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
 
 
 def _as_json(found: Tuned) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def require_own_journal(path: Path) -> None:
     except (OSError, ValueError, TypeError, RecursionError):
         own = False
     if not own:
-        raise InputError(Fault(str(path), "was not written by surefoot", "move it away, or name another --out"))
+        raise InputError(
+            Fault(str(path), "was not written by surefoot", "move it away, or name another --out", code="SF-USE-OUTPUT")
+        )
 
 
 def _digest(value: Mapping[str, Any]) -> str:

@@ -36,4 +36,4 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
         reasons.append(f"{compute}: {reason}")
     fix = "lower data.max_length for the search, or set batch.micro and data.packing yourself"
     what = f"the plain path, against which settings are held, cannot be tried ({'; '.join(reasons)})"
-    raise EnvironmentFault(Fault("tune", what, fix))
+    raise EnvironmentFault(Fault("tune", what, fix, code="SF-TUNE"))

@@ -110,7 +110,9 @@ def tune(
                 raise
             start, best, finished = search.tried[0], search.best, False
     if not best.passed:
-        raise EnvironmentFault(Fault("tune", f"no setting passed; the plan's own: {best.failure}", "run doctor"))
+        raise EnvironmentFault(
+            Fault("tune", f"no setting passed; the plan's own: {best.failure}", "run doctor", code="SF-TUNE")
+        )
     if finished:
         journal.finish()
     tuned = with_settings(given, best.settings)
@@ -164,7 +166,9 @@ def _first_trials(
 
 def _of(answer: Answer, whose: str) -> Trial:
     if answer.trial is None:
-        raise EnvironmentFault(Fault("tune", f"{whose} cannot be tried: {answer.failure}", "run doctor"))
+        raise EnvironmentFault(
+            Fault("tune", f"{whose} cannot be tried: {answer.failure}", "run doctor", code="SF-TUNE")
+        )
     return answer.trial
 
 

@@ -41,15 +41,17 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
     tokenizer = encoder.tokenizer
     if tokenizer.chat_template is None:
         fix = f"choose {ANYWHERE}, or a .jinja file"
-        raise InputError(Fault("data.template", "the tokenizer has no chat template", fix))
+        raise InputError(Fault("data.template", "the tokenizer has no chat template", fix, code="SF-DATA-TEMPLATE"))
     try:
         source = tokenizer.get_chat_template()
     except ValueError as error:  # several templates, none of them the default
-        raise InputError(Fault("data.template", f"tokenizer: {error}")) from None
+        raise InputError(Fault("data.template", f"tokenizer: {error}", code="SF-DATA-TEMPLATE")) from None
     try:
         return _template(OWN, source, encoder, stop_ids)
     except RowFault as fault:
-        raise InputError(Fault("data.template", f"tokenizer: {fault.what}", fault.fix)) from None
+        raise InputError(
+            Fault("data.template", f"tokenizer: {fault.what}", fault.fix, code="SF-DATA-TEMPLATE")
+        ) from None
 
 
 def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
@@ -57,9 +59,9 @@ def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: S
     try:
         return _template(path, source, encoder, stop_ids)
     except chat_jinja.TemplateFault as fault:
-        raise InputError(Fault(f"{path}:{fault.line}", fault.problem)) from None
+        raise InputError(Fault(f"{path}:{fault.line}", fault.problem, code="SF-DATA-TEMPLATE")) from None
     except RowFault as fault:
-        raise InputError(Fault(path, fault.what, fault.fix)) from None
+        raise InputError(Fault(path, fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:

@@ -60,11 +60,11 @@ class RowFaults(Generic[Item]):
         """One InputError for all of them, where there are any: each kind of fault once, by its first row and the
         numbers of others; the first kinds in full, rows with others counted."""
         faults = [
-            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix))
+            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix), code="SF-DATA-ROW")
             for line, ((what, fix), rows) in zip(self._lines, self._found.items(), strict=True)
         ]
         if self._rest:
-            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen"))
+            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen", code="SF-DATA-ROW"))
         if faults:
             raise InputError(faults)
 

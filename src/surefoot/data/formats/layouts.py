@@ -111,7 +111,7 @@ def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tup
     hint = f" ({like[0][1]!r} looks like {like[0][0]!r})" if like else ""
     what = f"row 1 has no layout that surefoot knows: it has {listed(columns)}{hint}"
     fix = f"rename the fields, or name them in the source's columns ({known})"
-    raise InputError(Fault(f"{name}:{row.line}", what, fix))
+    raise InputError(Fault(f"{name}:{row.line}", what, fix, code="SF-DATA-FORMAT"))
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:

@@ -80,7 +80,7 @@ class Seen:
             f"choose stage kto; or keep only the records whose {_MARK!r} is true, or name the source's format to learn "
             "them all"
         )
-        raise InputError(Fault(f"{self._name}:{line}", what, fix))
+        raise InputError(Fault(f"{self._name}:{line}", what, fix, code="SF-DATA-FORMAT"))
 
     @property
     def reason(self) -> str:
@@ -115,7 +115,7 @@ def _layout_of(kind: Kind, asked: str, first: Row, name: str, texts: bool) -> tu
     if all(column in first.value for column in PAIR):
         what = f"row 1 is a preference record (it has {listed(PAIR)}): sft would not know which answer to learn"
         advice = f"choose stage dpo or reward, or data.format preference; {_advice(first.value)}"
-        raise InputError(Fault(f"{name}:{first.line}", what, advice))
+        raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
     if texts and "text" in first.value:
         return recognise(first, name, among=("text",))
     return recognise(first, name)
@@ -127,12 +127,16 @@ def _layout_for(kind: Kind, asked: str, row: Row, name: str) -> tuple[str, str]:
     layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
     if asked not in ("auto", layout) and (kind != "prompts" or asked == "text"):
         what = f"is {asked}, and this stage reads {layout}"
-        raise InputError(Fault("data.format", what, f"use auto or {layout}, or choose another stage"))
+        raise InputError(
+            Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
+        )
     first = row.value
     pair, judged = all(column in first for column in PAIR), mark_field(first) is not None
     fits = {"pairs": pair, "judged": judged and not pair, "prompts": pair or opening_field(first) is not None}[kind]
     if not fits:
-        raise InputError(Fault(f"{name}:{row.line}", f"row 1 {_other_kind(kind, first)}", _KIND_FIX[kind]))
+        raise InputError(
+            Fault(f"{name}:{row.line}", f"row 1 {_other_kind(kind, first)}", _KIND_FIX[kind], code="SF-DATA-FORMAT")
+        )
     return layout, "asked for" if asked != "auto" else f"the first record has {listed(_seen(kind, first))}"
 
 

@@ -26,13 +26,17 @@ def read_header(name: str, readme: str) -> Any:
         return None
     text, where = "\n".join(lines[1:end]), f"{name}/README.md"
     if len(text) > MAX_CHARACTERS:
-        raise InputError(Fault(where, f"its header is longer than {MAX_CHARACTERS:,} characters", _FIX))
+        raise InputError(
+            Fault(where, f"its header is longer than {MAX_CHARACTERS:,} characters", _FIX, code="SF-DATA-HUB")
+        )
     try:
         return yaml.load(text, _Loader)
     except _Alias as alias:
-        raise InputError(Fault(where, f"its header has the alias *{alias}, which is not supported", _FIX)) from None
+        raise InputError(
+            Fault(where, f"its header has the alias *{alias}, which is not supported", _FIX, code="SF-DATA-HUB")
+        ) from None
     except Exception:  # PyYAML's own errors, and whatever its constructors raise on 2024-99-99 or `!!int ''`
-        raise InputError(Fault(where, "its header is not YAML", _FIX)) from None
+        raise InputError(Fault(where, "its header is not YAML", _FIX, code="SF-DATA-HUB")) from None
 
 
 _FIX = "name the files another way"

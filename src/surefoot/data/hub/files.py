@@ -84,9 +84,11 @@ def is_data(file: str) -> bool:
 def _no_data(name: str, files: Collection[str], folder: str | None) -> InputError:
     if any(file == f"{name.rpartition('/')[2]}.py" for file in files):
         fix = "set revision: refs/convert/parquet, which the hub makes of many such data sets"
-        return InputError(Fault(name, "is built by a script, and surefoot runs no code of a data set", fix))
+        return InputError(
+            Fault(name, "is built by a script, and surefoot runs no code of a data set", fix, code="SF-DATA-HUB")
+        )
     where = "has no data file" if folder is None else f"has no data file in {folder}"
-    return InputError(Fault(name, where, f"surefoot reads {' '.join(DATA_KINDS)}"))
+    return InputError(Fault(name, where, f"surefoot reads {' '.join(DATA_KINDS)}", code="SF-DATA-HUB"))
 
 
 def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
@@ -106,18 +108,24 @@ def _declared(
         default = [known for known, one in by_name.items() if one.get("default") is True or known == "default"]
         if not default and len(by_name) > 1:
             fix = f"set subset to one of {', '.join(by_name)}"
-            raise InputError(Fault(name, f"has {len(by_name)} subsets, and none is the default", fix))
+            raise InputError(
+                Fault(name, f"has {len(by_name)} subsets, and none is the default", fix, code="SF-DATA-HUB")
+            )
         subset = (default or list(by_name))[0]
     elif subset not in by_name:
-        raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}"))
+        raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}", code="SF-DATA-HUB"))
     splits = _declared_splits(by_name[subset]["data_files"])
     split = next((one for one in wanted if one in splits), None)
     if split is None:
-        raise InputError(Fault(name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits)))
+        raise InputError(
+            Fault(
+                name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits), code="SF-DATA-HUB"
+            )
+        )
     chosen = matching(name, splits[split], data)
     if not chosen:
         what = f"its README names {', '.join(splits[split])} for the split {split!r}, and no data file matches"
-        raise InputError(Fault(name, what, "choose another split or revision"))
+        raise InputError(Fault(name, what, "choose another split or revision", code="SF-DATA-HUB"))
     return chosen, f"subset {subset}, split {split}", "as its README declares"
 
 
@@ -150,11 +158,15 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
         inside = [file for file in data if file.startswith(f"{subset}/") or _subset_of(file) == subset]
         if not inside:
             fix = f"it has {'none' if subsets == [ROOT] else listed}"
-            raise InputError(Fault(name, f"has no subset {subset!r}", fix))
+            raise InputError(Fault(name, f"has no subset {subset!r}", fix, code="SF-DATA-HUB"))
         data = inside
     elif len(subsets) > 1:
         root = f" ({ROOT} means the files outside of these folders)" if ROOT in subsets else ""
-        raise InputError(Fault(name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}"))
+        raise InputError(
+            Fault(
+                name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}", code="SF-DATA-HUB"
+            )
+        )
     shown = {file: _split_of(file) for file in data}
     unread = [file for file, seen in shown.items() if seen is None]
     rest = f"{', '.join(unread[:_LISTED])} {'show' if len(unread) > 1 else 'shows'} no split" if unread else ""
@@ -167,7 +179,7 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
     split = next((one for one in wanted if one in there), None)
     if split is None:
         fix = _other_splits(wanted, there) + (f"; {rest}" if rest else "")
-        raise InputError(Fault(name, _no_split(wanted), fix))
+        raise InputError(Fault(name, _no_split(wanted), fix, code="SF-DATA-HUB"))
     chosen = [file for file, seen in shown.items() if seen == split]
     return chosen, f"{'' if subset is None else f'subset {subset}, '}split {split}", reason
 

@@ -57,7 +57,9 @@ def stream_hub(data: HubData, count: int) -> Source:
     repository, chosen = _choose(data)
     if whole := [file for file in chosen.files if not file.lower().endswith(_STREAMED)]:
         what = f"{whole[0]} has to be read as a whole, and streaming is on"
-        raise InputError(Fault(data.name, what, "leave streaming out; JSON lines and Parquet can be streamed"))
+        raise InputError(
+            Fault(data.name, what, "leave streaming out; JSON lines and Parquet can be streamed", code="SF-DATA-HUB")
+        )
     fixed = json.dumps([data.name, repository.commit, chosen.files, count])
     name = f"{data.name}/{chosen.files[0]}" if len(chosen.files) == 1 else f"{data.name} ({chosen.part})"
 
@@ -100,5 +102,7 @@ def _streamed(repository: Repository, file: str) -> Iterator[tuple[int, Any]]:
             try:
                 text = line.decode("utf-8").removeprefix("\ufeff" if number == 1 else "")
             except UnicodeDecodeError:
-                raise InputError(Fault(f"{name}:{number}", "is not UTF-8", "the file has to be UTF-8")) from None
+                raise InputError(
+                    Fault(f"{name}:{number}", "is not UTF-8", "the file has to be UTF-8", code="SF-DATA-FILE")
+                ) from None
             yield from read_line(name, text.removesuffix("\n"), number, last=not text.endswith("\n"))

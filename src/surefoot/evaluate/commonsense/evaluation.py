@@ -134,7 +134,7 @@ def chosen_template(opened: OpenModel, name: str) -> Template:
         return opened.template
     row = named_row(name, lambda text: text in opened.encoder.control.values())
     if isinstance(row, Fault):
-        raise InputError(Fault("--template", row.what, row.fix))
+        raise InputError(Fault("--template", row.what, row.fix, code="SF-DATA-TEMPLATE"))
     return make_template(name, opened.encoder, opened.tokens.stop.value)
 
 
@@ -155,7 +155,7 @@ def _questions(opened: OpenModel, template: Template, one: AnswerSet, asked: Com
     if (shortest := min(map(len, prompts))) > room:
         what = f"even its shortest prompt has {shortest} tokens, and of the model's {opened.positions} positions"
         what += f" an answer takes {opened.positions - room}"
-        raise InputError(Fault(str(set_file(asked.data, one)), what, "leave the set out"))
+        raise InputError(Fault(str(set_file(asked.data, one)), what, "leave the set out", code="SF-DATA-LENGTH"))
     digest = hashlib.sha256(json.dumps([records, prompts], ensure_ascii=False).encode()).hexdigest()
     return _Questions(one, records, prompts, room, digest, _asked_by(opened, template, one, records[0], asked.mode))
 

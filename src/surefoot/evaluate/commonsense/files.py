@@ -38,7 +38,7 @@ def side_labels(
     labels = {side.name: _side_label(opened, side, names, model, adapter) for side in compared}
     if len(set(labels.values())) < len(labels):
         what = f"the base and the adapter would both be called {labels['adapter']}, and write the same files"
-        raise InputError(Fault("--label", what, "give the adapter another name with --label"))
+        raise InputError(Fault("--label", what, "give the adapter another name with --label", code="SF-EVALUATE"))
     return labels
 
 
@@ -99,14 +99,14 @@ def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record],
         return []
     if not identity_file(file).is_file():
         what = "is in the way, and was not written by `surefoot evaluate commonsense`"
-        raise InputError(Fault(str(file), what, "name another --out or --label, or move it away"))
+        raise InputError(Fault(str(file), what, "name another --out or --label, or move it away", code="SF-EVALUATE"))
     if overwrite:
         return []
     anew = "name another --out or --label, or start anew with --overwrite"
     then = read_json(identity_file(file))
     if changed := [key for key in {**then, **identity} if then.get(key) != identity.get(key)]:
         what = f"holds answers of another evaluation (not the same: {', '.join(changed)})"
-        raise InputError(Fault(str(file), what, anew))
+        raise InputError(Fault(str(file), what, anew, code="SF-EVALUATE"))
     done: list[Any] = []
     try:
         done = json.loads(file.read_text(encoding="utf-8"))
@@ -115,5 +115,5 @@ def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record],
     except (OSError, ValueError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise InputError(Fault(str(file), "was changed since it was written", anew))
+        raise InputError(Fault(str(file), "was changed since it was written", anew, code="SF-EVALUATE"))
     return done

@@ -104,9 +104,9 @@ def choose_sets(asked: str) -> tuple[AnswerSet, ...]:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else f"known: {', '.join(known)}, or all"
-            raise InputError(Fault("--sets", f"there is no set {name!r}", fix))
+            raise InputError(Fault("--sets", f"there is no set {name!r}", fix, code="SF-EVALUATE"))
     if not names:
-        raise InputError(Fault("--sets", "names no set", f"known: {', '.join(known)}, or all"))
+        raise InputError(Fault("--sets", "names no set", f"known: {', '.join(known)}, or all", code="SF-EVALUATE"))
     return tuple(one for one in SETS if one.name in names)
 
 
@@ -117,9 +117,16 @@ def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[
     if not data.is_dir():
         what = "is a file" if data.exists() else "no such folder"
         fix = f"give the folder: {data.parent}" if data.exists() else nearest_path(data, ())
-        raise InputError(Fault(str(data), f"{what}; the sets lie in a folder as {_LAYOUTS}", fix))
+        raise InputError(Fault(str(data), f"{what}; the sets lie in a folder as {_LAYOUTS}", fix, code="SF-EVALUATE"))
     if not path.is_file():
-        raise InputError(Fault(str(path), f"there is no such file for the set {one.name}", f"DATA holds {_LAYOUTS}"))
+        raise InputError(
+            Fault(
+                str(path),
+                f"there is no such file for the set {one.name}",
+                f"DATA holds {_LAYOUTS}",
+                code="SF-FILE-MISSING",
+            )
+        )
     rows = parse_rows(open_file(path))[:limit]
     return each_row(rows, lambda row: _checked(row, one), str(path))
 

@@ -77,7 +77,7 @@ class SurefootLM(TemplateLM):
             room = self.max_length + 1 - len(continuation)
             if room < 1:
                 what = f"a continuation has {len(continuation)} tokens, and the model {self.max_length} positions"
-                raise InputError(Fault("--tasks", what, "leave the task out"))
+                raise InputError(Fault("--tasks", what, "leave the task out", code="SF-DATA-LENGTH"))
             pairs.append((last_tokens(context, room, self._opened.bos_id), continuation))
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
@@ -125,7 +125,7 @@ class SurefootLM(TemplateLM):
         opened, new = self._opened, asked["new_tokens"]
         if (room := self.max_length - new) < 1:
             what = f"{new} new tokens leave no room for a prompt in the model's {self.max_length} positions"
-            raise InputError(Fault("--tasks", what, "leave the task out"))
+            raise InputError(Fault("--tasks", what, "leave the task out", code="SF-DATA-LENGTH"))
         prompts = [last_tokens(prompt, room, opened.bos_id) for prompt in prompts]
         stops, until = opened.template.stop_ids, asked["until"]
         with opened.context():
@@ -182,7 +182,9 @@ def _settings(asked: dict[str, Any]) -> dict[str, Any]:
     unknown = [name for name, value in rest.items() if (name, value) != _NO_PENALTY]
     if unknown or (sampled and beams > 1):
         what = f"generation_kwargs ask for {', '.join(unknown) or 'beams that are sampled'}, which surefoot does not do"
-        raise InputError(Fault("--tasks", what, "leave the task out, or take it out of a copy of the task"))
+        raise InputError(
+            Fault("--tasks", what, "leave the task out, or take it out of a copy of the task", code="SF-EVALUATE")
+        )
     return {
         "until": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
         "new_tokens": int(lengths[0]) if lengths else _NEW_TOKENS,

@@ -10,12 +10,14 @@ def require_harness() -> None:
     """EnvironmentFault where lm-eval is not installed."""
     if not is_installed("lm_eval"):
         fix = "pip install 'surefoot[eval]'"
-        raise EnvironmentFault(Fault("surefoot evaluate harness", "needs the package lm-eval, which is missing", fix))
+        raise EnvironmentFault(
+            Fault("surefoot evaluate harness", "needs the package lm-eval, which is missing", fix, code="SF-PACKAGE")
+        )
 
 
 def task_names(written: str) -> tuple[str, ...]:
     """The names in --tasks."""
     names = tuple(name.strip() for name in written.split(",") if name.strip())
     if not names:
-        raise InputError(Fault("--tasks", "names no task", "write it like arc_easy,piqa"))
+        raise InputError(Fault("--tasks", "names no task", "write it like arc_easy,piqa", code="SF-EVALUATE"))
     return names

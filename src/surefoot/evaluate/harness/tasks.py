@@ -91,7 +91,7 @@ def check_tasks(asked: Sequence[str], known: Sequence[str]) -> None:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else "a folder with your own goes into --include-path"
-            raise InputError(Fault("--tasks", f"there is no task {name!r}", fix))
+            raise InputError(Fault("--tasks", f"there is no task {name!r}", fix, code="SF-EVALUATE"))
 
 
 def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
@@ -104,12 +104,16 @@ def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
             fix = "its data set must be on this machine or the hub within reach"
-            raise EnvironmentFault(Fault(f"task {name}", f"cannot be loaded: {text}", fix)) from error
+            raise EnvironmentFault(
+                Fault(f"task {name}", f"cannot be loaded: {text}", fix, code="SF-EVALUATE")
+            ) from error
         for kind, several in loaded.items():
             several.update(found[kind])
     for name, task in loaded["tasks"].items() if asked.shots is not None else ():
         if task.get_config("num_fewshot") == 0 != asked.shots:
-            raise InputError(Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out"))
+            raise InputError(
+                Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out", code="SF-EVALUATE")
+            )
         task.set_config(key="num_fewshot", value=asked.shots)
     return loaded
 

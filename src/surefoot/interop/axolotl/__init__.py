@@ -43,12 +43,21 @@ def from_command(command: Command, options: Options) -> Translation:
     if command.name == "axolotl":
         if arguments[:1] != ["train"]:
             told = arguments[0] if arguments else "nothing"
-            raise InputError(Fault("axolotl", f"{told} is no training", "surefoot reads `axolotl train CONFIG`"))
+            raise InputError(
+                Fault(
+                    "axolotl",
+                    f"{told} is no training",
+                    "surefoot reads `axolotl train CONFIG`",
+                    code="SF-TRANSLATE-COMMAND",
+                )
+            )
         del arguments[0]
     words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
-        raise InputError(Fault(command.program, f"names {len(left)} config files", "name one"))
+        raise InputError(
+            Fault(command.program, f"names {len(left)} config files", "name one", code="SF-TRANSLATE-COMMAND")
+        )
     return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options, command)
 
 

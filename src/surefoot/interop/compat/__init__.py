@@ -31,7 +31,9 @@ def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
     may go. Raises InputError where surefoot did not write a file of one of these names, or `overwrite` is off, and for
     a run's folder; EnvironmentFault where nothing can be written. Then nothing is."""
     if any((folder / name).is_file() for name in ("plan.json", "MANIFEST.json")):
-        raise InputError(Fault(str(folder), "is the folder of a run", "name another folder, such as old-names"))
+        raise InputError(
+            Fault(str(folder), "is the folder of a run", "name another folder, such as old-names", code="SF-USE-OUTPUT")
+        )
     durable.require_writable(folder)
     with resources.as_file(resources.files(__name__) / "scripts") as scripts:
         files = {name: _with_python((scripts / name).read_bytes(), sys.executable) for name in _files(scripts)}
@@ -41,10 +43,10 @@ def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
     written = _recorded(folder)
     if foreign := sorted(name for name in changed if _digest(folder / name) != written.get(name, "")):
         what = f"has files of these names that surefoot did not write: {first_few(foreign, 3)}"
-        raise InputError(Fault(str(folder), what, "name another folder, or move them away"))
+        raise InputError(Fault(str(folder), what, "name another folder, or move them away", code="SF-USE-OUTPUT"))
     if changed and not overwrite:
         what = f"has files of these names that another version wrote: {first_few(sorted(changed), 3)}"
-        raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite"))
+        raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite", code="SF-USE-OUTPUT"))
     for name, ours in files.items():
         durable.make_folders((folder / name).parent)
         durable.write_bytes(folder / name, ours)

@@ -81,7 +81,9 @@ def _claims(step: Step, command: Command) -> bool:
 def _from_command(step: Step, command: Command, options: Options) -> Translation:
     words, left = read_flags(command.arguments, switches=switches(step), lists=LISTS)
     if left:
-        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+        raise InputError(
+            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
+        )
     name = f"{NAME} {TITLES[step]}"
     data = reading(step, options.first, command.folder)
     dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
@@ -101,7 +103,9 @@ def _claims_unknown(command: Command) -> bool:
 
 def _from_unknown(command: Command, options: Options) -> Translation:
     fix = f"start it in the folder of the step, or name it: training/{FOLDERS['sft']}/main.py"
-    raise InputError(Fault(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix))
+    raise InputError(
+        Fault(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix, code="SF-TRANSLATE-COMMAND")
+    )
 
 
 TOOLS = (

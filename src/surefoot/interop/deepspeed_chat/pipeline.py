@@ -60,7 +60,9 @@ def runs_of(words: Sequence[str]) -> list[Run]:
     """Raises InputError with every fault."""
     flags, left = read_flags(words, lists=("step",))
     if left:
-        raise InputError([Fault(one, "belongs to no flag", "write --name value") for one in left])
+        raise InputError(
+            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
+        )
     draft = Draft(Dialect(NAME, ROWS, ()), flags)
     actor, reward = (str(draft[f"{name}_model"]).removeprefix(_PUBLISHER) for name in ("actor", "reward"))
     for name, size, known in (("actor_model", actor, ACTORS), ("reward_model", reward, REWARDS)):
@@ -101,7 +103,14 @@ def from_command(command: Command, options: Options) -> Translation:
     """Always an error: it says the three commands."""
     lines = [shlex.join(["bash", run.script, *run.arguments]) for run in runs_of(command.arguments)]
     what = "starts one run after another, and this reads one"
-    raise InputError(Fault(command.program, what, f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}"))
+    raise InputError(
+        Fault(
+            command.program,
+            what,
+            f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}",
+            code="SF-TRANSLATE-COMMAND",
+        )
+    )
 
 
 PIPELINE = Tool(f"DeepSpeed-Chat {NAME}", claims, from_command, rows=ROWS)

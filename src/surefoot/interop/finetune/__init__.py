@@ -53,7 +53,9 @@ def from_command(command: Command, options: Options) -> Translation:
         return SCRIPT.from_command(command, options)  # of a name that many scripts have
     words, left = read_flags([_without_no(text) for text in command.arguments], switches=SWITCHES, lists=LISTS)
     if left:
-        raise InputError([Fault(text, "belongs to no flag", "write --name value") for text in left])
+        raise InputError(
+            [Fault(text, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for text in left]
+        )
     by_flags = None if source else _by_flags({word.name for word in words})
     return _translate(words, options, command, source or sources.known_source(by_flags or sources.GUIDE), by_flags)
 

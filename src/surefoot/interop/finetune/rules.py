@@ -68,7 +68,14 @@ def _fixed_rule(source: Source) -> Rule:
             try:
                 draft.set(key, turn(fixed.value), why=f"{argument}={fixed.value!r} in {fixed.where}")
             except (Refusal, ValueError) as error:
-                draft.faults.append(Fault(fixed.where, f"{argument}={fixed.value!r}: {error}", "change it there"))
+                draft.faults.append(
+                    Fault(
+                        fixed.where,
+                        f"{argument}={fixed.value!r}: {error}",
+                        "change it there",
+                        code="SF-TRANSLATE-SETTING",
+                    )
+                )
         draft.set("optim.warmup_from_zero", True, why="a warm-up of transformers")
         if source.name == GUIDE:
             draft.set("data.template", "commonsense", why=_GUIDES_PROMPTS)
@@ -192,4 +199,6 @@ def _resume(draft: Draft) -> None:
 
 def _required(draft: Draft) -> None:
     if not draft["base_model"]:
-        draft.faults.append(Fault("--base_model", "is required", "name a folder or hub id"))
+        draft.faults.append(
+            Fault("--base_model", "is required", "name a folder or hub id", code="SF-TRANSLATE-SETTING")
+        )

@@ -69,10 +69,17 @@ _REFUSED_SWITCHES = {
 def from_command(command: Command, options: Options) -> Translation:
     verb, words = _split(command)
     if verb in _ELSEWHERE:
-        raise InputError(Fault(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb]))
+        raise InputError(
+            Fault(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb], code="SF-TRANSLATE-COMMAND")
+        )
     if verb not in ("train", "export", "chat"):
         raise InputError(
-            Fault(f"{command.name} {verb}", "is no command of LLaMA-Factory", "it has train, export, chat")
+            Fault(
+                f"{command.name} {verb}",
+                "is no command of LLaMA-Factory",
+                "it has train, export, chat",
+                code="SF-TRANSLATE-COMMAND",
+            )
         )
     _check_processes(command.environment)
     given = _words(words, options)
@@ -116,7 +123,9 @@ def _split(command: Command) -> tuple[str, Sequence[str]]:
     if command.program.endswith("launcher.py") or command.name in ("llamafactory.launcher", "run_exp.py", *_SCRIPTS):
         return "train", command.arguments
     if not command.arguments:
-        raise InputError(Fault(command.name, "names no command", "it has train, export, chat"))
+        raise InputError(
+            Fault(command.name, "names no command", "it has train, export, chat", code="SF-TRANSLATE-COMMAND")
+        )
     return command.arguments[0], command.arguments[1:]
 
 
@@ -126,7 +135,7 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
     flags, left = read_flags(words, switches=_SWITCHES, lists=_LISTS)
     if left:
         fix = "write --key value, or a .yaml file first"
-        raise InputError([Fault(word, "belongs to no flag", fix) for word in left])
+        raise InputError([Fault(word, "belongs to no flag", fix, code="SF-TRANSLATE-SETTING") for word in left])
     return flags
 
 
@@ -159,13 +168,29 @@ def _check_processes(environment: Mapping[str, str]) -> None:
     for name in ("NNODES", "MIN_NNODES", "MAX_NNODES"):
         value = environment.get(name, "1").strip()
         if value not in ("", "1"):
-            raise InputError(Fault(name, f"asks for {value}, and surefoot starts processes on one machine", MORE))
+            raise InputError(
+                Fault(
+                    name,
+                    f"asks for {value}, and surefoot starts processes on one machine",
+                    MORE,
+                    code="SF-TRANSLATE-COMMAND",
+                )
+            )
     value = environment.get("NPROC_PER_NODE", "").strip()
     if value not in ("", "gpu", "auto") and plain_count(value) is None:
-        raise InputError(Fault("NPROC_PER_NODE", f"expected a number of processes, got {value!r}"))
+        raise InputError(
+            Fault("NPROC_PER_NODE", f"expected a number of processes, got {value!r}", code="SF-TRANSLATE-SETTING")
+        )
     for name, reason in _REFUSED_SWITCHES.items():
         if plain_truth(environment.get(name, False)):
-            raise InputError(Fault(name, reason, "leave it out, and name what lies on this machine or the hub"))
+            raise InputError(
+                Fault(
+                    name,
+                    reason,
+                    "leave it out, and name what lies on this machine or the hub",
+                    code="SF-TRANSLATE-COMMAND",
+                )
+            )
 
 
 def environment_note(note: Note) -> Note:

@@ -45,7 +45,12 @@ def claims_command(command: Command) -> bool:
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     if overrides:
         raise InputError(
-            Fault(overrides[0], "a script takes no key=value", "change the script, or the config it becomes")
+            Fault(
+                overrides[0],
+                "a script takes no key=value",
+                "change the script, or the config it becomes",
+                code="SF-TRANSLATE-SCRIPT",
+            )
         )
     return _translate(Script.parse(text, path), options, Command(path, environment=inherited(options)))
 
@@ -61,7 +66,9 @@ def from_command(command: Command, options: Options) -> Translation:
         raise
     if command.arguments:
         what = "a script's own arguments cannot be followed through its code"
-        raise InputError(Fault(" ".join(command.arguments), what, "write their values into the script"))
+        raise InputError(
+            Fault(" ".join(command.arguments), what, "write their values into the script", code="SF-TRANSLATE-SCRIPT")
+        )
     return _translate(Script.parse(text, command.program), options, command)
 
 

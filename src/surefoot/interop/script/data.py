@@ -72,7 +72,12 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
     for name, value in given.items():
         if isinstance(value, Unread) and name in ("path", "name", "split", "data_files", "revision"):
             raise InputError(
-                Fault(value.where, f"load_dataset: {name} is {value}, which is no literal", "write it out")
+                Fault(
+                    value.where,
+                    f"load_dataset: {name} is {value}, which is no literal",
+                    "write it out",
+                    code="SF-TRANSLATE-SCRIPT",
+                )
             )
     path, files = given.get("path"), given.get("data_files")
     held: dict[str, str] = {}
@@ -81,13 +86,29 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
         for split, one in named.items():
             one = one[0] if isinstance(one, list) and len(one) == 1 else one
             if not isinstance(one, str):
-                raise InputError(Fault(where, "load_dataset: data_files is not one file for each split", "name one"))
+                raise InputError(
+                    Fault(
+                        where,
+                        "load_dataset: data_files is not one file for each split",
+                        "name one",
+                        code="SF-TRANSLATE-SCRIPT",
+                    )
+                )
             held[str(split)] = one
         if "train" not in held:
-            raise InputError(Fault(where, "load_dataset: data_files has no train", "name one"))
+            raise InputError(
+                Fault(where, "load_dataset: data_files has no train", "name one", code="SF-TRANSLATE-SCRIPT")
+            )
         source: dict[str, Any] = {"path": held["train"]}
     elif files is not None:
-        raise InputError(Fault(where, "load_dataset: data_files of a hub data set", "name it by subset and split"))
+        raise InputError(
+            Fault(
+                where,
+                "load_dataset: data_files of a hub data set",
+                "name it by subset and split",
+                code="SF-TRANSLATE-SCRIPT",
+            )
+        )
     else:
         source = {"path": path, **({"subset": given["name"]} if given.get("name") else {})}
         source |= {"revision": given["revision"]} if given.get("revision") else {}
@@ -101,11 +122,11 @@ def _part(found: Found, split: str, where: str) -> Found:
     try:
         split, count = first_of(split)
     except Refusal as refusal:
-        raise InputError(Fault(where, refusal.what, refusal.fix)) from None
+        raise InputError(Fault(where, refusal.what, refusal.fix, code="SF-TRANSLATE-SCRIPT")) from None
     source = dict(found.source)
     if found.files:
         if split not in found.files:
-            raise InputError(Fault(where, f"data_files has no {split}", "name it"))
+            raise InputError(Fault(where, f"data_files has no {split}", "name it", code="SF-TRANSLATE-SCRIPT"))
         source["path"] = found.files[split]
     else:
         source["split"] = split
@@ -125,4 +146,4 @@ def _first(script: Script, node: ast.Call) -> int | None:
 
 def _lost(script: Script, node: ast.AST, why: str) -> InputError:
     fix = "write the records into a file, and translate with load_dataset('json', data_files=…) in its place"
-    return InputError(Fault(script.where(node), f"{script.text(node)}: {why}", fix))
+    return InputError(Fault(script.where(node), f"{script.text(node)}: {why}", fix, code="SF-TRANSLATE-SCRIPT"))

@@ -63,7 +63,9 @@ class Script:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deeply
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path
-            raise InputError(Fault(where, "is not valid Python", "give a script that runs")) from None
+            raise InputError(
+                Fault(where, "is not valid Python", "give a script that runs", code="SF-TRANSLATE-SCRIPT")
+            ) from None
         return cls.of_tree(tree, path)
 
     @classmethod

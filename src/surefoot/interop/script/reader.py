@@ -49,18 +49,29 @@ class Reader:
             where = self.script.where(lasts[later])
             what = f"scripts around {later} are not read"
             fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
-            raise InputError(Fault(where, what, fix))
+            raise InputError(Fault(where, what, fix, code="SF-TRANSLATE-SCRIPT"))
         if sees := next(((name, call) for name, call in named if _SEES.search(name)), None):
             what = f"{sees[0]}: a training with images or sounds, and surefoot's are of text"
-            raise InputError(Fault(self.script.where(sees[1]), what, "use a text model and its tokenizer"))
+            raise InputError(
+                Fault(
+                    self.script.where(sees[1]), what, "use a text model and its tokenizer", code="SF-TRANSLATE-SCRIPT"
+                )
+            )
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
         if not trainers and (runs := _what_runs_it(self.script)) is not None:
-            raise InputError(Fault(self.script.path, *runs))
+            raise InputError(Fault(self.script.path, *runs, code="SF-TRANSLATE-SCRIPT"))
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
             if len(found) != 1:
                 where = self.script.where(found[1]) if found else self.script.path
-                raise InputError(Fault(where, f"has {len(found)} calls of {kind}", "surefoot reads a script with one"))
+                raise InputError(
+                    Fault(
+                        where,
+                        f"has {len(found)} calls of {kind}",
+                        "surefoot reads a script with one",
+                        code="SF-TRANSLATE-SCRIPT",
+                    )
+                )
         self.is_trl = "SFTTrainer" in lasts or "SFTConfig" in lasts
         self._keywords(arguments[0], None)
         if "LoraConfig" in lasts:
@@ -90,13 +101,17 @@ class Reader:
             if names is None:
                 self._word("output_dir", call.args[0])
             else:
-                self.faults.append(Fault(where, "a setting without a name", "write it as name=value"))
+                self.faults.append(
+                    Fault(where, "a setting without a name", "write it as name=value", code="SF-TRANSLATE-SCRIPT")
+                )
         for word in call.keywords:
             if word.arg is None:
                 self._expanded(word.value, names)
             elif names is not None and word.arg not in names:
                 what = f"{word.arg}: surefoot has no such setting"
-                self.faults.append(Fault(self.script.where(word.value), what, "leave it out"))
+                self.faults.append(
+                    Fault(self.script.where(word.value), what, "leave it out", code="SF-TRANSLATE-SCRIPT")
+                )
             else:
                 self._word(names[word.arg] if names else word.arg, word.value, word.arg)
 
@@ -104,7 +119,12 @@ class Reader:
         held = self.script.value(node)
         if not isinstance(held, dict):
             self.faults.append(
-                Fault(self.script.where(node), f"**{self.script.text(node)} is no literal", "write it out")
+                Fault(
+                    self.script.where(node),
+                    f"**{self.script.text(node)} is no literal",
+                    "write it out",
+                    code="SF-TRANSLATE-SCRIPT",
+                )
             )
             return
         for name, value in held.items():
@@ -123,7 +143,12 @@ class Reader:
             self.notes.append(Note(f"{written}={unread}", "changed", (), _PLANNED, where))
         else:
             self.faults.append(
-                Fault(unread.where, f"{written}: {unread} is no literal", "write its value into the script")
+                Fault(
+                    unread.where,
+                    f"{written}: {unread} is no literal",
+                    "write its value into the script",
+                    code="SF-TRANSLATE-SCRIPT",
+                )
             )
 
     def _models(self, named: Sequence[tuple[str, ast.Call]], trained: ast.Call) -> None:
@@ -136,7 +161,14 @@ class Reader:
             return
         if not loads:
             what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
-            self.faults.append(Fault(self.script.path, what, "surefoot reads scripts that load a model by name"))
+            self.faults.append(
+                Fault(
+                    self.script.path,
+                    what,
+                    "surefoot reads scripts that load a model by name",
+                    code="SF-TRANSLATE-SCRIPT",
+                )
+            )
             return
         call = self._of_the_trainer(loads, given)
         path = call.args[0] if call.args else None
@@ -149,7 +181,14 @@ class Reader:
                 self._word(LOADED[word.arg], word.value, word.arg)
             else:
                 where = self.script.where(word.value)
-                self.faults.append(Fault(where, f"from_pretrained: surefoot has no {word.arg}", "leave it out"))
+                self.faults.append(
+                    Fault(
+                        where,
+                        f"from_pretrained: surefoot has no {word.arg}",
+                        "leave it out",
+                        code="SF-TRANSLATE-SCRIPT",
+                    )
+                )
         if path is not None:
             self._word("model_name_or_path", path, "from_pretrained")
 
@@ -192,9 +231,18 @@ class Reader:
             elif name in OLD_TRL:
                 self._word(name, word.value)
             elif name not in HANDLED:
-                self.faults.append(Fault(where, f"{name}: surefoot has no such setting of a trainer", "leave it out"))
+                self.faults.append(
+                    Fault(
+                        where,
+                        f"{name}: surefoot has no such setting of a trainer",
+                        "leave it out",
+                        code="SF-TRANSLATE-SCRIPT",
+                    )
+                )
         if self.train is None and not self.faults:
-            self.faults.append(Fault(self.script.where(call), "names no train_dataset", "add it"))
+            self.faults.append(
+                Fault(self.script.where(call), "names no train_dataset", "add it", code="SF-TRANSLATE-SCRIPT")
+            )
 
     def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
         """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""

@@ -112,7 +112,14 @@ class Statements:
             return
         value = None if node.value is None else self.script.value(node.value)
         if isinstance(value, Unread):
-            self.faults.append(Fault(where, f"{shown}: {value} is no literal", "write its value into the script"))
+            self.faults.append(
+                Fault(
+                    where,
+                    f"{shown}: {value} is no literal",
+                    "write its value into the script",
+                    code="SF-TRANSLATE-SCRIPT",
+                )
+            )
         else:
             self.words.append(Word(name, value, where, shown))
 
@@ -208,7 +215,7 @@ class Statements:
         self.notes.append(Note(shown, fate, (), why, self.script.where(node)))
 
     def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
-        self.faults.append(Fault(self.script.where(node), what, fix))
+        self.faults.append(Fault(self.script.where(node), what, fix, code="SF-TRANSLATE-SCRIPT"))
 
     def _is_trainer(self, node: ast.expr) -> bool:
         return self.script.bound(node) is self.trainer

@@ -49,19 +49,45 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 def from_command(command: Command, options: Options) -> Translation:
     left = list(command.arguments)
     if left[:1] != ["run"]:
-        raise InputError(Fault(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`"))
+        raise InputError(
+            Fault(
+                " ".join(("tune", *left[:1])),
+                "is no training",
+                "surefoot reads `tune run`",
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     del left[0]
     count = _launched(left)
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
         raise InputError(
-            Fault(f"tune run {recipe}".strip(), "is no recipe of surefoot's", f"it reads {', '.join(RECIPES)}")
+            Fault(
+                f"tune run {recipe}".strip(),
+                "is no recipe of surefoot's",
+                f"it reads {', '.join(RECIPES)}",
+                code="SF-TRANSLATE-COMMAND",
+            )
         )
     if left[:1] != ["--config"] or len(left) < 2:
-        raise InputError(Fault(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe"))
+        raise InputError(
+            Fault(
+                f"tune run {recipe}",
+                "names no config",
+                "write --config FILE behind the recipe",
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     path, pairs = left[1], left[2:]
     if not path.endswith((".yaml", ".yml")):
-        raise InputError(Fault(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml"))
+        raise InputError(
+            Fault(
+                path,
+                "is a config that comes with torchtune",
+                f"copy it first: tune cp {path} my.yaml",
+                code="SF-TRANSLATE-COMMAND",
+            )
+        )
     words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
     return in_processes(_translate(words, options, count), count, _SHARED)
 
@@ -76,12 +102,16 @@ def _launched(left: list[str]) -> int:
         number = plain_count(value.partition(":")[2] or value)  # --nnodes MIN:MAX
         if name == "nproc_per_node":
             if not number:
-                raise InputError(Fault(f"{flag} {value}", "expected a number of processes from 1"))
+                raise InputError(
+                    Fault(f"{flag} {value}", "expected a number of processes from 1", code="SF-TRANSLATE-SETTING")
+                )
             count = number
         elif name == "nnodes" and number != 1:
-            raise InputError(Fault(f"{flag} {value}", "asks for several machines", MORE))
+            raise InputError(Fault(f"{flag} {value}", "asks for several machines", MORE, code="SF-TRANSLATE-COMMAND"))
         elif name not in _RENDEZVOUS:
-            raise InputError(Fault(flag, "surefoot knows no such flag of tune run", "leave it out"))
+            raise InputError(
+                Fault(flag, "surefoot knows no such flag of tune run", "leave it out", code="SF-TRANSLATE-SETTING")
+            )
     return count
 
 

@@ -1,4 +1,4 @@
-"""How likely a model finds given answers: log-probabilities of the tokens that a batch marks as answers.
+"""Log-probabilities of given answers, under the policy and under the reference that it is held to.
 
     log p(y | x) = sum over the answer's tokens t of log softmax(logits_t)[token_t]
 
@@ -7,24 +7,35 @@ autocast dtype. The fp32 copy of the logits is made a few positions at a time: w
 exists as a whole, and where the head does not train either and is computed a few positions at a time
 (`surefoot.models.fast.chunked_head`), no logits of all positions do.
 
+A reference is a function from rows to numbers, without gradient. `adapter_off` is the base under the policy's adapter
+and costs no memory; `frozen` is a model of its own. Dropout is off in both: a reference is one distribution, not a
+draw. Otherwise it runs as the policy does, inside the same autocast and with the same kernels, so that a policy that
+has not moved yet differs from it by nothing.
+
 Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. Of a packed row B is its
 documents and T the tokens of the longest of them: answers are summed over as in padded rows, one row for each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.batch import IGNORE, Batch, JudgedBatch, PairBatch
 from surefoot.data.pack import in_rows
 from surefoot.kernels.chunked_loss import Head, token_losses
 from surefoot.methods.losses.sft import supervised_logits, supervised_places
 from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at
+from surefoot.models.modes import eval_mode
+from surefoot.models.peft import PeftModel
+from surefoot.models.shared_backbone import SharedBackbone
+from surefoot.training.objective import LossSum, Objective
 
 _POSITIONS = 1024  # of which an fp32 copy exists at once without gradients: half a GiB at 128 k words
 
@@ -69,3 +80,43 @@ def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:
     """Of each row's answer as a whole."""
     answered = in_rows((rows.targets != IGNORE).float(), rows)
     return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), answered.sum(dim=1))
+
+
+Reference = Callable[[Batch], torch.Tensor]  # B rows on the model's device -> [B] fp32
+
+
+def with_reference(objective: Objective, reference: Reference) -> Objective:
+    """The objective, for batches whose reference log-probabilities are not known yet as well."""
+
+    def known(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
+        if batch.reference is None:
+            batch = replace(batch, reference=reference(batch.rows))
+        return objective(model, batch)
+
+    return known
+
+
+def frozen(model: nn.Module) -> Reference:
+    """Of a model as it is."""
+    return _under(model, nullcontext)
+
+
+def adapter_off(policy: PeftModel) -> Reference:
+    """Of the base under the policy's adapter."""
+    trunk = SharedBackbone(policy)
+    return _under(policy, lambda: trunk.use_adapter(None))
+
+
+def _under(model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> Reference:
+    def reference(rows: Batch) -> torch.Tensor:
+        with at_rest(model), context():
+            return answer_logprobs(model, rows).sums
+
+    return reference
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; afterwards the model's mode is what it was."""
+    with eval_mode(model), torch.no_grad():
+        yield

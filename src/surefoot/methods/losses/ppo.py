@@ -1,14 +1,26 @@
-"""Proximal policy optimisation: a policy that does more of what was better than expected, in small steps.
+"""The arithmetic of proximal policy optimisation: rewards, advantages, the KL coefficient and the loss.
+
+    reward_t    = -kl * (log p(t) - log p_ref(t)), and at the last token also the clipped score of the answer
+    delta_t     = reward_t + gamma * V_{t+1} - V_t          V after the last token is 0
+    advantage_t = delta_t + gamma * lambda * advantage_{t+1}
+    return_t    = advantage_t + V_t
 
     ratio  = exp(log p - log p_old)
     policy = sum over response tokens of max(-A * ratio, -A * clip(ratio, 1 ± ratio_clip))
     value  = sum of 0.5 * max((V - R)^2, (clip(V, V_old ± value_clip) - R)^2)
     loss   = policy + value - entropy * H(p) + unsup * (cross entropy of texts)
 
-(Schulman et al. 2017; Stiennon et al. 2020; DeepSpeed-Chat's forms and constants.) Policy and critic have no parameter
-in common, so their losses add up without weighing against each other.
+    e       = clip(KL / target - 1, ±0.2)                    the coefficient rises while answers are too far away
+    next kl = kl * (1 + e * answers / horizon)
 
-Shapes: N response tokens of a batch, V vocabulary, B rows, T tokens of the longest row.
+(Schulman et al. 2016 and 2017; Ziegler et al. 2019; Stiennon et al. 2020; DeepSpeed-Chat's forms and constants.) Policy
+and critic have no parameter in common, so their losses add up without weighing against each other. The score falls on
+the last token that the answer really has; DeepSpeed-Chat's own code reaches one token past it where an answer ends
+before the limit.
+
+Shapes: N response tokens of a batch, V vocabulary, B rows, T tokens of the longest row. E episodes (answers), R tokens
+of the longest one: tables [E, R] begin with the answer's first token, and `real` is True where the answer has one.
+Columns beyond an answer are ignored, whatever stands there, and come out as 0.
 """
 
 from __future__ import annotations
@@ -125,3 +137,98 @@ def _text_loss(model: nn.Module, text: Batch, actor: Logits) -> torch.Tensor:
     logits, targets = actor(model, text)
     with torch.autocast(logits.device.type, enabled=False):
         return F.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+_LARGEST = 5.0  # log of the largest ratio that an estimate of distance counts
+
+
+def response_mask(lengths: torch.Tensor, width: int) -> torch.Tensor:
+    """lengths [E] -> real [E, width]."""
+    return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def answer_kl(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """[E]: sum over each answer of log p - log p_ref. Its mean estimates the KL of the policy from the reference; a
+    single answer's can be negative."""
+    return (logprobs - reference).where(real, 0.0).sum(dim=1)
+
+
+def answer_distance(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """[E]: sum over each answer of r - 1 - log r with r = p_ref / p, which is never negative and estimates the same KL
+    (Schulman 2020, "Approximating KL Divergence", k3). For alarms: `answer_kl` falls below 0 where answers are drawn
+    otherwise than their log-probabilities say, and no bound would ever be passed. r is held below e^5, so that one odd
+    token is no alarm."""
+    moved = (reference - logprobs).where(real, 0.0)  # log r
+    return (moved.clamp(max=_LARGEST).exp() - 1 - moved.clamp(max=_LARGEST)).sum(dim=1)
+
+
+def token_rewards(
+    logprobs: torch.Tensor,
+    reference: torch.Tensor,
+    scores: torch.Tensor,
+    real: torch.Tensor,
+    *,
+    kl: float,
+    clip: float | None,
+) -> torch.Tensor:
+    """[E, R]. scores: [E], one per answer; clip: they are held between plus and minus this. An answer without a token
+    has nowhere to put its score and gets none."""
+    rewards = (-kl * (logprobs - reference)).where(real, 0.0)
+    bounded = scores if clip is None else scores.clamp(-clip, clip)
+    lengths = real.sum(dim=1)
+    answered = (lengths > 0).nonzero().squeeze(1)
+    rewards[answered, lengths[answered] - 1] += bounded[answered].to(rewards.dtype)
+    return rewards
+
+
+def advantages_and_returns(
+    rewards: torch.Tensor, values: torch.Tensor, real: torch.Tensor, *, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalised advantage estimation, backwards over response tokens only: advantages and returns, [E, R] each.
+    values: of the state before each token."""
+    rewards, values = rewards.where(real, 0.0), values.where(real, 0.0)
+    after = torch.zeros_like(rewards[:, 0])  # V_{t+1}
+    carried = torch.zeros_like(after)  # advantage_{t+1}
+    columns: list[torch.Tensor] = []
+    for place in reversed(range(rewards.shape[1])):
+        delta = rewards[:, place] + gamma * after - values[:, place]
+        carried = (delta + gamma * lam * carried).where(real[:, place], 0.0)
+        after = values[:, place]
+        columns.append(carried)
+    advantages = torch.stack(columns[::-1], dim=1)
+    return advantages, (advantages + values).where(real, 0.0)
+
+
+def whiten(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """To mean 0 and variance 1 over the real places; where all are the same, to 0. One that is no finite number makes
+    all of them NaN: the guard must see it."""
+    count = real.sum()
+    mean = values.where(real, 0.0).sum() / count
+    centred = (values - mean).where(real, 0.0)
+    variance = centred.square().sum() / count
+    # A spread of rounding errors alone is no spread: it must not be blown up to 1.
+    least = (torch.finfo(values.dtype).eps * mean.abs()).square()
+    scale = torch.where(variance <= least, 0.0, variance.rsqrt())  # NaN is no spread of rounding errors, and stays
+    return (centred * scale).where(real, 0.0)
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor, real: torch.Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) over the real places: 1 for a perfect critic, 0 for a constant one; 0
+    where the returns do not vary."""
+    found, wanted = values[real].double(), returns[real].double()
+    spread = wanted.var(correction=0)
+    return float(1 - (wanted - found).var(correction=0) / spread) if spread > 0 else 0.0
+
+
+_MOST = 0.2  # how much of one horizon's change a single rollout may ask for; the paper's
+
+
+def next_coefficient(now: float, kl: float, *, target: float | None, horizon: float, answers: int) -> float:
+    """kl: mean KL per answer of the last rollout, of so many answers. target: None leaves the coefficient as it is.
+
+    A factor is never negative: a rollout as large as five horizons takes the coefficient to 0 at most.
+    """
+    if target is None:
+        return now
+    error = min(max(kl / target - 1, -_MOST), _MOST)
+    return now * max(0.0, 1 + error * answers / horizon)

@@ -4,6 +4,8 @@
 
 The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype. Where the model's head
 is computed a few positions at a time (`surefoot.models.fast.chunked_head`), no logits of all of them exist either.
+
+`with_neftune` is the same loss of a model whose embedded tokens carry noise, in training only (Jain et al. 2023).
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from torch.nn import functional as F
 
 from surefoot.data.batch import IGNORE, Batch
 from surefoot.kernels.chunked_loss import Head, first_choices, summed_loss
+from surefoot.models.embeddings import noisy_embeddings
 from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at, logits_at
-from surefoot.training.objective import LossSum
+from surefoot.training.objective import LossSum, Objective
 
 
 def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
@@ -56,3 +59,15 @@ def supervised_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices [N] into the B * T positions of the batch whose next token is to be learned, and those tokens [N]."""
     places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)
     return places, batch.targets.flatten().index_select(0, places)
+
+
+def with_neftune(objective: Objective, alpha: float) -> Objective:
+    """alpha: size of the noise; see `surefoot.models.embeddings`. Draws follow the seed of the micro-batch."""
+
+    def noisy(model: nn.Module, batch: Batch) -> LossSum:
+        if not model.training or not batch.lengths:  # a blank batch counts nothing
+            return objective(model, batch)
+        with noisy_embeddings(model, alpha, batch.documents or batch.lengths):
+            return objective(model, batch)
+
+    return noisy

@@ -100,10 +100,17 @@ def too_many_left_out(step: int, left_out: int, asked: int) -> Diverged | None:
     if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * asked:
         return None
     what = f"{left_out} of {asked} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"
-    return Diverged(Fault(f"step {step}", what, "look at what ppo.reward returns for the answers in samples.jsonl"))
+    return Diverged(
+        Fault(f"step {step}", what, "look at what ppo.reward returns for the answers in samples.jsonl", code="SF-PPO")
+    )
 
 
 def no_recovery(step: int, brake: Brake, in_a_row: int) -> Diverged:
     return Diverged(
-        Fault(f"step {step}", f"{brake.what}; {in_a_row} rollouts in a row met a brake (ppo.patience)", brake.fix)
+        Fault(
+            f"step {step}",
+            f"{brake.what}; {in_a_row} rollouts in a row met a brake (ppo.patience)",
+            brake.fix,
+            code="SF-PPO",
+        )
     )

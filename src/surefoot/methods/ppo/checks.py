@@ -1,15 +1,39 @@
-"""What must hold before the first update of a PPO run: the policy is its reference, and the engine that draws answers
-is the policy that learns.
+"""What is checked before the first update of a PPO run, and how good its reward model is.
 
-Both are seen in log-probabilities of the first rollout. Where they differ, every ratio and every KL penalty of the run
-would be wrong from the start, which shows much later as a reward that falls or a KL that explodes.
+The policy must be its reference, and the engine that draws answers the policy that learns. Both are seen in
+log-probabilities of the first rollout. Where they differ, every ratio and every KL penalty of the run would be wrong
+from the start, which shows much later as a reward that falls or a KL that explodes.
+
+The reward model is measured on this run's held-out pairs where the evaluation data are preference records; else the
+evaluation of the run that trained it is quoted; else the user is told that nobody knows.
 """
 
 from __future__ import annotations
 
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.config.schema import DataConfig
+from surefoot.data.layout import Layout
+from surefoot.data.loader import all_pairs
+from surefoot.families.files import read_json_if_there
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.method import Say
 from surefoot.methods.ppo.rollout import Weighed
-from surefoot.planning.plan import DType
-from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.methods.reward import Ranking, evaluated_ranking
+from surefoot.models.folder import resolve_folder
+from surefoot.models.ppo_models import PPOModels
+from surefoot.planning.plan import DType, RunPlan
+from surefoot.report.results import ALL
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+
+if TYPE_CHECKING:
+    from surefoot.data.dataset import TokenisedDataset
+    from surefoot.runs.prepared import Prepared
+    from surefoot.runs.setup import Setup
+
 
 # Mean difference per token, in nats. fp32: the same sums in another order, over some dozens of layers. The 16-bit types
 # round every product (2^-8 and 2^-11), and decoding with a cache does so in another order than a whole sequence.
@@ -36,7 +60,9 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
             f"the policy is not its reference before the first update: log-probabilities differ by "
             f"{kl.abs().mean():.3g} per token, and {tolerance:g} is what {compute} explains"
         )
-        faults.append(Fault("ppo", what, "the two were not loaded alike: report this with the run folder"))
+        faults.append(
+            Fault("ppo", what, "the two were not loaded alike: report this with the run folder", code="SF-PLAN-BROKEN")
+        )
     drawn = weighed.drawn[real].double()
     known = ~drawn.isnan()
     ratio = None
@@ -50,7 +76,12 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
                 "explains"
             )
             faults.append(
-                Fault("ppo", what, "check that ppo.engine serves this model; try precision: fp32 or attention: eager")
+                Fault(
+                    "ppo",
+                    what,
+                    "check that ppo.engine serves this model; try precision: fp32 or attention: eager",
+                    code="SF-PLAN-BROKEN",
+                )
             )
     if faults:
         raise EnvironmentFault(faults)
@@ -75,3 +106,67 @@ def dropout_caution(share: float) -> str | None:
         f"caution: the policy learns with dropout {share:g}, and answers are drawn without: ratios scatter around 1 "
         "from the first step on, and some are clipped for that alone; leave adapter.dropout and model.dropout out"
     )
+
+
+def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
+    """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
+    from elsewhere."""
+    cast = setup.model
+    assert isinstance(cast, PPOModels)
+    if not cast.has_reward:
+        return
+    named = run.config.ppo.reward
+    assert named is not None, "a cast has the reward model that the config names"
+    pairs = _held_out_pairs(run)
+    if pairs is None:
+        folder, whose = resolve_folder(named, None, weights=True), f" of the run that made {named}"
+        ranking = evaluated_ranking(read_json_if_there(folder / ALL))
+    else:
+        ranking, whose = measure_prior(cast, pairs, run.plan, setup), ""
+    if ranking is None:
+        measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
+        say(f"caution: how often the reward model prefers the better answer is not known here: {measure} measures it")
+        return
+    doubtful = ranking.caution
+    say(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
+
+
+def measure_prior(cast: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
+    """pairs: 2 rows each, the better answer first."""
+    right, count = 0.0, 0
+    with torch.no_grad(), cast.inference():
+        for batch in all_pairs(pairs, Layout(plan.tokenizer.pad_id, most=max(1, plan.batch.micro.value // 2))):
+            with setup.settings.kernels(), setup.settings.forward():
+                better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)
+            right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())
+            count += batch.weight
+    return Ranking(right / count, count)
+
+
+def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
+    """Of the evaluation data; None where there is none, or its records are no pairs."""
+    config = run.config
+    held_out = config.data.eval
+    if held_out == "none":
+        return None
+    data = _read_as_they_are(config.data)
+    if isinstance(held_out, tuple):
+        data = data.model_copy(update={"train": data.eval, "eval": "none"})
+    as_pairs = config.model_copy(update={"stage": "reward", "data": data})
+    try:
+        prepared = prepare_examples(as_pairs, run.plan.tokenizer, run.tokenizer)
+    except InputError:
+        return None
+    return prepared.train if isinstance(held_out, tuple) else prepared.eval
+
+
+def _read_as_they_are(data: DataConfig) -> DataConfig:
+    """Without the word that only the prompts are wanted: what stands beside them is looked for here."""
+
+    def read(group: Any) -> Any:
+        if not isinstance(group, tuple):
+            return group
+        return tuple(one.model_copy(update={"format": "auto"}) if one.format == "prompts" else one for one in group)
+
+    layout = "auto" if data.format == "prompts" else data.format
+    return data.model_copy(update={"train": read(data.train), "eval": read(data.eval), "format": layout})

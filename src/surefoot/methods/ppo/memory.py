@@ -2,21 +2,29 @@
 
 All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
 where a checkpoint falls inside a cycle, since the next cycle makes its own.
+
+`Average` is the moving average of the policy's weights (Polyak averaging, as DeepSpeed-Chat's `--enable_ema`):
+
+    average = decay * average + (1 - decay) * weight      after every step that moved the weights
+
+It is held in fp32 on the CPU and written as a model of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.data.episodes import Episode
 from surefoot.data.rollout_order import Cycles
 from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tensors
-from surefoot.methods.ppo.average import Average
+from surefoot.methods.losses.ppo import next_coefficient
 from surefoot.methods.ppo.brakes import (
     MOST_LEFT_OUT,
     Brake,
@@ -28,7 +36,6 @@ from surefoot.methods.ppo.brakes import (
     same_score,
     too_many_left_out,
 )
-from surefoot.methods.ppo.kl_control import next_coefficient
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.training.report import StepReport
 
@@ -95,7 +102,14 @@ class PpoMemory:
         records = numbers.pop("records")
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
-                raise IntegrityError(Fault(key, "is not what the run began with", "restore it, or start another run"))
+                raise IntegrityError(
+                    Fault(
+                        key,
+                        "is not what the run began with",
+                        "restore it, or start another run",
+                        code="SF-RESUME-CHANGED",
+                    )
+                )
         numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # an older state counts for none
         self.numbers, self._step = Numbers(**numbers), step
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
@@ -204,3 +218,39 @@ _THEN = {
 
 def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class Average:
+    """parameters: by name, those that are learned."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
+        self._parameters = parameters
+        self._decay = decay
+        self._averages = {name: _copy(parameter) for name, parameter in parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, average in self._averages.items():
+            average.lerp_(self._parameters[name].detach().float().cpu(), 1 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the averages for weights; afterwards its own again, bit for bit."""
+        own = {name: parameter.data for name, parameter in self._parameters.items()}
+        try:
+            for name, parameter in self._parameters.items():
+                parameter.data = self._averages[name].to(parameter.device, parameter.dtype, copy=True)
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = own[name]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._averages)
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._averages = {name: tensors[name].clone() for name in self._averages}
+
+
+def _copy(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter.detach().to("cpu", torch.float32, copy=True)

@@ -1,13 +1,17 @@
-"""The models of stage ppo: which of them share a trunk, where each begins, how they are written and read.
+"""The models of PPO: which share a backbone, where each begins, how they are written and read.
 
-With an adapter everything plays on trunks: the actor is the first adapter of the policy's, the reference that trunk
-without any. The critic is one more adapter there or, where it begins as another model, the first on a trunk of that
+With an adapter all of them share backbones: the actor is the first adapter of the policy's, the reference that backbone
+without any. The critic is one more adapter there or, where it begins as another model, the first on a backbone of that
 model, which the reward model shares. In full fine-tuning each is a model of its own. The critic is written beside the
 policy as a reward model would be, in the folder `critic`.
+
+Equal bases are held once (`surefoot.planning.ppo`). Two are equal where every file of their weights is, and the BOS
+factor; a policy with added rows shares its base with no other model.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +21,37 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.text_encoder import TextEncoder
 from surefoot.methods.method import ACTOR, CRITIC, Built
+from surefoot.methods.open_model import OpenReward, find_parts, open_reward, saved_bos_scale
 from surefoot.methods.policy import trained_dropout, write_policy
-from surefoot.methods.ppo.parts import Source, critic_source, policy_base, reward_source
+from surefoot.methods.ppo.scores import reward_model
+from surefoot.methods.provenance import saved_plan
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.load import load_model
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import base_fingerprint
+from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.shared_backbone import SharedBackbone
-from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
+from surefoot.models.value_head import (
+    ScoredModel,
+    ValueHead,
+    load_value_head,
+    save_value_head,
+    value_head_tensors,
+    value_width,
+)
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, PpoPlan, RunPlan
-from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.planning.ppo import RoleFacts, Roles
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.made_folders import CRITIC_FOLDER
 
 REWARD = "reward"  # the reward model's adapter on a trunk
@@ -174,7 +192,7 @@ def _verified(cast: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
     beside = [one.numel() for name, one in cast.named_parameters() if one.requires_grad and name not in actor]
     if ppo.critic_head is not None and sum(beside) != ppo.critic_parameters + ppo.critic_head:
         what = f"planned {ppo.critic_parameters:,} and {ppo.critic_head:,} of its value head, found {sum(beside):,}"
-        raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what))
+        raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what, code="SF-PLAN-BROKEN"))
     return {"actor_parameters": len(actor), "critic_parameters": len(learned), "critic_trainable": sum(beside)}
 
 
@@ -219,3 +237,101 @@ def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
     else:
         part.model.backbone.load_state_dict(_load(plan, folder, "fp32").state_dict())
     load_value_head(part.model.v_head, folder)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A reward model as somebody saved it. saved: its adapter, None where it is a whole model. folder: of its base.
+    base: by which equal bases are known."""
+
+    path: str
+    folder: Path
+    saved: SavedAdapter | None
+    base: str
+
+    def head_for(self, model: nn.Module) -> ValueHead:
+        """The saved head, for hidden states of `model`. Raises InputError where it does not fit."""
+        head = ValueHead(value_width(model))
+        load_value_head(head, self.saved.folder if self.saved else self.folder)
+        return head.to(next(model.parameters()).device)
+
+    def open(self, dtype: DType | None = None) -> OpenReward:
+        """dtype: in which it is held; None: as it was trained."""
+        return open_reward(self.path, dtype=dtype)
+
+    @property
+    def facts(self) -> RoleFacts:
+        own = None if self.saved is None else sum(math.prod(tensor.shape) for tensor in self.saved.tensors.values())
+        return RoleFacts(self.path, self.base, facts_of(self.folder), own)
+
+
+def critic_source(config: RunConfig, base: Path) -> Source | None:
+    """What the critic begins as; None: as the policy, with a head of zeros."""
+    path = config.ppo.critic or reward_model(config)
+    return None if path is None else _source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
+
+
+def reward_source(config: RunConfig, base: Path) -> Source | None:
+    """None where scores come from a function or a server."""
+    path = reward_model(config)
+    return None if path is None else _source(path, base, "ppo.reward")
+
+
+def find_roles(config: RunConfig, base: Path) -> Roles:
+    """The same for the plan. base: folder of the policy's base. Raises InputError for a model that is none, or has
+    another tokenizer."""
+    critic, reward = critic_source(config, base), reward_source(config, base)
+    return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
+
+
+def policy_base(config: RunConfig, base: Path) -> str:
+    """By which it is known. With added rows it is another than that of any model that was saved."""
+    grown = " with added rows" if config.tokenizer.pad == "add" else ""
+    return _known(base, config.bos.scale) + grown
+
+
+def fingerprints(config: RunConfig, plan: PpoPlan) -> dict[str, str]:
+    """Of the models that a resumed run has to find again: what scores, and what a critic that is an adapter begins as,
+    since it goes on lying over that."""
+    scored = reward_model(config)
+    critic = (config.ppo.critic or scored) if plan.critic.value == "adapter" else None
+    return {part: _fingerprint(path) for part, path in (("reward", scored), ("critic", critic)) if path is not None}
+
+
+def _fingerprint(path: str) -> str:
+    base, saved = find_parts(path, None)
+    return " ".join(map(base_fingerprint, (base, saved.folder) if saved else (base,)))
+
+
+def _known(base: Path, scale: float) -> str:
+    return f"{base_fingerprint(base)} x{scale:g}"
+
+
+def _source(path: str, base: Path, key: str) -> Source:
+    """Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's."""
+    try:
+        own_base, saved = find_parts(path, None)
+    except EnvironmentFault as error:
+        raise EnvironmentFault(
+            [Fault(key, f"{one.where} {one.what}", one.fix, one.code) for one in error.faults]
+        ) from None
+    trained = saved.folder if saved else own_base
+    value_head_tensors(trained)
+    _check_tokenizer(trained, own_base, base, key)
+    return Source(path, own_base, saved, _known(own_base, saved_bos_scale(trained, own_base, saved_plan(trained))))
+
+
+def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> None:
+    """A score of other tokens than were written says nothing. A padding token of its own changes no id of a text."""
+    folder = trained if (trained / "tokenizer.json").is_file() else own_base
+    mine, theirs = (TextEncoder(load_tokenizer(one)).tokenizer for one in (base, folder))
+    ours, others = mine.get_vocab(), theirs.get_vocab()
+    pads = (mine.pad_token, theirs.pad_token)
+    different = sorted(
+        token for token in ours.keys() | others.keys() if ours.get(token) != others.get(token) and token not in pads
+    )
+    if different:
+        what = (
+            f"{folder} has another tokenizer than the policy ({len(different)} tokens differ, first {different[0]!r})"
+        )
+        raise InputError(Fault(key, what, "train a reward model on the policy's own base", code="SF-TOKENIZER"))

@@ -1,40 +1,56 @@
 """One rollout: prompts are answered, answers scored and weighed, and what came of it becomes episodes.
 
+Answers are written by the policy in this process or by a vLLM server that is sent its weights (`rollout_engine`).
+
 Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
 all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
 episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
 difference from the engine that drew the answers. Where the two were found to differ by rounding alone
-(`ppo_checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is spared.
+(`surefoot.methods.ppo.checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is
+spared.
 
 Shapes: E episodes, R response tokens of the longest, n of one.
 """
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch, RecordName
 from surefoot.data.episodes import Episode, answered_rows
 from surefoot.data.loader import dealt
-from surefoot.methods.losses.ppo import at_places, chosen_logprobs, log_distribution
-from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.ppo.advantages import (
+from surefoot.methods.losses.ppo import (
     advantages_and_returns,
     answer_distance,
     answer_kl,
+    at_places,
+    chosen_logprobs,
     explained_variance,
+    log_distribution,
     response_mask,
     token_rewards,
     whiten,
 )
+from surefoot.methods.losses.sft import supervised_places
+from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.models.ppo_models import PPOModels
-from surefoot.models.rollout import Rollout
+from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts, VllmRollouts
+from surefoot.planning.plan import RunPlan
+from surefoot.system.posting import server
 from surefoot.training.gather import gather_rows
 from surefoot.training.step import Context
+
+if TYPE_CHECKING:
+    from surefoot.runs.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -227,3 +243,39 @@ def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
 
 def _table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+
+# Answers are written so many times as many at once as are learned from: a token's keys and values are less than an
+# eighth of what a layer keeps of it for the backward pass, and every step of decoding reads all weights once.
+_ROWS = 8
+
+
+@dataclass(frozen=True)
+class RolloutEngine:
+    """follow: makes it answer with the policy as it is now; to be called before answers are asked for."""
+
+    rollouts: Rollouts
+    follow: Callable[[], None]
+
+
+def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEngine:
+    """Raises EnvironmentFault where a server does not answer."""
+    engine = setup.engine
+    if config.ppo.engine == "embedded":
+        rollouts = EmbeddedRollouts(
+            setup.policy,
+            _ROWS * plan.batch.micro.value,
+            setup.settings.forward,
+            lambda own: bool(engine.totals([own])[0]),
+        )
+        return RolloutEngine(rollouts, lambda: None)
+    assert engine.world == 1, "the plan refuses a server beside several processes"
+    assert config.ppo.vllm_url is not None, "config.contradictions asks for it"
+    client = VllmRollouts(server(config.ppo.vllm_url, "ppo.vllm_url"))
+
+    def follow() -> None:
+        with tempfile.TemporaryDirectory(prefix=".policy-", dir=config.output) as folder:
+            write_policy(setup.policy, plan, Path(folder))
+            client.synchronise(Path(folder), f"surefoot-{uuid.uuid4().hex}")
+
+    return RolloutEngine(client, follow)

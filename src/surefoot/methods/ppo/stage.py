@@ -1,12 +1,14 @@
-"""Stage ppo: the policy answers prompts, its answers are scored, and it learns from them.
+"""PPO's data: which prompts belong to a step, and the texts whose language-modelling loss is mixed in.
 
-Which prompts, which answers and which draws belong to a step is a function of seed and step; what the models say to
-them is made once per cycle, when its first step is due (`surefoot.methods.ppo.start`).
+Which prompts, which answers and which draws belong to a step is a function of seed and step; what the models make of
+them is computed once per cycle, when its first step is due (`surefoot.methods.ppo.start`). Texts are read as data of
+SFT, so answers among them are learned as answers and plain texts as a whole, as many to a step as it has answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Batch, PromptBatch
-from surefoot.data.loader import prompt_batches
+from surefoot.data.loader import micro_batches, prompt_batches
+from surefoot.data.order import step_examples
 from surefoot.data.prepare import PreparedData
 from surefoot.data.rollout_order import Cycles
 from surefoot.data.tokenise import ReadRecord
@@ -23,7 +26,6 @@ from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.method import Stage
 from surefoot.methods.ppo.scores import named_scorer, reward_model
-from surefoot.methods.ppo.texts import prepare_texts
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
@@ -91,3 +93,40 @@ def actor_logits(cast: PPOModels, rows: Batch) -> tuple[torch.Tensor, torch.Tens
 def critic_values(cast: PPOModels, rows: Batch) -> torch.Tensor:
     """[B, T], at the supervised places."""
     return cast.values(rows, supervised_places(rows)[0])
+
+
+_OTHER_ORDER = 1  # added to the seed, so that texts and prompts of one file do not go hand in hand
+
+
+@dataclass(frozen=True)
+class TextBatches:
+    data: PreparedData
+    seed: int
+    size: int
+    pad_id: int
+
+    @property
+    def digest(self) -> str:
+        """Of the texts as they were read."""
+        return self.data.audit.source.content
+
+    def of_step(self, step: int, most: int) -> list[Batch]:
+        """The texts of a step, in at most `most` batches."""
+        _, places = step_examples(self.seed + _OTHER_ORDER, step - 1, self.data.mixture, self.size)
+        rows = -(-len(places) // most)
+        return micro_batches(self.data.train, places, rows, self.pad_id)
+
+
+def prepare_texts(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData | None:
+    """None where no texts are mixed in. Raises InputError for bad data."""
+    if config.ppo.unsup_data == "none":
+        return None
+    data = config.data.model_copy(update={"train": config.ppo.unsup_data, "eval": "none", "format": "auto"})
+    return prepare_examples(config.model_copy(update={"stage": "sft", "data": data}), tokens, tokenizer)
+
+
+def read_texts(config: RunConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> TextBatches | None:
+    data = prepare_texts(config, plan.tokenizer, tokenizer)
+    if data is None:
+        return None
+    return TextBatches(data, config.seed, plan.batch.size.value, plan.tokenizer.pad_id)

@@ -1,7 +1,12 @@
-"""Stage ppo with its models: rollouts when a cycle begins, what to learn from at every step, evaluation, memory."""
+"""PPO with its models: a rollout when a cycle begins, the batches of every step, evaluation.
+
+The policy is evaluated by the mean score of its likeliest answers to held-out prompts. The loss of such an evaluation
+is the negative mean score, so that the lowest loss is the best policy, as everywhere.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
@@ -17,22 +23,28 @@ from surefoot.data.order import ANSWERS
 from surefoot.data.rollout_order import Cycles, Place
 from surefoot.methods.method import ACTOR, Measured, Say, Stage
 from surefoot.methods.policy import write_policy
-from surefoot.methods.ppo.average import Average
-from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution
-from surefoot.methods.ppo.engine import RolloutEngine, rollout_engine
-from surefoot.methods.ppo.evaluation import evaluate_answers
-from surefoot.methods.ppo.memory import Limits, Numbers, PpoMemory
-from surefoot.methods.ppo.prior import say_prior
-from surefoot.methods.ppo.rollout import Asked, Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
+from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
+from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
+from surefoot.methods.ppo.rollout import (
+    Asked,
+    RolloutEngine,
+    Terms,
+    Weighing,
+    Write,
+    answer_and_weigh,
+    pulled_back,
+    rollout_engine,
+    to_episodes,
+)
 from surefoot.methods.ppo.scores import Scores, make_scores
-from surefoot.methods.ppo.stage import cycles_of
-from surefoot.methods.ppo.texts import TextBatches, read_texts
+from surefoot.methods.ppo.stage import TextBatches, cycles_of, read_texts
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import highest_dropout
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
 from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
 from surefoot.training.checkpoint import load_carried
+from surefoot.training.report import EvalReport
 
 if TYPE_CHECKING:
     from surefoot.runs.prepared import Prepared
@@ -181,3 +193,42 @@ class _Cycle:
         decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
         with cast.actor_inference():
             return self.engine.rollouts.answer(prompts, decoding, places)
+
+
+def evaluate_answers(
+    step: int,
+    asked: Asked,
+    write: Write,
+    how: Weighing,
+    tokenizer: PreTrainedTokenizerBase,
+    give_up: Callable[[], bool],
+) -> Measured | None:
+    """write: takes the likeliest tokens. Answers are written and scored in one go: a signal is heard before it."""
+    if give_up():
+        return None
+    started = time.perf_counter()
+    weighed = answer_and_weigh(asked, write, how, temperature=1.0)
+    scores, lengths = weighed.scores.double(), weighed.lengths.double()
+    known = scores.isfinite()
+    reward = float(scores[known].mean()) if known.any() else float("nan")
+    kl = (weighed.logprobs - weighed.reference).where(weighed.real, 0.0).sum(dim=1).double().mean()
+    report = EvalReport(
+        step=step,
+        loss=-reward,
+        perplexity=None,
+        accuracy=None,
+        weight=int(lengths.sum()),
+        seconds=time.perf_counter() - started,
+        metrics={
+            "reward": reward,
+            "kl": float(kl),
+            "response_length": float(lengths.mean()),
+            "ended": sum(answer.stopped for answer in weighed.answers) / len(weighed.answers),
+        },
+        unit="response_tokens",
+    )
+    samples = [
+        (str(tokenizer.decode(list(one.prompt))), str(tokenizer.decode(list(one.response), skip_special_tokens=True)))
+        for one in weighed.answers
+    ]
+    return Measured(report, samples)

@@ -75,13 +75,17 @@ def open_pickled(wanted: Sequence[Wanted], folder: Path) -> list[Any]:
         )
     except subprocess.TimeoutExpired:
         what = f"took more than {seconds:.0f} s to open"
-        raise EnvironmentFault(Fault(_at(wanted, places), what, "the file is hostile, or the disk very slow")) from None
+        raise EnvironmentFault(
+            Fault(_at(wanted, places), what, "the file is hostile, or the disk very slow", code="SF-MODEL-WEIGHTS")
+        ) from None
     if child.returncode == REFUSED:
-        raise InputError(Fault(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300]))
+        raise InputError(
+            Fault(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300], code="SF-MODEL-WEIGHTS")
+        )
     if child.returncode:
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it was killed"]
         what = f"cannot be opened: {last[0][:200]}"
-        raise EnvironmentFault(Fault(_at(wanted, places), what, "is there memory for it?"))
+        raise EnvironmentFault(Fault(_at(wanted, places), what, "is there memory for it?", code="SF-MODEL-WEIGHTS"))
     return [
         _rebuilt(read_json(place / STRUCTURE)["value"], lazy_tensors(read_header(place / TENSORS))) for place in places
     ]
@@ -101,7 +105,11 @@ def state_dict(value: Any, source: Path) -> dict[str, LazyTensor]:
         found = [flat for key in _CONTAINERS if isinstance(value.get(key), dict) and (flat := _tensors(value[key]))]
         if len(found) == 1:
             return found[0]
-    raise InputError(Fault(str(source), "holds no mapping of names to tensors", "give a file of model weights"))
+    raise InputError(
+        Fault(
+            str(source), "holds no mapping of names to tensors", "give a file of model weights", code="SF-MODEL-WEIGHTS"
+        )
+    )
 
 
 def _tensors(value: dict[str, Any]) -> dict[str, LazyTensor]:

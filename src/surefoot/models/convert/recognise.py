@@ -157,13 +157,21 @@ def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
     shapes = [n for n in tensors.keys() & target.expected.keys() if tensors[n].shape != target.expected[n]]
     faults = []
     if missing:
-        faults.append(Fault(where, f"{len(missing)} weights that the config needs are missing: {some(missing)}"))
+        faults.append(
+            Fault(
+                where,
+                f"{len(missing)} weights that the config needs are missing: {some(missing)}",
+                code="SF-MODEL-KEYS",
+            )
+        )
     if surplus:
-        faults.append(Fault(where, f"{len(surplus)} weights that the config does not know: {some(surplus)}"))
+        faults.append(
+            Fault(where, f"{len(surplus)} weights that the config does not know: {some(surplus)}", code="SF-MODEL-KEYS")
+        )
     if shapes:
         first = min(shapes)
         what = f"{len(shapes)} weights do not fit config.json, first {first}: {list(tensors[first].shape)} in the file"
-        faults.append(Fault(where, f"{what}, {list(target.expected[first])} by the config"))
+        faults.append(Fault(where, f"{what}, {list(target.expected[first])} by the config", code="SF-MODEL-KEYS"))
     return faults
 
 
@@ -249,7 +257,9 @@ def is_mask(name: str, tensor: LazyTensor) -> bool:
 def _refuse_adapters(reading: _Reading, where: str) -> None:
     if names := [name for name in reading.tensors if _ADAPTER.search(name)]:
         what = f"holds an adapter beside the model, {len(names)} weights: {some(names)}"
-        raise InputError(Fault(where, what, "convert its two halves apart: --to peft and --to hf"))
+        raise InputError(
+            Fault(where, what, "convert its two halves apart: --to peft and --to hf", code="SF-CONVERT-LAYOUT")
+        )
 
 
 def _orientation_and_groups(reading: _Reading, target: Target, where: str) -> None:
@@ -275,12 +285,21 @@ def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tu
     parts = [paths for paths in group.parts if any(f"{first}{path}.weight" in tensors for path in paths)]
     if len(fused) + len(parts) > 1:
         names = [f"{first}{path}.weight" for path in (*fused, *(path for paths in parts for path in paths))]
-        raise InputError(Fault(where, f"holds the same matrices more than once: {some(names)}"))
+        raise InputError(
+            Fault(where, f"holds the same matrices more than once: {some(names)}", code="SF-CONVERT-LAYOUT")
+        )
     if not fused and not parts:
         unclear = [n for n in tensors if n.startswith(first) and n.split(".")[-2] in _GROUPED]
         if unclear:
             what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not tell"
-            raise InputError(Fault(where, what, "convert it to transformers' layout with the tool that wrote it"))
+            raise InputError(
+                Fault(
+                    where,
+                    what,
+                    "convert it to transformers' layout with the tool that wrote it",
+                    code="SF-CONVERT-LAYOUT",
+                )
+            )
     return (fused[0] if fused else ""), (parts[0] if parts else ())
 
 
@@ -307,5 +326,5 @@ def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple
             votes[(tensor.shape == inputs_first) != target.transposed].append(name)
     if votes[True] and votes[False]:
         what = f"some linear weights are turned and others not: {some(votes[True])}, but not {some(votes[False])}"
-        raise InputError(Fault(where, what))
+        raise InputError(Fault(where, what, code="SF-CONVERT-LAYOUT"))
     return bool(votes[True])

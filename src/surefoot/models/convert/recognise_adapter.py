@@ -84,12 +84,20 @@ def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
     if not all(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
         if any(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
             outside = [name for name in tensors if not name.startswith(f"{PEFT_FRONT}.")]
-            raise InputError(Fault(where, f"{len(outside)} names do not begin with {PEFT_FRONT}: {some(outside)}"))
+            raise InputError(
+                Fault(
+                    where,
+                    f"{len(outside)} names do not begin with {PEFT_FRONT}: {some(outside)}",
+                    code="SF-CONVERT-LAYOUT",
+                )
+            )
         change("live-peft", "wrap", {"piece": PEFT_FRONT, "at": [""], "but": []})
     adapters = sorted({found[1] for name in tensors if (found := _NAMED.search(name))})
     if len(adapters) > 1:
         what = f"holds {len(adapters)} adapters: {', '.join(adapters)}"
-        raise InputError(Fault(where, what, "save the one that you want with PEFT's save_pretrained"))
+        raise InputError(
+            Fault(where, what, "save the one that you want with PEFT's save_pretrained", code="SF-CONVERT-LAYOUT")
+        )
     if adapters:
         change("live-peft", "unname adapter", {"name": adapters[0]})
     if any(name.endswith(OLD_MAGNITUDE) for name in tensors):
@@ -149,10 +157,21 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     if isinstance(targets, list):
         kept = [name for name in targets if _leaf(name) not in gone]
         if len(kept) == len(targets) or any("." in name for name in targets if name not in kept):
-            raise InputError(Fault(where, f"target_modules {targets} do not name {', '.join(gone)} plainly"))
+            raise InputError(
+                Fault(
+                    where, f"target_modules {targets} do not name {', '.join(gone)} plainly", code="SF-CONVERT-LAYOUT"
+                )
+            )
         config["target_modules"] = sorted({*kept, *come})
     elif isinstance(targets, str) and targets != "all-linear":
-        raise InputError(Fault(where, f"target_modules is a pattern, {targets!r}", "list the names of the modules"))
+        raise InputError(
+            Fault(
+                where,
+                f"target_modules is a pattern, {targets!r}",
+                "list the names of the modules",
+                code="SF-CONVERT-LAYOUT",
+            )
+        )
     usual_rank, usual_alpha = config.get("r", 8), config.get("lora_alpha", 8)  # PEFT's own defaults
     old, alpha = (
         _of_pattern(config, pattern, usual, gone, come, where)
@@ -162,7 +181,9 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     if rule.settings["stacked"]:
         if rule.kind == "split adapter" and old % len(parts):
             what = f"rank {old} of {fused} is no multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
-            raise InputError(Fault(where, what, "the config and the weights are of two adapters"))
+            raise InputError(
+                Fault(where, what, "the config and the weights are of two adapters", code="SF-CONVERT-LAYOUT")
+            )
         new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
         alpha = _scaled_alpha(float(alpha), old, new, bool(config.get("use_rslora")), where)
     for pattern, value, usual in (("rank_pattern", new, usual_rank), ("alpha_pattern", alpha, usual_alpha)):
@@ -180,11 +201,15 @@ def _of_pattern(
     entries = config.get(pattern) or {}
     if unclear := sorted(name for name in entries if name not in gone and _leaf(name) in (*gone, *come)):
         what = f"{pattern} names {some(unclear)}, which would change"
-        raise InputError(Fault(where, what, f"name {', '.join(gone)} plainly, for all layers"))
+        raise InputError(
+            Fault(where, what, f"name {', '.join(gone)} plainly, for all layers", code="SF-CONVERT-LAYOUT")
+        )
     values = {name: entries.get(name, usual) for name in gone}
     if len(set(values.values())) > 1:
         shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise InputError(Fault(where, f"{pattern} gives the parts of one matrix different values: {shown}"))
+        raise InputError(
+            Fault(where, f"{pattern} gives the parts of one matrix different values: {shown}", code="SF-CONVERT-LAYOUT")
+        )
     return values[gone[0]]
 
 
@@ -201,14 +226,21 @@ def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) ->
             if scale(value, new) == scale(alpha, old):
                 return int(value) if value.is_integer() else value
         low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
-    raise InputError(Fault(where, f"no alpha keeps the scale {scale(alpha, old)!r} at rank {new}"))
+    raise InputError(
+        Fault(where, f"no alpha keeps the scale {scale(alpha, old)!r} at rank {new}", code="SF-CONVERT-LAYOUT")
+    )
 
 
 def _modern(config: Mapping[str, Any], where: str, dora: bool) -> dict[str, Any]:
     """The settings of the first DoRA code and of PEFT 0.3 as PEFT's today."""
     result = dict(config)
     faults = [
-        Fault(where, f"{key}: {result[key]!r} is not supported", "only plain LoRA and DoRA are converted")
+        Fault(
+            where,
+            f"{key}: {result[key]!r} is not supported",
+            "only plain LoRA and DoRA are converted",
+            code="SF-CONVERT-LAYOUT",
+        )
         for key in _OLD_SETTINGS
         if result.get(key)
     ]

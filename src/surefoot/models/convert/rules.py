@@ -64,7 +64,9 @@ def unwrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     changed = renamed(tensors, rename)
     if renamed(changed, lambda name: _wrapped(name, settings)).keys() != tensors.keys():
         what = f"{piece} stands in some names and not in others of the same module"
-        raise InputError(Fault("", what, "the names come from two layouts; save the model again in one"))
+        raise InputError(
+            Fault("", what, "the names come from two layouts; save the model again in one", code="SF-CONVERT-LAYOUT")
+        )
     return changed
 
 
@@ -95,7 +97,7 @@ def split(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         dim = settings["dim"] if len(tensor.shape) == 2 else 0
         if tensor.shape[dim] != sum(sizes):
             what = f"is {list(tensor.shape)}: {' + '.join(map(str, sizes))} do not fit"
-            raise InputError(Fault(name, what, "the config belongs to another model"))
+            raise InputError(Fault(name, what, "the config belongs to another model", code="SF-CONVERT-LAYOUT"))
         stops = list(accumulate(sizes))
         for path, size, stop in zip(settings["parts"], sizes, stops, strict=True):
             new = f"{found['front']}.{path}.{found['kind']}"
@@ -118,14 +120,16 @@ def fuse(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         new = f"{front}.{settings['fused']}.{kind}"
         require_free(new, tensors)
         if missing := [path for path in parts if path not in group]:
-            raise InputError(Fault(new, f"cannot be put together: {front}.{missing[0]}.{kind} is missing"))
+            raise InputError(
+                Fault(new, f"cannot be put together: {front}.{missing[0]}.{kind} is missing", code="SF-CONVERT-LAYOUT")
+            )
         members = [group[path] for path in parts]
         dim = settings["dim"] if len(members[0].shape) == 2 else 0
         widths = [tensor.shape[dim] for tensor in members]
         rest = {tuple(size for d, size in enumerate(tensor.shape) if d != dim) for tensor in members}
         if widths != list(sizes) or len(rest) > 1 or len({tensor.dtype for tensor in members}) > 1:
             what = "cannot be put together: its parts differ in dtype or do not have the sizes that the config gives"
-            raise InputError(Fault(new, what))
+            raise InputError(Fault(new, what, code="SF-CONVERT-LAYOUT"))
         result[new] = joined(members, dim)
     return result
 
@@ -142,7 +146,7 @@ def drop_head(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     head, embedding = settings["head"], settings["embedding"]
     if not same_bits(tensors[head], tensors[embedding]):
         what = f"differs from {embedding}, and the config ties them"
-        raise InputError(Fault(head, what, "set tie_word_embeddings to false in config.json"))
+        raise InputError(Fault(head, what, "set tie_word_embeddings to false in config.json", code="SF-CONVERT-LAYOUT"))
     return {name: tensor for name, tensor in tensors.items() if name != head}
 
 
@@ -162,7 +166,7 @@ def drop_value_bias(tensors: Tensors, settings: Settings) -> dict[str, LazyTenso
     summary = {"v_head.summary.weight", "v_head.summary.bias"}
     if "v_head.summary.bias" in tensors and not is_zero(tensors["v_head.summary.bias"]):
         what = "is not zero, and a DeepSpeed-Chat value head has no bias"
-        raise InputError(Fault("v_head.summary.bias", what, "keep it in the layout hf"))
+        raise InputError(Fault("v_head.summary.bias", what, "keep it in the layout hf", code="SF-CONVERT-LAYOUT"))
     rest = {name: tensor for name, tensor in tensors.items() if name not in summary}
     return {**rest, "v_head.weight": tensors["v_head.summary.weight"]}
 
@@ -188,7 +192,9 @@ def unname_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor
     changed = renamed(tensors, rename)
     if _with_name(changed, settings["name"]).keys() != tensors.keys():
         what = f"some names hold the adapter's name {settings['name']} and others do not"
-        raise InputError(Fault("", what, "the names come from two layouts; save the adapter again in one"))
+        raise InputError(
+            Fault("", what, "the names come from two layouts; save the adapter again in one", code="SF-CONVERT-LAYOUT")
+        )
     return changed
 
 
@@ -216,7 +222,7 @@ def new_magnitude(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
     for name, tensor in tensors.items():
         if name.endswith(OLD_MAGNITUDE):
             if len(tensor.shape) != 2 or tensor.shape[1] != 1:
-                raise InputError(Fault(name, f"is {list(tensor.shape)}, not [outputs, 1]"))
+                raise InputError(Fault(name, f"is {list(tensor.shape)}, not [outputs, 1]", code="SF-CONVERT-LAYOUT"))
             result[name.removesuffix(OLD_MAGNITUDE) + MAGNITUDE] = reshaped(tensor, tensor.shape[:1])
         else:
             result[name] = tensor
@@ -240,7 +246,13 @@ def split_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
         a, b = result.pop(f"{whole}.lora_A.weight"), result.pop(f"{whole}.lora_B.weight")
         magnitude = result.pop(f"{whole}{MAGNITUDE}", None)
         if b.shape[0] != sum(sizes):
-            raise InputError(Fault(whole, f"has {b.shape[0]} outputs: {' + '.join(map(str, sizes))} do not fit"))
+            raise InputError(
+                Fault(
+                    whole,
+                    f"has {b.shape[0]} outputs: {' + '.join(map(str, sizes))} do not fit",
+                    code="SF-CONVERT-LAYOUT",
+                )
+            )
         blocks = settings["stacked"]
         rank = a.shape[0] // len(parts)
         for number, (path, size, stop) in enumerate(zip(parts, sizes, accumulate(sizes), strict=True)):
@@ -264,12 +276,25 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         members = [f"{front}.{path}" for path in parts]
         if missing := [member for member in members if f"{member}.lora_A.weight" not in tensors]:
             what = f"has no adapter, and {front}.{fused} takes one for all its rows"
-            raise InputError(Fault(missing[0], what, f"train an adapter on all of {', '.join(parts)}, or merge it"))
+            raise InputError(
+                Fault(
+                    missing[0],
+                    what,
+                    f"train an adapter on all of {', '.join(parts)}, or merge it",
+                    code="SF-CONVERT-LAYOUT",
+                )
+            )
         a = [result.pop(f"{member}.lora_A.weight") for member in members]
         b = [result.pop(f"{member}.lora_B.weight") for member in members]
         magnitudes = [one for member in members if (one := result.pop(f"{member}{MAGNITUDE}", None)) is not None]
         if [one.shape[0] for one in b] != list(sizes) or len({(one.shape, one.dtype) for one in a}) > 1:
-            raise InputError(Fault(f"{front}.{fused}", "cannot be put together: ranks, dtypes or sizes differ"))
+            raise InputError(
+                Fault(
+                    f"{front}.{fused}",
+                    "cannot be put together: ranks, dtypes or sizes differ",
+                    code="SF-CONVERT-LAYOUT",
+                )
+            )
         whole = f"{front}.{fused}"
         if settings["stacked"]:
             rank = a[0].shape[0]
@@ -278,7 +303,11 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         else:
             if not all(same_bits(a[0], other) for other in a[1:]):
                 what = "cannot be put together at this rank: the parts have different A"
-                raise InputError(Fault(whole, what, "use the stacked form, whose rank is the sum of theirs"))
+                raise InputError(
+                    Fault(
+                        whole, what, "use the stacked form, whose rank is the sum of theirs", code="SF-CONVERT-LAYOUT"
+                    )
+                )
             result[f"{whole}.lora_A.weight"], result[f"{whole}.lora_B.weight"] = a[0], joined(b, 0)
         if magnitudes:
             result[f"{whole}{MAGNITUDE}"] = joined(magnitudes, 0)
@@ -349,7 +378,7 @@ def inverse(rule: Rule) -> Rule:
     """The rule that undoes it, bit for bit. Raises InputError where there is none."""
     kind = KINDS[rule.kind].inverse
     if kind is None:
-        raise InputError(Fault(rule.kind, "has no inverse: what it leaves out is not kept"))
+        raise InputError(Fault(rule.kind, "has no inverse: what it leaves out is not kept", code="SF-CONVERT-LAYOUT"))
     return Rule(kind, rule.settings)
 
 

@@ -36,7 +36,11 @@ class StoredTensor:
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """Name -> tensor, from the header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
     if not file.is_file():
-        raise InputError(Fault(str(file), f"missing, but {INDEX} names it", "copy or download the model again"))
+        raise InputError(
+            Fault(
+                str(file), f"missing, but {INDEX} names it", "copy or download the model again", code="SF-MODEL-WEIGHTS"
+            )
+        )
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -51,9 +55,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             }
             end, wrong = _places(tensors, {name: tuple(entry["data_offsets"]) for name, entry in entries.items()})
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise InputError(Fault(str(file), "not a safetensors file", "copy or download the model again")) from error
+            raise InputError(
+                Fault(str(file), "not a safetensors file", "copy or download the model again", code="SF-MODEL-WEIGHTS")
+            ) from error
     if wrong:
-        raise InputError(Fault(str(file), f"damaged: {wrong}", "copy or download it again"))
+        raise InputError(Fault(str(file), f"damaged: {wrong}", "copy or download it again", code="SF-MODEL-WEIGHTS"))
     if size != 8 + length + end:
         raise _cut(file, size, f"{8 + length + end:,} bytes")
     return tensors
@@ -82,7 +88,14 @@ def _size(value: object) -> int:
 
 
 def _cut(file: Path, size: int, expected: str) -> InputError:
-    return InputError(Fault(str(file), f"damaged: {size:,} bytes, expected {expected}", "copy or download it again"))
+    return InputError(
+        Fault(
+            str(file),
+            f"damaged: {size:,} bytes, expected {expected}",
+            "copy or download it again",
+            code="SF-MODEL-WEIGHTS",
+        )
+    )
 
 
 def lazy_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:

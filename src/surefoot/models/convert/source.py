@@ -60,7 +60,13 @@ def open_source(path: Path, scratch: Scratch) -> Source:
     tensors: dict[str, LazyTensor] = {}
     for file, more in zip(files, _read(files, scratch), strict=True):
         if twice := sorted(more.keys() & tensors.keys()):
-            raise InputError(Fault(str(file), f"{len(twice)} weights stand in another file as well, first {twice[0]}"))
+            raise InputError(
+                Fault(
+                    str(file),
+                    f"{len(twice)} weights stand in another file as well, first {twice[0]}",
+                    code="SF-MODEL-WEIGHTS",
+                )
+            )
         tensors |= more
     head = path / VALUE_HEAD_FILE
     if head.is_file():
@@ -74,10 +80,12 @@ def weight_files(path: Path) -> list[Path] | Path:
     names alone: nothing is opened, and torch not imported."""
     if path.is_file():
         if path.suffix not in WEIGHTS:
-            raise InputError(Fault(str(path), f"is no file of weights: {', '.join(WEIGHTS)} are read"))
+            raise InputError(
+                Fault(str(path), f"is no file of weights: {', '.join(WEIGHTS)} are read", code="SF-MODEL-WEIGHTS")
+            )
         return [path]
     if not path.is_dir():
-        raise InputError(Fault(str(path), "no such file or folder"))
+        raise InputError(Fault(str(path), "no such file or folder", code="SF-FILE-MISSING"))
     return zero.find_checkpoint(path) or _weights(path)
 
 
@@ -103,17 +111,28 @@ def _weights(folder: Path) -> list[Path]:
     if len(loose) == 1:
         return loose
     what = f"holds {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
-    raise InputError(Fault(str(folder), what if loose else "holds no weights", "give the file" if loose else ""))
+    raise InputError(
+        Fault(
+            str(folder),
+            what if loose else "holds no weights",
+            "give the file" if loose else "",
+            code="SF-MODEL-WEIGHTS",
+        )
+    )
 
 
 def _shards(folder: Path, index: str) -> list[Path]:
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InputError(Fault(str(folder / index), "has no weight_map"))
+        raise InputError(Fault(str(folder / index), "has no weight_map", code="SF-MODEL-WEIGHTS"))
     names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name:
-            raise InputError(Fault(str(folder / index), f"points outside its folder: {json.dumps(name)}"))
+            raise InputError(
+                Fault(str(folder / index), f"points outside its folder: {json.dumps(name)}", code="SF-MODEL-WEIGHTS")
+            )
         if not (folder / name).is_file():
-            raise InputError(Fault(str(folder / name), f"missing, but {index} names it", "copy all shards"))
+            raise InputError(
+                Fault(str(folder / name), f"missing, but {index} names it", "copy all shards", code="SF-MODEL-WEIGHTS")
+            )
     return [folder / name for name in names]

@@ -151,14 +151,16 @@ def renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, LazyTen
     for name, tensor in tensors.items():
         new = rename(name)
         if new in result:
-            raise InputError(Fault(name, f"two weights would be called {new}"))
+            raise InputError(Fault(name, f"two weights would be called {new}", code="SF-CONVERT-LAYOUT"))
         result[new] = tensor
     return result
 
 
 def require_free(name: str, tensors: Tensors) -> None:
     if name in tensors:
-        raise InputError(Fault(name, "is there already: the file holds a weight both fused and split"))
+        raise InputError(
+            Fault(name, "is there already: the file holds a weight both fused and split", code="SF-CONVERT-LAYOUT")
+        )
 
 
 def in_layers(layers: str, paths: Iterable[str]) -> re.Pattern[str]:

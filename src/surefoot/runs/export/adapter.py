@@ -28,7 +28,7 @@ def copy_adapter(parts: ExportParts, out: Path, overwrite: bool) -> dict[str, An
     """Publish the only adapter of `parts`; returns what export.json holds. Raises InputError for several of them."""
     if len(parts.chain) != 1:
         what = "several adapters are one only when they are merged"
-        raise InputError(Fault("--adapter", what, "give --merge, or export them one by one"))
+        raise InputError(Fault("--adapter", what, "give --merge, or export them one by one", code="SF-EXPORT"))
     saved = parts.chain[0]
     notes = ["the adapter alone; its base is not part of this folder", *base_notes(parts)]
     with durable.staged_folder(out, replace=overwrite) as staging:

@@ -52,7 +52,7 @@ def require_merged(agreement: Agreement, limit: float) -> None:
     of a library, which no setting cures."""
     if not _within(agreement.share, limit):
         what = f"differs from adapter and base by {_shown(agreement)}; allowed is {limit:.2g}"
-        raise EnvironmentFault(Fault("merged model", what, "nothing was written; please report it"))
+        raise EnvironmentFault(Fault("merged model", what, "nothing was written; please report it", code="SF-EXPORT"))
 
 
 def require_cast(rounding: float, dtype: DType) -> None:
@@ -60,7 +60,7 @@ def require_cast(rounding: float, dtype: DType) -> None:
     dtype's: a fault of the program or of a library."""
     if not _within(rounding, CAST_LIMIT):
         what = f"a weight is off by {rounding:.3g} times what rounding to {dtype} may do"
-        raise EnvironmentFault(Fault("cast model", what, "nothing was written; please report it"))
+        raise EnvironmentFault(Fault("cast model", what, "nothing was written; please report it", code="SF-EXPORT"))
 
 
 def reloaded_limit(dtype: DType, asked: float | None) -> float:
@@ -75,7 +75,7 @@ def require_reloaded(agreement: Agreement, dtype: DType, limit: float | None) ->
         finer = (
             "allow it with --threshold" if dtype == "fp32" else "export with --dtype fp32, or allow it by --threshold"
         )
-        raise InputError(Fault("exported model", what, f"nothing was written; {finer}"))
+        raise InputError(Fault("exported model", what, f"nothing was written; {finer}", code="SF-EXPORT"))
 
 
 def hashes(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

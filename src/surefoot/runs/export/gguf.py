@@ -43,7 +43,9 @@ def require_gguf_package() -> None:
     """Raises EnvironmentFault where it is not installed."""
     if not is_installed("gguf"):
         what = "needs the gguf package, which is not installed"
-        raise EnvironmentFault(Fault("--gguf", what, "pip install 'surefoot[gguf]', or leave --gguf out"))
+        raise EnvironmentFault(
+            Fault("--gguf", what, "pip install 'surefoot[gguf]', or leave --gguf out", code="SF-PACKAGE")
+        )
 
 
 def add_gguf(
@@ -93,7 +95,7 @@ def _check_model(folder: Path, file: Path, model: PreTrainedModel, prompts: Prom
     if wrong or not found.share <= MERGED_LIMIT:
         names = ", ".join(wrong[:3])
         what = f"comes back as another model: {len(wrong)} values differ ({names}), logits by {found.share:.2g}"
-        raise EnvironmentFault(Fault(file.name, what, "nothing was published; please report it"))
+        raise EnvironmentFault(Fault(file.name, what, "nothing was published; please report it", code="SF-EXPORT"))
     return check_record(found, MERGED_LIMIT)
 
 

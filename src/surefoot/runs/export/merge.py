@@ -126,4 +126,4 @@ def _require_bakeable(parts: ExportParts, tied: bool) -> None:
         what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be written into the weights: {obstacle}"
         kept = "export the adapter alone (without --merge)" if parts.chain else "use the run's folder as it is"
         fix = f"{kept}, or give up the scaling with --drop-bos-scale"
-        raise InputError(Fault("bos.scale", what, fix))
+        raise InputError(Fault("bos.scale", what, fix, code="SF-BOS"))

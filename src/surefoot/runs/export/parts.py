@@ -108,5 +108,5 @@ def _one_scale(folders: Sequence[Path], base: Path) -> float:
     scales = {saved_bos_scale(folder, base, saved_plan(folder)) for folder in folders}
     if len(scales) > 1:
         what = "the adapters were trained with different scalings of the BOS embedding"
-        raise InputError(Fault("adapters", what, "merge one of them"))
+        raise InputError(Fault("adapters", what, "merge one of them", code="SF-BOS"))
     return scales.pop()

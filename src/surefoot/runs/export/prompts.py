@@ -61,7 +61,7 @@ def choose_prompts(
 def _lines(file: Path) -> list[str]:
     lines = [line.strip() for line in read_text(file).splitlines() if line.strip()]
     if not lines:
-        raise InputError(Fault(str(file), "holds no prompt", "write one per line"))
+        raise InputError(Fault(str(file), "holds no prompt", "write one per line", code="SF-DATA-EMPTY"))
     return lines
 
 
@@ -78,7 +78,7 @@ def _laid_out(text: str, template: Template | None, encoder: TextEncoder, bos_id
     try:
         return prompt_ids(Conversation((Turn("user", text),)), template, encoder, bos_id)
     except RowFault as fault:
-        raise InputError(Fault("prompt", fault.what, fault.fix)) from None
+        raise InputError(Fault("prompt", fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def _within(texts: Iterable[list[int]], source: str, longest: int) -> PromptSet:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from surefoot.methods.asked_model import require_mergeable
+from surefoot.methods.requests import require_mergeable
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.merge import cast_weights, tensor_digests
 from surefoot.models.precision import TORCH_DTYPE
@@ -89,7 +89,7 @@ def export_model(
         record = copy_adapter(parts, out, overwrite)
         return Exported(out, record, (*parts.cautions, *record["notes"][1:]))
     if gguf and (parts.trained / VALUE_HEAD_FILE).is_file():
-        raise InputError(Fault("--gguf", "cannot hold a reward model's value head", "leave it out"))
+        raise InputError(Fault("--gguf", "cannot hold a reward model's value head", "leave it out", code="SF-EXPORT"))
     if gguf:
         require_gguf_package()
     scale = scale_to_bake(parts, drop_bos_scale)
@@ -149,7 +149,9 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
     found = tensor_digests(model)
     if different := sorted(name for name in digests.keys() | found.keys() if digests.get(name) != found.get(name)):
         what = f"{len(different)} of {len(digests)} tensors come back otherwise than written, first {different[0]}"
-        raise EnvironmentFault(Fault("exported model", what, "nothing was published; please report it"))
+        raise EnvironmentFault(
+            Fault("exported model", what, "nothing was published; please report it", code="SF-EXPORT")
+        )
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
 
 
@@ -159,4 +161,4 @@ def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> N
     _, free = free_space(out)
     if free < needed:
         what = f"the disk has {size_text(free)} free, and the export takes about {size_text(needed)}"
-        raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk"))
+        raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk", code="SF-DISK-FULL"))

@@ -238,13 +238,17 @@ def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     for text in moved:
         if not text.partition("=")[0].strip().startswith(_PLACES):
             what = "a replay computes the step as it was; only where things lie now can be told"
-            raise InputError(Fault(f"override {text}", what, f"leave it out, or set one of {', '.join(_PLACES)}"))
+            raise InputError(
+                Fault(f"override {text}", what, f"leave it out, or set one of {', '.join(_PLACES)}", code="SF-REPLAY")
+            )
     try:
         RunConfig.model_validate(read_yaml(folder / CONFIG).data)
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
     except (InputError, ValueError) as error:
         what = f"config or plan cannot be read: {' '.join(str(error).split())[:300]}"
-        raise IntegrityError(Fault(str(folder), what, "replay it with the version of surefoot that wrote it")) from None
+        raise IntegrityError(
+            Fault(str(folder), what, "replay it with the version of surefoot that wrote it", code="SF-REPLAY")
+        ) from None
     config = _found(folder, moved)
     alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
     return config.model_copy(update={"parallel": alone}), plan
@@ -265,7 +269,7 @@ def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None
     own = "the loss of its stage"
     if name != custom.objective_name:
         what = f"the step was computed with {name or own}, not {custom.objective_name or own}"
-        raise InputError(Fault(str(folder), what, fix))
+        raise InputError(Fault(str(folder), what, fix, code="SF-OWN-FUNCTION"))
 
 
 def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
@@ -288,7 +292,9 @@ def _goes_on(kept: Kept) -> bool:
 def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     own = setup.engine.parameters
     if own.keys() != weights.keys() or any(own[name].shape != one.shape for name, one in weights.items()):
-        raise IntegrityError(Fault(str(folder), "its weights are not those of the model that its config describes"))
+        raise IntegrityError(
+            Fault(str(folder), "its weights are not those of the model that its config describes", code="SF-REPLAY")
+        )
     with torch.no_grad():
         for name, one in weights.items():
             own[name].copy_(one)

@@ -62,7 +62,9 @@ def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> 
     )
     heard = Heard.of(done.stdout, death.begun["begins"])
     if heard.fault is not None:
-        raise _REFUSALS.get(heard.fault["code"], SurefootError)([Fault(*one) for one in heard.fault["faults"]])
+        raise _REFUSALS.get(heard.fault["code"], SurefootError)(
+            [Fault(*one, code="SF-REPLAY") for one in heard.fault["faults"]]
+        )
     over = heard.raised is not None or heard.report is not None
     raised = heard.raised or {}
     return TakenAgain(

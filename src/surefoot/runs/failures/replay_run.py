@@ -79,7 +79,7 @@ def take_again(
     start = checkpoint.step if checkpoint else 0
     if start >= step:
         what = f"checkpoint-{start} is not from before step {step}, which flight.jsonl has as the last one"
-        raise IntegrityError(Fault(str(run), what, "replay it with the checkpoints that the run had"))
+        raise IntegrityError(Fault(str(run), what, "replay it with the checkpoints that the run had", code="SF-REPLAY"))
     tell("starts", str(start))
     ranks = plan.parallel.ranks.value
     with silent_console() as silence:
@@ -121,7 +121,9 @@ def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]
     now = begin_line(begun["begins"], [one.examples for one in own], begun["seed"])
     if any(now.get(name) != begun.get(name) for name in ("sizes", "examples", "more_examples")):
         what = f"step {begun['begins']} would learn from other examples than the run had, which flight.jsonl lists"
-        raise IntegrityError(Fault(str(run), what, "replay it with the data and the version of surefoot of the run"))
+        raise IntegrityError(
+            Fault(str(run), what, "replay it with the data and the version of surefoot of the run", code="SF-REPLAY")
+        )
 
 
 def _told_parts(step: int, tell: Tell) -> Callable[[int], Watch]:

@@ -112,7 +112,7 @@ def _all_in(
             raise
         if engine.world > 1:
             what = f"fast paths fail on this model ({reason_of(caught)}), and the run began with them"
-            raise EnvironmentFault(Fault("kernels", what, GO_ON)) from None
+            raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
     for undo in reversed(undos):
         undo()
     if found is None or other is None or not all(map(exact.is_right, paths)):

@@ -52,12 +52,12 @@ def try_compiled(
             if is_of_the_environment(fault):
                 raise
             what = f"{plan.compile.value} fails on this model: {reason_of(fault)}"
-            raise EnvironmentFault(Fault("compile", what, _OFF)) from None
+            raise EnvironmentFault(Fault("compile", what, _OFF, code="SF-FAST-PATH")) from None
     record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
     if record["outside"]:
         what = f"{plan.compile.value} {said_of(record, 'the model as it is written')}"
         if not run.resumed:
-            raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it"))
+            raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
         warn(f"compile: {what}; {STAYS}")
     gain, compiling = eager_seconds / seconds, max(first_seconds - seconds, 0.0)
     told = f"compile: {plan.compile.value} took {compiling:.0f} s and makes a pass {gain:.2f} times as fast"

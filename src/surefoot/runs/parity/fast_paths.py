@@ -55,7 +55,9 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     engine = plan.parallel.engine.value
     if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
         what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
-        raise EnvironmentFault([Fault(f"kernels.{name}", what, "start another run") for name in named])
+        raise EnvironmentFault(
+            [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
+        )
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
@@ -189,10 +191,14 @@ def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *,
     began with it."""
     choice: Choice[str] = getattr(plan.kernels, name)
     if resumed:
-        raise EnvironmentFault(Fault(f"kernels.{name}", f"{choice.value} {what}, and the run began with it", GO_ON))
+        raise EnvironmentFault(
+            Fault(f"kernels.{name}", f"{choice.value} {what}, and the run began with it", GO_ON, code="SF-FAST-PATH")
+        )
     if choice.source == "user":
         raise EnvironmentFault(
-            Fault(f"kernels.{name}", what, f"set kernels.{name}: auto or plain, and please report it")
+            Fault(
+                f"kernels.{name}", what, f"set kernels.{name}: auto or plain, and please report it", code="SF-FAST-PATH"
+            )
         )
     say(f"kernels.{name}: {choice.value} {what}; the plain path is used")
     plain = Choice(PLAIN, f"{choice.value} {what}", "measured")

@@ -164,8 +164,12 @@ def _of_several(row: Batch) -> Batch:
 def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
     choice = plan.kernels.documents
     if resumed:
-        raise EnvironmentFault(Fault("data.packing", f"{choice.value} {what}, and the run began with it", GO_ON))
+        raise EnvironmentFault(
+            Fault("data.packing", f"{choice.value} {what}, and the run began with it", GO_ON, code="SF-FAST-PATH")
+        )
     if choice.source == "user":
-        raise EnvironmentFault(Fault("data.packing", f"{choice.value} {what}", "set data.packing: auto or off"))
+        raise EnvironmentFault(
+            Fault("data.packing", f"{choice.value} {what}", "set data.packing: auto or off", code="SF-FAST-PATH")
+        )
     say(f"data.packing: {choice.value} {what}; rows are padded")
     return without_packing(plan, f"{choice.value} {what}", "measured")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batch import JudgedBatch, PairBatch, PromptBatch, Weighted
-from surefoot.methods.losses.reference import frozen
+from surefoot.methods.losses.logprobs import frozen
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE

@@ -41,17 +41,23 @@ def _fault(name: str, kind: str, revision: str | None, error: BaseException) -> 
         return _refusal(name, kind, revision, error)
     if isinstance(error, OfflineModeIsEnabled):
         what = "is not, or not wholly, in the cache, and HF_HUB_OFFLINE is set"
-        return EnvironmentFault(Fault(name, what, f"unset it to download the {NOUN[kind]}, or {local}"))
+        return EnvironmentFault(
+            Fault(name, what, f"unset it to download the {NOUN[kind]}, or {local}", code="SF-HUB-OFFLINE")
+        )
     if isinstance(error, httpx2.TimeoutException):
         what = "is not, or not wholly, in the cache, and the hub does not answer in time"
-        return EnvironmentFault(Fault(name, what, f"try again later, or {local}"))
+        return EnvironmentFault(Fault(name, what, f"try again later, or {local}", code="SF-HUB-OFFLINE"))
     if isinstance(error, httpx2.ConnectError | LocalEntryNotFoundError):
         what = "is not, or not wholly, in the cache, and the hub cannot be reached"
-        return EnvironmentFault(Fault(name, what, f"check the network, or {local}"))
+        return EnvironmentFault(Fault(name, what, f"check the network, or {local}", code="SF-HUB-OFFLINE"))
     if isinstance(error, httpx2.TransportError):
-        return EnvironmentFault(Fault(name, "the download broke off", "check the network and start again"))
+        return EnvironmentFault(
+            Fault(name, "the download broke off", "check the network and start again", code="SF-HUB-OFFLINE")
+        )
     return EnvironmentFault(
-        Fault(name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk")
+        Fault(
+            name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk", code="SF-HUB-OFFLINE"
+        )
     )
 
 
@@ -64,30 +70,42 @@ def _refusal(name: str, kind: str, revision: str | None, error: object) -> Suref
     gated = isinstance(error, errors.GatedRepoError)
     if gated and not signed_in:
         return EnvironmentFault(
-            Fault(name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}")
+            Fault(
+                name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}", code="SF-HUB-ACCESS"
+            )
         )
     if status == 401 and signed_in:
         what = "the hub does not accept the token that was sent: it is mistyped, expired or revoked"
         return EnvironmentFault(
-            Fault(name, what, "make one at https://huggingface.co/settings/tokens, then " + _LOG_IN)
+            Fault(
+                name, what, "make one at https://huggingface.co/settings/tokens, then " + _LOG_IN, code="SF-HUB-ACCESS"
+            )
         )
     if gated:
         what = "is gated, and this account has no access: its terms are not accepted, or the request is still open"
-        return EnvironmentFault(Fault(name, what, f"accept its terms at {page}"))
+        return EnvironmentFault(Fault(name, what, f"accept its terms at {page}", code="SF-HUB-ACCESS"))
     if isinstance(error, errors.RevisionNotFoundError):
         fix = f"see {page}/tree/main"
-        return InputError(Fault(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", fix))
+        return InputError(
+            Fault(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", fix, code="SF-HUB-MISSING")
+        )
     if isinstance(error, errors.EntryNotFoundError):
-        return InputError(Fault(name, f"the {NOUN[kind]} lacks a file that it lists", f"see {page}/tree/main"))
+        return InputError(
+            Fault(name, f"the {NOUN[kind]} lacks a file that it lists", f"see {page}/tree/main", code="SF-HUB-MISSING")
+        )
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
         open_to = "" if signed_in else "public "
         fix = "check the name" + ("" if signed_in else f"; if it is private, {_LOG_IN}")
-        return InputError(Fault(name, f"the hub has no {open_to}{NOUN[kind]} of this name", fix))
+        return InputError(Fault(name, f"the hub has no {open_to}{NOUN[kind]} of this name", fix, code="SF-HUB-MISSING"))
     if status == 403:
-        return EnvironmentFault(Fault(name, "access is forbidden", "use a token that may read it: " + _LOG_IN))
+        return EnvironmentFault(
+            Fault(name, "access is forbidden", "use a token that may read it: " + _LOG_IN, code="SF-HUB-ACCESS")
+        )
     if status == 429:
-        return EnvironmentFault(Fault(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}"))
-    return EnvironmentFault(Fault(name, f"the hub answered {status}", "try again later"))
+        return EnvironmentFault(
+            Fault(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}", code="SF-HUB-OFFLINE")
+        )
+    return EnvironmentFault(Fault(name, f"the hub answered {status}", "try again later", code="SF-HUB-OFFLINE"))
 
 
 def _first_line(error: BaseException) -> str:

@@ -112,7 +112,7 @@ def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
     of data, a part looks like the whole."""
     if kind == "dataset":
         what = f"the cache has files of this {NOUN[kind]} and no list of all its files, so some may be missing"
-        raise EnvironmentFault(Fault(name, what, "start again while the hub can be reached"))
+        raise EnvironmentFault(Fault(name, what, "start again while the hub can be reached", code="SF-HUB-OFFLINE"))
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
@@ -141,7 +141,9 @@ def fetch(repository: Repository, paths: Collection[str]) -> Path:
 def _check_room(repository: Repository, needed: int) -> None:
     if needed > (free := hardware.free_disk(durable.nearest_existing(repository.folder))):
         what = f"{size_text(needed)} are to be downloaded, and the disk of the cache has {size_text(free)} free"
-        raise EnvironmentFault(Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk"))
+        raise EnvironmentFault(
+            Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk", code="SF-DISK-FULL")
+        )
 
 
 @contextmanager

@@ -35,9 +35,11 @@ def require_right(name: str, *, public: bool) -> None:
         validate_repo_id(name)
     except HFValidationError:
         fix = "use letters, digits, - _ . and at most 96 characters, without --, .. and .git at the end"
-        raise InputError(Fault(name, "is no name that the hub allows", fix)) from None
+        raise InputError(Fault(name, "is no name that the hub allows", fix, code="SF-HUB-PUSH")) from None
     if get_token() is None:
-        raise EnvironmentFault(Fault(name, "pushing needs a token, and there is none", "log in with `hf auth login`"))
+        raise EnvironmentFault(
+            Fault(name, "pushing needs a token, and there is none", "log in with `hf auth login`", code="SF-HUB-ACCESS")
+        )
     api = HfApi()
     with hub_faults(name, "model", None), bounded_client():
         _require_owner(name, api.whoami())
@@ -74,7 +76,12 @@ def _require_owner(name: str, who: Mapping[str, Any]) -> None:
 
 def _may_not_write(name: str) -> EnvironmentFault:
     return EnvironmentFault(
-        Fault(name, "the token that was sent may not write there", f"use one with write access to it, from {_TOKENS}")
+        Fault(
+            name,
+            "the token that was sent may not write there",
+            f"use one with write access to it, from {_TOKENS}",
+            code="SF-HUB-ACCESS",
+        )
     )
 
 
@@ -86,4 +93,6 @@ def _require_visibility(api: HfApi, name: str, public: bool) -> None:
     except RepositoryNotFoundError:
         return
     if not public and not found.private:
-        raise InputError(Fault(name, "exists and is public", "push to another name, or give --public"))
+        raise InputError(
+            Fault(name, "exists and is public", "push to another name, or give --public", code="SF-HUB-PUSH")
+        )

@@ -70,4 +70,4 @@ def _require_same(tensors: Mapping[str, torch.Tensor], ranks: Ranks, when: str) 
         others = "rank 0" if ranks.world == 2 else "the others"
         what = f"is not the same on all {ranks.world} ranks {when}: {odd} and {others} differ"
         fix = "give every rank the same files, libraries and kind of device; if they have them, test the hardware"
-        raise EnvironmentFault(Fault(found.name, what, fix))
+        raise EnvironmentFault(Fault(found.name, what, fix, code="SF-RANKS-DIFFER"))

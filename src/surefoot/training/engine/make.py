@@ -53,11 +53,13 @@ def make_engine(
     if choice.name == "deepspeed":
         if choice.offload == "all" and choice.zero_stage < 3:
             what = f"ZeRO {choice.zero_stage} keeps all weights on every device"
-            raise InputError(Fault("parallel.offload", what, "take optimizer, or zero_stage: 3"))
+            raise InputError(
+                Fault("parallel.offload", what, "take optimizer, or zero_stage: 3", code="SF-CONFIG-CONFLICT")
+            )
         return DeepSpeedEngine(
             model, members, make_optimizer, ranks, device, stage=choice.zero_stage, offload=choice.offload
         )
     if choice.offload == "optimizer":
         what = "fsdp2 keeps weights, gradients and moments in one place"
-        raise InputError(Fault("parallel.offload", what, "take all, or engine: deepspeed"))
+        raise InputError(Fault("parallel.offload", what, "take all, or engine: deepspeed", code="SF-CONFIG-CONFLICT"))
     return Fsdp2Engine(model, members, make_optimizer, ranks, device, offload=choice.offload == "all")

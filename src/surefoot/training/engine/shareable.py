@@ -15,7 +15,9 @@ def elementwise(optimizer: Optimizer, engine: str) -> Optimizer:
     for part in parts_of(optimizer):
         if not isinstance(part, torch.optim.AdamW | torch.optim.SGD):
             what = f"{type(part).__name__} works on whole matrices or blocks, and {engine} gives it shares of them"
-            raise InputError(Fault("optim.name", what, "use adamw or sgd, or parallel.engine: ddp"))
+            raise InputError(
+                Fault("optim.name", what, "use adamw or sgd, or parallel.engine: ddp", code="SF-CONFIG-CONFLICT")
+            )
     return optimizer
 
 
@@ -24,4 +26,4 @@ def require_shareable(model: nn.Module, engine: str) -> None:
     packed = next((name for name, one in model.named_parameters() if not one.is_floating_point()), None)
     if packed is not None:
         what = f"{engine} cannot share out quantised weights, such as {packed}"
-        raise InputError(Fault("parallel.engine", what, "use ddp, or precision.base: auto"))
+        raise InputError(Fault("parallel.engine", what, "use ddp, or precision.base: auto", code="SF-CONFIG-CONFLICT"))

@@ -101,7 +101,9 @@ def put_state(
                 what = (
                     f"{key} is {value.item():g}, and {state[entry].item():g} for others: DeepSpeed counts them together"
                 )
-                raise IntegrityError(Fault(FILE, what, "go on with the engine that wrote it"))
+                raise IntegrityError(
+                    Fault(FILE, what, "go on with the engine that wrote it", code="SF-CHECKPOINT-DAMAGED")
+                )
             state[entry] = value.to(flat.device)
             continue
         first, end = share.runs[ranks.rank]

@@ -13,7 +13,9 @@ def run_exp(args: Mapping[str, Any] | None = None, callbacks: Sequence[object] |
     """Train. Without args, those of the command line. Raises surefoot.errors.SurefootError, also for callbacks."""
     if callbacks:
         fix = "leave them out; surefoot.train takes functions of your own"
-        raise InputError(Fault("callbacks", "are Trainer's, and surefoot runs another loop", fix))
+        raise InputError(
+            Fault("callbacks", "are Trainer's, and surefoot runs another loop", fix, code="SF-TRANSLATE-SETTING")
+        )
     _run("train", args)
 
 

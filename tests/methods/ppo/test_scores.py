@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helpers.http_stub import answering
-from surefoot.methods.ppo import scorers
-from surefoot.methods.ppo.scorers import checked, open_scorer
+from surefoot.methods.ppo import scores as scorers
+from surefoot.methods.ppo.scores import checked, open_scorer
 from surefoot.system.errors import EnvironmentFault, InputError
 
 CODE = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surefoot.methods.ranking import Ranking, evaluated_ranking
+from surefoot.methods.reward import Ranking, evaluated_ranking
 from surefoot.report.shares import wilson
 
 Z = 1.959964

@@ -1,4 +1,8 @@
-"""The data sources of a config as `surefoot.data` understands them. No torch."""
+"""The data sources of a config as `surefoot.data` takes them, without torch.
+
+`settled` also decides what a config leaves to its first record (`by-record`), before anything is planned, since BOS and
+stop tokens depend on the template.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ from collections.abc import Sequence
 
 from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
+from surefoot.data.first_record import first_record, laid_out
 from surefoot.data.hub.files import TO_EVALUATE, Splits
 from surefoot.data.kind import Kind
 from surefoot.data.sources import SourceSpec
+from surefoot.families.templates import BY_RECORD
+from surefoot.system.errors import Fault, InputError
 
 KINDS_OF_RECORDS: dict[str, Kind] = {
     "pretrain": "answers",
@@ -50,3 +57,23 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
         )
         for source in sources
     ]
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The config with what the first record of every training source says; as it is where it leaves nothing open.
+    Raises InputError for sources that ask for different things, and as reading data does."""
+    data = config.data
+    if BY_RECORD not in (data.template, data.train_on):
+        return config
+    found: dict[tuple[str, str], str] = {}
+    for spec in trained_specs(config):
+        found.setdefault(laid_out(first_record(spec), KINDS_OF_RECORDS[config.stage]), spec.path)
+    if len(found) > 1:
+        kinds = " and ".join(f"{path} asks for template {template}" for (template, _), path in found.items())
+        raise InputError(
+            Fault("data.train", f"{kinds}: one run has one", "train on records of one kind", code="SF-DATA-FORMAT")
+        )
+    template, learned = next(iter(found))
+    chosen = {"template": template} if data.template == BY_RECORD else {}
+    chosen |= {"train_on": learned} if data.train_on == BY_RECORD else {}
+    return config.model_copy(update={"data": data.model_copy(update=chosen)})

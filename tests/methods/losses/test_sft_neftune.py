@@ -11,8 +11,7 @@ from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batch import Batch, Example, collate
 from surefoot.data.pack import pack
-from surefoot.methods.losses.neftune import with_neftune
-from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.losses.sft import sft_loss, with_neftune
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.embeddings import embedding_noise

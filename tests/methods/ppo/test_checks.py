@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import surefoot
 from helpers.tiny_models import tiny_llama
-from surefoot.methods.open_reward import open_reward
+from surefoot.methods.open_model import open_reward
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from surefoot.data.first_record import first_record
 from surefoot.data.sources import SourceSpec
 from surefoot.interop.deepspeed_chat import FOLDERS
 from surefoot.interop.tools import translate_command
-from surefoot.methods import by_record
-from surefoot.methods.by_record import settled
+from surefoot.methods import sources
 from surefoot.methods.examples import prepare_examples
+from surefoot.methods.sources import settled
 from surefoot.runs.planned import make_plan
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
@@ -77,7 +77,7 @@ def test_the_first_record_decides_whatever_the_size(stage, name, end, tmp_path):
 def test_twin_records_of_another_kind_ask_for_something_else(tmp_path, monkeypatch):
     path = write(tmp_path / "d.json", RECORDS["pairs"], 2)
     asked = run_config(data={"train": path, "template": "by-record", "train_on": "by-record"})
-    monkeypatch.setattr(by_record, "first_record", lambda spec: RECORDS["messages"])
+    monkeypatch.setattr(sources, "first_record", lambda spec: RECORDS["messages"])
     assert settled(asked).data.template == "tokenizer"
 
 

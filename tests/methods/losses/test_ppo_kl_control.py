@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.methods.ppo.kl_control import next_coefficient
+from surefoot.methods.losses.ppo import next_coefficient
 
 
 def step(now=0.2, kl=6.0, target: float | None = 6.0, answers=256) -> float:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from surefoot.methods.ppo.advantages import (
+from surefoot.methods.losses.ppo import (
     advantages_and_returns,
     answer_distance,
     answer_kl,
