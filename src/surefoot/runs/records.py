@@ -14,7 +14,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_to_json
 from surefoot.system import durable, hardware
 from surefoot.system.made_folders import CONFIG, PLAN
-from surefoot.training.manifest import MANIFEST
+from surefoot.system.made_folders import MANIFEST
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"

@@ -9,7 +9,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.report.console import Console
 from surefoot.report.events import append_event
 from surefoot.report.trackers.adapters import make_trackers
-from surefoot.report.trackers.base import RunFacts, flat_config
+from surefoot.report.trackers.base import RunFacts as TrackedRun
+from surefoot.report.trackers.base import flat_config
 from surefoot.report.trackers.fan_out import Trackers
 from surefoot.system import process
 from surefoot.training.state import RunState
@@ -24,7 +25,7 @@ def open_trackers(config: RunConfig, run: Path, state: RunState, console: Consol
         console.say(text, style="yellow")
         append_event(run, "tracker", state.step, text)
 
-    facts = RunFacts(
+    facts = TrackedRun(
         run=run,
         project=config.tracking.project,
         name=config.tracking.name or run.resolve().name,

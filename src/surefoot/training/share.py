@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.engine import Elements, Engine
+from surefoot.training.engine.base import Elements, Engine
 from surefoot.training.optimizer import trainable_parameters
 
 # What is not cut evenly (norms and biases that stay whole, padding to the number of ranks), as a share of all.
