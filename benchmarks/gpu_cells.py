@@ -37,8 +37,8 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops, work_of
 from surefoot.planning.plan import AdapterPlan, RunPlan
-from surefoot.runs.lengths import lengths_of
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
+from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system import hardware
 from surefoot.system.sizes import size_text

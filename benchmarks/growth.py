@@ -81,8 +81,7 @@ def measure(folder: Path) -> dict[str, float]:
     import transformers  # noqa: F401
 
     from surefoot.config.load import load_config
-    from surefoot.runs.arithmetic import step_work
-    from surefoot.runs.profiling import arithmetic_of
+    from surefoot.runs.profiling import arithmetic_of, step_work
     from surefoot.runs.trial import ready
 
     config = load_config(folder / "run.yaml").config

@@ -123,7 +123,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.data.batch import Batch
     from surefoot.methods.losses.sft import sft_loss
     from surefoot.runs.parity.fast_paths import planned_paths
-    from surefoot.runs.planned import make_plan
+    from surefoot.runs.plan import make_plan
     from surefoot.runs.setup import planned_tokenizer, set_up
     from surefoot.training.step import train_step
 
@@ -152,7 +152,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     """The same of a run's own first steps, each another set of documents."""
     from surefoot.config.load import load_config
-    from surefoot.runs.planned import make_plan
+    from surefoot.runs.plan import make_plan
     from surefoot.runs.setup import planned_tokenizer
     from surefoot.runs.trial import ready
 

@@ -101,8 +101,7 @@ def ours(folder: Path, asked: dict[str, Any]) -> Result:
     import transformers  # noqa: F401
 
     from surefoot.config.load import load_config
-    from surefoot.runs.arithmetic import step_work
-    from surefoot.runs.profiling import arithmetic_of, product_rate
+    from surefoot.runs.profiling import arithmetic_of, product_rate, step_work
     from surefoot.runs.trial import ready
     from surefoot.system import hardware, process
 

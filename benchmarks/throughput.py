@@ -34,8 +34,8 @@ from surefoot.config.load import load_config
 from surefoot.data.order import step_examples
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.sft import sft_stage
-from surefoot.runs.lengths import length_facts
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
+from surefoot.runs.run_plan import length_facts
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.training.step import train_step
 

@@ -36,10 +36,10 @@ from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import diff_plans
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.lengths import lengths_of
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_plan import lengths_of
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
 

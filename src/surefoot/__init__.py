@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from surefoot.runs.api import TrainResult as TrainResult
     from surefoot.runs.api import plan as plan
     from surefoot.runs.api import train as train
-    from surefoot.training.answers import Answered as Answered
+    from surefoot.training.evaluation import Answered as Answered
     from surefoot.training.objective import LossSum as LossSum
 
     __version__: str
@@ -41,7 +41,7 @@ _PUBLIC = {  # public name -> the module that defines it
     "TrainResult": "surefoot.runs.api",
     "LossSum": "surefoot.training.objective",
     "supervised_logits": "surefoot.methods.losses.sft",
-    "Answered": "surefoot.training.answers",
+    "Answered": "surefoot.training.evaluation",
     "install_bos_scaling": "surefoot.models.bos",
 }
 

@@ -25,7 +25,7 @@ from surefoot.config.load import load_config
 from surefoot.config.method_contradictions import unread_keys
 from surefoot.config.starter import starting_config
 from surefoot.config.yaml_reader import parse_yaml
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 
 ALPACA = {"instruction": "Name a bird.", "input": "", "output": "Heron"}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}

@@ -16,7 +16,7 @@ from helpers import zoo
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import verify_folder
-from surefoot.runs.run_names import written_by_run
+from surefoot.runs.run_folder import written_by_run
 from surefoot.system import durable
 from surefoot.system.durable import LOCK
 from surefoot.system.made_folders import MANIFEST

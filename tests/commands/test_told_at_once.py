@@ -144,9 +144,9 @@ def test_the_first_line_comes_before_anything_is_loaded(place):
     assert said[-1] == "True dry"
 
 
-def test_twin_without_the_look_beforehand_torch_comes_first(place):
+def test_twin_without_the_check_before_torch_torch_comes_first(place):
     case = "train run.yaml data.train=cut.json"
-    blind = "import surefoot.runs.beforehand as early\nearly.look_beforehand = lambda config, mode: None\n"
+    blind = "import surefoot.runs.precheck as early\nearly.check_before_torch = lambda config, mode: None\n"
     code, stderr, torch = told(place, [case], blind)[case]
     assert (code, torch) == (2, True)
     assert "cut.json:1:21" in stderr

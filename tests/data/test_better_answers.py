@@ -9,7 +9,7 @@ import pytest
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
 

@@ -25,7 +25,8 @@ import yaml
 
 from helpers.forked_command import Forked
 from helpers.tiny_models import tiny_llama
-from surefoot.training import beat, watchdog
+from surefoot.training import activity as beat
+from surefoot.training import watchdog
 
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
 SILENT = 6.0  # seconds without a beat, where a test waits for it

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, rollback_world, write_config
 from surefoot.report.verification import compare_folders
-from surefoot.runs.rollback_record import RECORD
+from surefoot.runs.rollback import RECORD
 from surefoot.training.checkpoint import list_checkpoints
-from surefoot.training.rollback import Rollback
+from surefoot.training.guard import Rollback
 
 # fp32 sums over ranks and shares are taken in another order, after steps of 3e-3. Measured: 4e-8.
 WEIGHT_TOLERANCE = 1e-6

@@ -16,7 +16,8 @@ from surefoot.report.slowness import _NEAR
 from surefoot.runs.failures import recorder as failures
 from surefoot.runs.pace import _LOOK
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
-from surefoot.training import loop, pace_guard, window
+from surefoot.training import loop, pace_guard
+from surefoot.training import profile as window
 
 PAGE = ROOT / "docs" / "failures.md"
 TEXT = PAGE.read_text(encoding="utf-8")

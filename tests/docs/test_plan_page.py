@@ -12,7 +12,7 @@ from surefoot.commands.main import main
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.plan import Source
 from surefoot.report.tables.plan import choice_rows
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system import hardware, process
 
 PAGE = ROOT / "docs" / "plan.md"

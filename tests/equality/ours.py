@@ -14,8 +14,8 @@ from surefoot.config.load import check_config
 from surefoot.methods.sources import settled
 from surefoot.report.console import open_console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.job import make_schedule
 from surefoot.runs.prepare import prepare
+from surefoot.runs.prepared import make_schedule
 from surefoot.runs.run_folder import claim
 from surefoot.runs.setup import set_up
 from surefoot.system.process import TerminalWishes

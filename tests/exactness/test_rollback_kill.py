@@ -16,7 +16,7 @@ from faults.trials import fresh_seed, processor_seconds
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
 from surefoot.report.verification import compare_folders
-from surefoot.runs.rollback_record import RECORD
+from surefoot.runs.rollback import RECORD
 
 KILLED = -9
 LONGER = [("sft", "full"), ("reward", "dora"), ("dpo", "lora"), ("ppo", "full")]

@@ -9,8 +9,7 @@ import json
 import pyarrow
 import pyarrow.parquet
 
-from surefoot.training.scaling import LossScale
-from surefoot.training.state import Best, RunState
+from surefoot.training.state import Best, LossScale, RunState
 
 RUN_YAML = b"""\
 stage: sft

@@ -34,7 +34,7 @@ from surefoot.models.saved_adapter import read_adapter
 from surefoot.planning.probes.kept import Kept
 from surefoot.planning.serial import plan_from_json
 from surefoot.report import journal
-from surefoot.runs.rollback_record import RECORD, read_rollbacks
+from surefoot.runs.rollback import RECORD, read_rollbacks
 from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.system.out_folder import require_same_request
 from surefoot.training.checkpoint import STATE, Checkpoint, read_state

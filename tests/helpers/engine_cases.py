@@ -25,16 +25,13 @@ from surefoot.models.save import save_adapter
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
-from surefoot.training.engine.base import Members
-from surefoot.training.engine.stepping import own_part
+from surefoot.training.engine.base import Members, own_part
 from surefoot.training.objective import LossSum
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
-from surefoot.training.randomness import draw_seed
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.report import StepReport
-from surefoot.training.scaling import LossScale
-from surefoot.training.state import RunState
-from surefoot.training.step import StepSettings, train_step
+from surefoot.training.state import LossScale, RunState
+from surefoot.training.step import StepSettings, draw_seed, train_step
 
 VOCABULARY = 61
 STEPS = 3

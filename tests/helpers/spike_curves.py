@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from surefoot.training.spikes import FEWEST, after, ceiling
+from surefoot.training.guard import FEWEST, after, ceiling
 
 STEPS = 1500
 EVERY = 73  # steps from one planted spike to the next

@@ -16,7 +16,7 @@ from surefoot.data.templates import make_template
 from surefoot.interop.axolotl.datasets import TEMPLATES
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_file
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system.errors import InputError
 
 DIALOGUE = Conversation((Turn("system", "Be brief."), Turn("user", "Name a bird."), Turn("assistant", "Heron."),

@@ -20,7 +20,7 @@ from surefoot.interop.tools import translate_command
 from surefoot.methods import sources
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.sources import settled
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import InputError
 

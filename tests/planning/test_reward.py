@@ -10,7 +10,7 @@ from surefoot.planning import memory
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import preset
 

@@ -16,7 +16,7 @@ from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama
 from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
 from surefoot.planning import memory
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
 

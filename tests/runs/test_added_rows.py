@@ -18,7 +18,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import saved_adapter
 from surefoot.report.verification import compare_folders
-from surefoot.runs.export.whole import export_model
+from surefoot.runs.export.model import export_model
 from surefoot.system.errors import InputError
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 5)]

@@ -18,7 +18,8 @@ from surefoot.report.console import Console
 from surefoot.report.events import append_event, cut_events
 from surefoot.report.journal import salvage
 from surefoot.report.status import verdict
-from surefoot.runs import changes, run
+from surefoot.runs import run
+from surefoot.runs import run_folder as changes
 from surefoot.runs.run_folder import claim
 
 CHANGED = (

@@ -5,9 +5,9 @@ import torch
 
 from helpers.model_layouts import run_config
 from helpers.plans import run_plan
-from surefoot.runs.device_faults import device_faults
+from surefoot.runs.faults import device_faults
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.device_errors import is_device_error, is_out_of_memory
+from surefoot.training.failure import is_device_error, is_out_of_memory
 
 PLAN = run_plan(trainable=1, parameters=1)
 

@@ -17,7 +17,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.methods.policy import load_policy, trained_dropout
 from surefoot.models.modes import highest_dropout
 from surefoot.planning.plan import RunPlan
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 
 OWN = 0.1  # gpt2's
 

@@ -13,10 +13,10 @@ from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_to_json
 from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.foreseen import foresee
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import claim
+from surefoot.runs.run_plan import foresee
 
 
 @pytest.fixture(scope="module")

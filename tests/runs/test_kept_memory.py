@@ -7,7 +7,7 @@ import pytest
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.runs import setup
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.system import process
 from surefoot.system.allocator import is_glibc

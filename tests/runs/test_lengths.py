@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.data.layout import Layout
-from surefoot.runs.lengths import step_tokens
+from surefoot.runs.run_plan import step_tokens
 
 
 class Examples:

@@ -13,9 +13,9 @@ from helpers.tiny_models import tiny_llama
 from surefoot.report.console import Console
 from surefoot.runs import run as stage
 from surefoot.runs import steps
-from surefoot.runs.memory_faults import advice, memory_faults
+from surefoot.runs.faults import advice, memory_faults
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.device_errors import is_out_of_memory
+from surefoot.training.failure import is_out_of_memory
 
 HUGE = 2**62 // 4  # numbers that no machine holds
 

@@ -11,7 +11,7 @@ import pytest
 import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.config.schema import RunConfig
-from surefoot.runs import ranks
+from surefoot.runs import requirements as ranks
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.ranks import ALONE
 

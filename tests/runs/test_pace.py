@@ -10,8 +10,8 @@ from helpers.tiny_models import tiny_llama
 from helpers.toy_model import toy_batches, toy_examples
 from surefoot.families.model_facts import read_model_facts
 from surefoot.runs import pace as pace_module
-from surefoot.runs.arithmetic import Arithmetic
 from surefoot.runs.pace import PaceObserver
+from surefoot.runs.profiling import Arithmetic
 from surefoot.system.counters import Counters
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState

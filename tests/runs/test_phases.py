@@ -11,8 +11,8 @@ import pytest
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.report.console import Console
-from surefoot.runs import phases
-from surefoot.runs.phases import Phases
+from surefoot.runs import profiling as phases
+from surefoot.runs.profiling import Phases
 from surefoot.runs.run import train_run
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import observe_kernels
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.system.errors import EnvironmentFault
 

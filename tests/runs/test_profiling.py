@@ -21,9 +21,9 @@ from surefoot.report.profile import ProfileReport, headline, notes, profile_tabl
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.runs import profiling
-from surefoot.runs.arithmetic import Arithmetic, step_work
+from surefoot.runs.profiling import Arithmetic, step_work
 from surefoot.system.counters import Counters
-from surefoot.training.window import Operator, Recorded
+from surefoot.training.profile import Operator, Recorded
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from surefoot.config.load import load_config
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.provenance import saved_plan
 from surefoot.report.verification import verify_folder
-from surefoot.runs import publish_merged
-from surefoot.runs.disk_room import disk_of
+from surefoot.runs import publish as publish_merged
+from surefoot.runs.output_folder import disk_of
 from surefoot.system.made_folders import CERTIFICATE
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import check_against

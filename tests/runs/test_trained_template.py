@@ -12,7 +12,7 @@ from helpers.fork_server import ForkServer
 from helpers.tiny_models import LLAMA3_TEMPLATE, tiny_llama
 from surefoot.data.formats import Turn
 from surefoot.methods.open_model import conversation_ids, open_for_use
-from surefoot.runs.run_folder import saved_identity
+from surefoot.runs.identity import saved_identity
 from surefoot.training.checkpoint import list_checkpoints
 
 SINGLE = [

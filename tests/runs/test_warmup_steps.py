@@ -6,8 +6,7 @@ import pytest
 from transformers import TrainingArguments
 
 from surefoot.config.schema import RunConfig
-from surefoot.runs.job import make_schedule
-from surefoot.runs.timetable import Timetable
+from surefoot.runs.prepared import Timetable, make_schedule
 
 
 def warmup(share: float, total: int, *, from_zero: bool) -> int:

@@ -12,8 +12,8 @@ from surefoot.methods.open_model import open_for_use
 from surefoot.models.embeddings import embedding_noise
 from surefoot.models.precision import is_quantised
 from surefoot.report.console import Console
-from surefoot.runs import required
-from surefoot.runs.planned import make_plan
+from surefoot.runs import requirements as required
+from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault, InputError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.runs.export.files import _trained_sections
-from surefoot.runs.export.prompts import _examples
+from surefoot.runs.export.merge import _examples
 from surefoot.system import made_folders
 from surefoot.system.errors import InputError
 from surefoot.system.made_folders import CONFIG, FAILURE, PLAN, require_written, run_of

@@ -35,8 +35,7 @@ from surefoot.training.checkpoint import (
 )
 from surefoot.training.manifest import MANIFEST, sealed
 from surefoot.training.optimizer_state import load_optimizer_tensors
-from surefoot.training.scaling import LossScale
-from surefoot.training.state import Best, RunState
+from surefoot.training.state import Best, LossScale, RunState
 from surefoot.training.step import train_step
 
 

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from surefoot.training.goal import Goal
 from surefoot.training.report import EvalReport
-from surefoot.training.state import Best, RunState
+from surefoot.training.state import Best, Goal, RunState
 
 
 def report(step, loss=1.0, **metrics):

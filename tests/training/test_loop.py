@@ -22,14 +22,13 @@ from surefoot.training import loop
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.evaluation import evaluate_loss
-from surefoot.training.goal import Goal
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
 from surefoot.training.objective import LossSum
+from surefoot.training.optimizer import Schedule
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.report import StepReport
-from surefoot.training.schedule import Schedule
-from surefoot.training.state import RunState
+from surefoot.training.state import Goal, RunState
 
 EXAMPLES = toy_examples(20)
 

@@ -7,9 +7,9 @@ import torch
 
 from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.system.errors import Diverged
-from surefoot.training import moments
+from surefoot.training import optimizer_state as moments
 from surefoot.training import step as step_module
-from surefoot.training.moments import SMALL, first_bad, is_due, look, tokens_per_look
+from surefoot.training.optimizer_state import SMALL, first_bad, is_due, look, tokens_per_look
 from surefoot.training.step import train_step
 
 CPU = torch.device("cpu")

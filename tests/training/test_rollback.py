@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from surefoot.training.guard import GuardCounts
+from surefoot.training.guard import GuardCounts, Rollback, counted_from, data_step, is_on_the_way
 from surefoot.training.report import StepReport
-from surefoot.training.rollback import Rollback, counted_from, data_step, is_on_the_way
 from surefoot.training.state import RunState
 
 FIRST = Rollback(back_to=4, lost=7, ahead=3)

@@ -2,8 +2,8 @@
 
 import torch
 
-from surefoot.training import scaling
-from surefoot.training.scaling import LossScale
+from surefoot.training import state as scaling
+from surefoot.training.state import LossScale
 
 
 def torch_trajectory(overflows: list[bool], interval: int) -> list[float]:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from surefoot.training.schedule import Schedule
+from surefoot.training.optimizer import Schedule
 
 EXACT = 1e-15  # float64 arithmetic of a handful of operations
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.spike_curves import PLACES, STEPS, clean, spiked
-from surefoot.training import spikes
-from surefoot.training.spikes import FEWEST, LEAST, WIDTH, WINDOW, after, ceiling
+from surefoot.training import guard as spikes
+from surefoot.training.guard import FEWEST, LEAST, WIDTH, WINDOW, after, ceiling
 
 RECALL = 0.95  # at least, of planted spikes
 

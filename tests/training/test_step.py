@@ -10,7 +10,7 @@ from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine
 from surefoot.training import step as step_module
 from surefoot.training.guard import Verdict
 from surefoot.training.objective import LossSum
-from surefoot.training.scaling import LossScale
+from surefoot.training.state import LossScale
 from surefoot.training.step import train_step
 
 # Sums of some dozens of fp32 terms in another order.

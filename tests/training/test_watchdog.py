@@ -12,9 +12,8 @@ from torch.distributed import HashStore, TCPStore
 
 from surefoot.system import durable
 from surefoot.training import watchdog
-from surefoot.training.beat import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
-from surefoot.training.told import Told, tell, told_fault
-from surefoot.training.watchdog import Watchdog, slowest
+from surefoot.training.activity import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
+from surefoot.training.watchdog import Told, Watchdog, slowest, tell, told_fault
 
 GONE = 2**22 + 1  # above the largest process id of Linux
 # A thread that "ends the process" ends itself in these tests.
@@ -171,7 +170,7 @@ def test_a_rank_that_goes_with_the_store_is_known_by_name_from_the_meeting_on(se
 
 
 def test_a_stall_names_who_is_behind(server, monkeypatch, capfd):
-    monkeypatch.setattr("surefoot.training.beat.LEAST_LIMIT", 0.3)
+    monkeypatch.setattr("surefoot.training.activity.LEAST_LIMIT", 0.3)
     server.set("beat/1", beat(step=2, ticks=0, doing="training").to_bytes().decode())
     activity = Activity()
     activity.step_begins(1)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
-from surefoot.training.profile import PARTS, unwatched
+from surefoot.training.profile import PARTS, TRACED, WARM_UP, Window, phases, unwatched
 from surefoot.training.step import train_step
-from surefoot.training.window import TRACED, WARM_UP, Window, phases
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
-from surefoot.runs.phases import START
-from surefoot.runs.records import ENVIRONMENT
-from surefoot.runs.run_folder import CONFIG, PLAN, saved_identity, with_defaults
+from surefoot.runs.identity import saved_identity
+from surefoot.runs.profiling import START
+from surefoot.runs.run_folder import CONFIG, ENVIRONMENT, PLAN, with_defaults
 from surefoot.system.made_folders import require_run
 from surefoot.training.checkpoint import list_checkpoints
 from surefoot.training.compare import compare_weights

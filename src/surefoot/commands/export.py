@@ -13,7 +13,7 @@ from surefoot.commands.answering import check_models
 from surefoot.commands.printing import echo
 
 if TYPE_CHECKING:
-    from surefoot.runs.export.whole import Exported
+    from surefoot.runs.export.model import Exported
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?I?B)?", re.IGNORECASE)
@@ -71,7 +71,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
         if (named := check_models(model, adapter)) is not None:
             require_mergeable(model, merge=options["merge"], gguf=options["gguf"], adapted=named.adapted)
 
-    from surefoot.runs.export.whole import export_model
+    from surefoot.runs.export.model import export_model
 
     exported = export_model(model, out, adapters=adapters, **options)
     _tell(exported)

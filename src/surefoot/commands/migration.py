@@ -20,9 +20,9 @@ from surefoot.planning.memory import fits, usable
 from surefoot.planning.migration import Migration, migrate
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
-from surefoot.runs.foreseen import foresee
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
+from surefoot.runs.run_plan import foresee
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.few import counted

@@ -38,11 +38,11 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.system import hardware, process
 
     if machine is None:
-        from surefoot.runs.foreseen import foresee
+        from surefoot.runs.run_plan import foresee
 
         made, unread = foresee(loaded.config)
     else:
-        from surefoot.runs.planned import make_plan
+        from surefoot.runs.plan import make_plan
 
         made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware takes no look at them"
     if unread:
@@ -62,7 +62,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
 
 
 def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
-    from surefoot.runs.disk_room import disk_of, disk_words, free_space
+    from surefoot.runs.output_folder import disk_of, disk_words, free_space
     from surefoot.system.sizes import size_text
 
     place, free = free_space(Path(config.output))

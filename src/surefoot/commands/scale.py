@@ -10,7 +10,7 @@ from surefoot.models.folder import resolve_folder
 from surefoot.planning.plainest import plain_kernels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system import hardware
 
 # Engines that cut parameters hand a module its weights only while its own forward runs, so surefoot's kernels cannot.

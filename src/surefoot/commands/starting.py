@@ -24,7 +24,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.system.few import counted
 from surefoot.system.sizes import size_text
 

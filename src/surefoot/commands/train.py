@@ -28,7 +28,7 @@ from surefoot.system.redaction import veiled_words
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
     from surefoot.interop.translation import Translation
-    from surefoot.runs.occupied import Mode
+    from surefoot.runs.output_folder import Mode
 
 
 @click.command()
@@ -152,11 +152,11 @@ def _train(
         commits = None
         if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
             from surefoot.report.capture import captured_libraries
-            from surefoot.runs.beforehand import look_beforehand
+            from surefoot.runs.precheck import check_before_torch
 
             console.say(_beginning(config))
             with captured_libraries(console):
-                commits = look_beforehand(config, mode)
+                commits = check_before_torch(config, mode)
             if count > 1:
                 from surefoot.commands.launching import start_ranks
 

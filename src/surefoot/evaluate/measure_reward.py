@@ -23,8 +23,8 @@ from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking
 from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
-from surefoot.runs.records import DATA
 from surefoot.runs.revisions import pin, saved_commits
+from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.made_folders import run_of
 from surefoot.training.evaluation import evaluate_loss

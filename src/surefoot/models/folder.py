@@ -227,7 +227,7 @@ def base_fingerprint(folder: Path) -> str:
     first bytes of each of its tensors.
 
     Read before the model is loaded, on every rank. Whatever trained or merged a tensor changed its first bytes as
-    well, so another base is noticed; a single flipped bit further on is the business of `surefoot.runs.base_bytes`.
+    well, so another base is noticed; a single flipped bit further on is the business of `surefoot.runs.identity`.
     """
     settings = folder / "config.json"
     digest = hashlib.sha256(plain_files.read_bytes(settings if settings.exists() else folder / ADAPTER_CONFIG))

@@ -32,12 +32,12 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
 from surefoot.runs.custom import Custom
-from surefoot.runs.foreseen import foresee
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
+from surefoot.runs.run_plan import foresee
 from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
-from surefoot.training.answers import Metric
+from surefoot.training.evaluation import Metric
 from surefoot.training.objective import Objective
 
 AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | os.PathLike[str]

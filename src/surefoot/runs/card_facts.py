@@ -15,7 +15,7 @@ from surefoot.report.cards.reward import ending_token
 from surefoot.report.cards.run import CardFacts, DataFile
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.trained_template import is_on_texts
+from surefoot.runs.run_plan import is_on_texts
 from surefoot.system import hardware
 from surefoot.system.locations import looks_local
 from surefoot.training.optimizer import MUON_MOMENTUM

@@ -19,7 +19,7 @@ from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.nearest import nearest_word
-from surefoot.training.answers import METRICS, Metric
+from surefoot.training.evaluation import METRICS, Metric
 from surefoot.training.objective import LossSum, Objective
 
 

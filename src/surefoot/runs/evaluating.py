@@ -19,11 +19,10 @@ from surefoot.report.silent import SilentObserver
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
-from surefoot.training.answers import Answered, Metric, answer_examples
-from surefoot.training.beat import Activity
-from surefoot.training.evaluation import evaluate_loss
+from surefoot.training.activity import Activity
+from surefoot.training.evaluation import Answered, Metric, answer_examples, evaluate_loss
+from surefoot.training.failure import AtHand
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.recorder import AtHand
 from surefoot.training.report import EvalReport
 
 

@@ -16,7 +16,7 @@ from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.console import Console
 from surefoot.report.silent import SilentObserver
 from surefoot.runs.custom import Custom
-from surefoot.runs.device_faults import device_faults
+from surefoot.runs.faults import device_faults
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.profiling import NO_PROFILE, ProfileWish
@@ -25,7 +25,7 @@ from surefoot.runs.run_folder import Claim
 from surefoot.runs.steps import make_ready, take_steps
 from surefoot.system.errors import STOPPED_EXIT_CODE, EnvironmentFault, Fault
 from surefoot.training.checkpoint import list_checkpoints
-from surefoot.training.rollback import Rollback, StepsLost
+from surefoot.training.guard import Rollback, StepsLost
 from surefoot.training.session import Session
 
 _OVER = "over"

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.methods.method import CRITIC, Stage
-from surefoot.methods.table import KINDS
-from surefoot.report.console import Console
 from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver
-from surefoot.report.rows import Row, trainer_state
+from surefoot.report.rows import trainer_state
 from surefoot.report.silent import SilentObserver
-from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import cut_to_step
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import Prepared, make_schedules
 from surefoot.runs.setup import Setup
-from surefoot.runs.timetable import Timetable, length_in_steps
-from surefoot.system import durable, hardware
+from surefoot.system import durable
+from surefoot.training.activity import Activity
 from surefoot.training.background import BackgroundWriter
-from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import begin_checkpoint, retain
-from surefoot.training.goal import Goal
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
-from surefoot.training.schedule import Schedule
-from surefoot.training.state import RunState
-
-
-def open_observer(
-    run: Prepared, setup: Setup, console: Console, on_row: Callable[[Row], None] | None = None
-) -> RunObserver:
-    """The observer of a fresh or resumed run; rows that lie after the resumed state are cut from the log."""
-    state = setup.state
-    rows = cut_to_step(run.folder / LOG, state.step, evaluated=state.evaluated == state.step)
-    return RunObserver(
-        console,
-        run.folder,
-        total_steps=run.timetable.total_steps,
-        log_every=run.config.log_every,
-        epoch=run.timetable.epoch,
-        peak_memory=lambda: hardware.peak_memory(setup.engine.device.type),
-        rows=rows,
-        start_step=state.step,
-        on_row=on_row,
-        unit=KINDS[run.config.stage].unit,
-        seed=run.config.seed,
-    )
+from surefoot.training.state import Goal, RunState
 
 
 def make_job(
@@ -141,24 +110,6 @@ def _saving(
             return finish() if beside is None else beside.take(finish, begun.size, state)
 
     return save
-
-
-def make_schedules(run: Prepared, groups: Collection[str]) -> dict[str, Schedule]:
-    """Of each group of parameters: one curve, with the peak of each."""
-    first = make_schedule(run.config, run.stage, run.timetable)
-    peaks = {CRITIC: run.config.ppo.critic_lr}
-    return {name: replace(first, peak=peaks.get(name, first.peak)) for name in groups}
-
-
-def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Schedule:
-    """Shares become steps: the nearest one, or as transformers' warm-up from 0 has it, the next higher one."""
-    optim, total = config.optim, timetable.total_steps
-    if isinstance(optim.warmup, Duration):
-        warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, stage.step_tokens)
-    else:
-        warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
-    decay = round(optim.decay * total)
-    return Schedule(optim.schedule, optim.lr, total, warmup, decay, from_zero=optim.warmup_from_zero)
 
 
 def _trainer_state(run: Prepared, observer: RunObserver | SilentObserver, state: RunState) -> dict[str, Any]:

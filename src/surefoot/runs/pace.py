@@ -15,7 +15,7 @@ import torch
 
 from surefoot.data.batch import Weighted
 from surefoot.report.slowness import Moment, causes, slow_sentence
-from surefoot.runs.arithmetic import Arithmetic
+from surefoot.runs.profiling import Arithmetic
 from surefoot.system import hardware
 from surefoot.system.counters import Counters, busiest_others, read_counters
 from surefoot.training.background import is_writing

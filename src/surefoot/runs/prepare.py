@@ -23,25 +23,19 @@ from surefoot.report.console import Console
 from surefoot.report.data_audit import audit_report
 from surefoot.report.tables.plan import plan_changes, plan_table
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.runs.changes import sentence
 from surefoot.runs.custom import Custom, check_custom
-from surefoot.runs.disk_room import check_disk, disk_of
 from surefoot.runs.evaluating import check_answers
-from surefoot.runs.gist import gist
 from surefoot.runs.identity import check_identity, require_base, run_identity
-from surefoot.runs.job import make_schedule
-from surefoot.runs.lengths import lengths_of
-from surefoot.runs.phases import Phases
-from surefoot.runs.planned import make_plan
-from surefoot.runs.prepared import Prepared
-from surefoot.runs.records import DATA
-from surefoot.runs.resumed_plan import other_kernels, plan_of
+from surefoot.runs.output_folder import check_disk, disk_of
+from surefoot.runs.plan import make_plan
+from surefoot.runs.prepared import Prepared, Timetable, make_schedule, make_timetable
+from surefoot.runs.profiling import Phases
 from surefoot.runs.revisions import Commits, pin, saved_commits
-from surefoot.runs.roll_back import make_stage
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.rollback import make_stage
+from surefoot.runs.run_folder import DATA, Claim, sentence
+from surefoot.runs.run_plan import carry_template, lengths_of, other_kernels, plan_of, with_template
 from surefoot.runs.setup import planned_tokenizer
-from surefoot.runs.timetable import Timetable, make_timetable
-from surefoot.runs.trained_template import carry_template, with_template
+from surefoot.runs.summary import gist
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.few import counted
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint

@@ -1,19 +1,26 @@
-"""A run before its models are loaded, as one value: every part of the run that comes later is handed this."""
+"""A run before its models are loaded, as one value; its durations as steps, and its learning rates by step.
+
+The order of the examples is a pure function of the seed, so even a duration in tokens is a number of steps before the
+first one is taken. Every later part of a run is handed a `Prepared`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
-from surefoot.methods.method import Stage
+from surefoot.methods.method import CRITIC, Stage
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
 from surefoot.runs.run_folder import Claim
-from surefoot.runs.timetable import Timetable
+from surefoot.training.optimizer import Schedule
 
 
 @dataclass(frozen=True)
@@ -40,3 +47,95 @@ class Prepared:
     def resumed(self) -> bool:
         """Whether it goes on from a checkpoint."""
         return self.found.checkpoint is not None
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """All in optimizer steps, counted from 1; an evaluation at 0 comes before the first. The last step is always
+    evaluated and saved."""
+
+    steps_per_epoch: int
+    total_steps: int
+    eval_steps: frozenset[int]
+    save_steps: frozenset[int]
+
+    def epoch(self, step: int) -> float:
+        """Epochs done after `step` steps."""
+        return step / self.steps_per_epoch
+
+    def next_step(self, done: int) -> int:
+        """The step after `done` steps; the last one again where there is none, for whoever looks at its batches."""
+        return min(done + 1, self.total_steps)
+
+
+def make_timetable(
+    duration: Duration,
+    eval_every: Duration | None,
+    save_every: Duration,
+    steps_per_epoch: int,
+    tokens_of_step: Callable[[int], int],
+    *,
+    eval_at_start: bool = False,
+) -> Timetable:
+    """tokens_of_step: real input tokens of step 1, 2, …; asked only when a duration is given in tokens."""
+    total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
+
+    def due(every: Duration | None) -> frozenset[int]:
+        steps = {total}
+        for step in _multiples(every, steps_per_epoch, tokens_of_step) if every else ():
+            if step >= total:
+                break
+            steps.add(step)
+        return frozenset(steps)
+
+    start = frozenset({0} if eval_at_start else ())
+    return Timetable(steps_per_epoch, total, due(eval_every) | start, due(save_every))
+
+
+def length_in_steps(duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:
+    """At least one step."""
+    return next(_multiples(duration, steps_per_epoch, tokens_of_step))
+
+
+def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
+    """The steps at whose end one, two, three … times `every` have passed; strictly increasing, without end."""
+    if every.unit == "tokens":
+        yield from _token_multiples(every.count, tokens_of_step)
+        return
+    last = 0
+    number = 0
+    while True:
+        number += 1
+        length = every.count * number * (1 if every.unit == "steps" else steps_per_epoch)
+        step = max(1, round(length))
+        if step > last:
+            last = step
+            yield step
+
+
+def _token_multiples(every: float, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
+    step, tokens, bar = 0, 0, every
+    while True:
+        step += 1
+        tokens += tokens_of_step(step)
+        if tokens >= bar:
+            bar = every * (tokens // every + 1)
+            yield step
+
+
+def make_schedules(run: Prepared, groups: Collection[str]) -> dict[str, Schedule]:
+    """Of each group of parameters: one curve, with the peak of each."""
+    first = make_schedule(run.config, run.stage, run.timetable)
+    peaks = {CRITIC: run.config.ppo.critic_lr}
+    return {name: replace(first, peak=peaks.get(name, first.peak)) for name in groups}
+
+
+def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Schedule:
+    """Shares become steps: the nearest one, or as transformers' warm-up from 0 has it, the next higher one."""
+    optim, total = config.optim, timetable.total_steps
+    if isinstance(optim.warmup, Duration):
+        warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, stage.step_tokens)
+    else:
+        warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
+    decay = round(optim.decay * total)
+    return Schedule(optim.schedule, optim.lr, total, warmup, decay, from_zero=optim.warmup_from_zero)

@@ -1,18 +1,34 @@
-"""`surefoot train --profile N`: the wish, and the loop's job with a window around some of its steps.
+"""Where the time of a run goes: the phases before step 1, and the steps that `--profile N` clocks and traces.
 
-The folder `profile` of the run gets profile.json, a trace for Perfetto and a picture; the terminal gets a table.
+phases = Phases(imports=hardware.process_seconds())
+phases.end("data")          # what went by since the last call
+console.say(phases.sentence())
+
+with profiled(job, wish, arithmetic, run_folder, done, observer) as job:
+    train(job, ...)
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batch import IGNORE, Weighted
+from surefoot.families.model_facts import ModelFacts
 from surefoot.models.facts import facts_of
-from surefoot.planning.limits import NO_WORK, Work, fraction_of_limit
+from surefoot.planning.limits import (
+    NO_WORK,
+    StepFlops,
+    Work,
+    attention_flops,
+    fraction_of_limit,
+    layer_flops,
+    step_flops,
+    work_of,
+)
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.probes.matmul import product_rates
 from surefoot.report.console import as_plain_text
@@ -32,13 +48,11 @@ from surefoot.report.profile import (
     profile_table,
 )
 from surefoot.report.silent import SilentObserver
-from surefoot.runs.arithmetic import Arithmetic, step_work
-from surefoot.runs.planned import linear_shapes
+from surefoot.runs.plan import linear_shapes
 from surefoot.system import durable
 from surefoot.system.errors import SurefootError
 from surefoot.training.loop import Job
-from surefoot.training.profile import Stopwatch
-from surefoot.training.window import Recorded, Window
+from surefoot.training.profile import Recorded, Stopwatch, Window
 
 _KEPT = 100  # operators in profile.json
 
@@ -189,3 +203,83 @@ def _evaluating(window: Window, evaluate: Callable) -> Callable:
             return evaluate(step)
 
     return evaluating
+
+
+COMPILE = "compile"
+START = "start_seconds"  # the key of environment.json, for each rank
+_SHOWN = 0.05  # seconds; less is not worth a word
+
+
+class Phases:
+    """Wall seconds of each phase, in their order. imports: from the start of the process until now; 0 where it was not
+    started for this run."""
+
+    def __init__(self, imports: float = 0.0) -> None:
+        self.seconds: dict[str, float] = {"imports": imports} if imports else {}
+        self._since = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        """What went by since the last call, or since the beginning, was this phase; one may come in several parts."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+    @property
+    def whole(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def compiling(self) -> float:
+        return self.seconds.get(COMPILE, 0.0)
+
+    def sentence(self) -> str:
+        """ready in 9.1 s: imports 5.2, data 0.3, model 0.6, comparison 2.9"""
+        shown = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in self.seconds.items() if seconds >= _SHOWN)
+        return f"ready in {self.whole:.1f} s{': ' if shown else ''}{shown}"
+
+    def to_json(self) -> dict[str, float]:
+        """To milliseconds."""
+        return {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}
+
+
+_KNOWN = ("sft", "pretrain", "reward")  # whose step is one forward and one backward pass over its rows, and no more
+
+
+def step_work(micro_batches: Sequence[Weighted]) -> Work:
+    """Of this rank's micro-batches; labels are those of the rows, whatever the batch weighs."""
+    return sum(
+        (work_of(batch.rows.lengths, int((batch.rows.targets != IGNORE).sum())) for batch in micro_batches),
+        start=NO_WORK,
+    )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Of the models of a run. stage: as the config names it."""
+
+    model: ModelFacts
+    plan: RunPlan
+    stage: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `flops` is all that a step computes: DPO, KTO and PPO run other models beside, or write answers."""
+        return self.stage in _KNOWN
+
+    def effort(self, micro_batches: Sequence[Weighted]) -> float:
+        """What a forward pass of these batches costs in time, in FLOPs of large products: padding is computed too, and
+        the small products of attention run at about a third of their rate."""
+        computed = sum(batch.rows.input_ids.numel() for batch in micro_batches)
+        squares = sum(length * length for batch in micro_batches for length in batch.rows.lengths)
+        return layer_flops(self.model, computed) + 3.0 * attention_flops(self.model, squares, computed)
+
+    def flops(self, work: Work, *, pruned: bool = True) -> StepFlops:
+        """pruned: as in `step_flops`."""
+        return step_flops(
+            self.model,
+            work,
+            self.plan.adapter,
+            head=self.stage != "reward",
+            checkpointed=float(self.plan.memory.gradient_checkpointing.value),
+            pruned=pruned,
+        )

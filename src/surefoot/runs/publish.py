@@ -1,21 +1,25 @@
 """The end of a run: the chosen checkpoint's model becomes the run folder's own, with results, pictures and card.
 
 Every step can be repeated: a run that was killed in here publishes again when it is resumed. The run folder's manifest
-is written last and says that all of it is there.
+is written last and says that all of it is there. With `adapter.publish: merged` the adapter is merged into its base by
+the code of `surefoot export --merge`, with the same certificate (export.json); checkpoints keep the adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
+from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.reward import evaluated_ranking
 from surefoot.methods.table import KINDS
+from surefoot.models.folder import ADAPTER_CONFIG
+from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
 from surefoot.report.html import draw_report
@@ -24,17 +28,16 @@ from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.runs.card_facts import card_facts
+from surefoot.runs.export.model import export_model
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.publish_merged import publish_merged, without_adapter
-from surefoot.runs.records import DATA, ENVIRONMENT, ORIGIN
-from surefoot.runs.run_folder import CONFIG, PLAN
+from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.made_folders import AVERAGE, CERTIFICATE
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
-from surefoot.training.goal import LOSS
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport
-from surefoot.training.state import RunState
+from surefoot.training.state import LOSS, RunState
 
 _STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
 
@@ -171,3 +174,40 @@ def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple
 def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
     found = (row for row in reversed(rows) if is_eval_row(row) and row["current_steps"] == step)
     return next(map(eval_report, found), None)
+
+
+ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS})
+_POLICIES = ("", AVERAGE)  # where a checkpoint has one; a critic stays what it is to PPO, an adapter on the trunk
+_STAGING = ".merged"
+_OWN = frozenset({"README.md", *TOKENIZER_FILES})  # the run has its own
+
+
+def publish_merged(run: Path, checkpoint: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Put the merged models of `checkpoint` into the run folder. Returns the names of their files, and what is to be
+    said of the merges. Raises EnvironmentFault where one does not agree with its adapter, or the disk is full."""
+    names: list[str] = []
+    cautions: list[str] = []
+    staging = run / _STAGING
+    for place in _POLICIES:
+        if not (checkpoint / place / ADAPTER_CONFIG).is_file():
+            continue
+        exported = export_model(str(checkpoint / place), staging, merge=True, modelfile=False, overwrite=True)
+        own = sorted(path.name for path in staging.iterdir() if path.is_file() and path.name not in _OWN)
+        durable.make_folders(run / place)
+        for name in own:
+            durable.copy_file(staging / name, run / place / name)
+        outputs = {name: entry for name, entry in exported.record["outputs"].items() if name in own}
+        durable.write_json(run / place / CERTIFICATE, {**exported.record, "outputs": outputs})
+        durable.remove(staging)
+        names += [str(PurePosixPath(place, name)) for name in own]
+        cautions += exported.cautions
+    return names, tuple(dict.fromkeys(cautions))
+
+
+def without_adapter(run: Path, names: Collection[str]) -> list[str]:
+    """The names of a checkpoint's files that a run with merged models has as well; those of their adapters go."""
+    places = [place for place in _POLICIES if (run / place).is_dir()]
+    adapters = {str(PurePosixPath(place, name)) for place in places for name in ADAPTER_FILES}
+    for name in adapters:
+        durable.remove(run / name)
+    return [name for name in names if name not in adapters]

@@ -31,37 +31,31 @@ from surefoot.report.html import draw_report
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
-from surefoot.runs.base_bytes import check_base, hashed_beside, keep_base
 from surefoot.runs.card_facts import example_question
-from surefoot.runs.changes import note_changes, reminder
 from surefoot.runs.custom import NOTHING, Custom
-from surefoot.runs.device_faults import device_faults
+from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
-from surefoot.runs.job import open_observer
-from surefoot.runs.occupied import Mode
-from surefoot.runs.phases import START, Phases
+from surefoot.runs.identity import check_base, hashed_beside, keep_base
+from surefoot.runs.observers import end_facts, find_voice, open_observer, open_trackers, run_facts
+from surefoot.runs.output_folder import Mode
 from surefoot.runs.prepare import conflicts, prepare
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.profiling import NO_PROFILE, ProfileWish
+from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileWish
 from surefoot.runs.publish import Published, is_published, publish
-from surefoot.runs.ranks import check_several, find_ranks
-from surefoot.runs.records import write_records
+from surefoot.runs.requirements import check_several, find_ranks
 from surefoot.runs.revisions import HUB, Commits, commits_to_json
-from surefoot.runs.roll_back import make_stage, roll_back
-from surefoot.runs.rollback_record import note_rollbacks
-from surefoot.runs.run_folder import Claim, claim, occupy
+from surefoot.runs.rollback import make_stage, note_rollbacks, roll_back
+from surefoot.runs.run_folder import Claim, claim, note_changes, occupy, reminder, write_records
+from surefoot.runs.run_plan import is_on_texts
 from surefoot.runs.setup import Setup
 from surefoot.runs.steps import make_ready, take_steps
-from surefoot.runs.tracking import open_trackers
-from surefoot.runs.trained_template import is_on_texts
-from surefoot.runs.voices import end_facts, find_voice, run_facts
 from surefoot.system import hardware
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 from surefoot.system.few import counted
 from surefoot.system.redaction import veiled
 from surefoot.training.checkpoint import read_state
+from surefoot.training.guard import StepsLost
 from surefoot.training.loop import Outcome, has_ended
-from surefoot.training.rollback import StepsLost
 from surefoot.training.session import Session, open_session
 from surefoot.training.state import BESIDE, RunState
 

@@ -1,31 +1,52 @@
-"""Who owns the run folder: start, resume or replace. Every check that can fail runs before anything is deleted."""
+"""The run folder: who owns it, which names in it are the run's own, and what a run writes there before step 1.
+
+    found = claim(config, mode)       # look and check: new, resume or overwrite; nothing is changed
+    with occupy(found) as rejected:   # locked, cleared of what a killed process left
+        write_records(...)
+
+Every check that can fail runs before anything is deleted. Names that a run does not write, such as a user's notes or a
+launcher's log, are never deleted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.dump import shown
-from surefoot.config.load import plain_config
+from surefoot.config.load import dump_config, plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.families.files import read_json
+from surefoot.families.files import TOKENIZER_FILES, read_json
+from surefoot.interop.account import to_json
+from surefoot.interop.translation import Translation
 from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_from_json
-from surefoot.runs.occupied import Mode, is_free, refuse_occupied, require_free
-from surefoot.runs.rollback_record import find_checkpoint
-from surefoot.runs.run_names import written_by_run
-from surefoot.system import durable, folder_lock
-from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.report import html, profile, results
+from surefoot.report.events import append_event, mend_events
+from surefoot.report.log_copies import LOGS
+from surefoot.report.trackers import adapters
+from surefoot.runs import identity, rollback
+from surefoot.runs.output_folder import Mode, is_free, refuse_occupied, require_free
+from surefoot.runs.rollback import find_checkpoint
+from surefoot.system import durable, folder_lock, hardware
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError
+from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER, MANIFEST
 from surefoot.system.made_folders import CONFIG as CONFIG
 from surefoot.system.made_folders import PLAN as PLAN
-from surefoot.training.checkpoint import Checkpoint, list_checkpoints, set_aside_newer
+from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint, list_checkpoints, set_aside_newer
+from surefoot.training.guard import Rollback
 from surefoot.training.manifest import read_manifest
-from surefoot.training.rollback import Rollback
+
+ENVIRONMENT = "environment.json"
+DATA = "data.json"
+ORIGIN = "training_args.json"  # the words of another tool that the config came from
 
 
 @dataclass(frozen=True)
@@ -124,6 +145,79 @@ def _to_be_restored(path: Path) -> Iterator[None]:
         raise InputError(Fault(where, first.what, "restore it to resume this run", first.code)) from None
 
 
-def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Hashes and versions under which a checkpoint was written."""
-    return read_manifest(checkpoint.folder)["identity"]
+# Also what a killed process left, which no manifest lists: weights in any number of files, and the checkpoints that a
+# resumed run set aside.
+_PATTERN = re.compile(
+    r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|eval_\w+)\.png|(adapter_|generation_)?config\.json"
+    r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+)
+_NAMES = {
+    *(PLAN, CONFIG, MANIFEST, AVERAGE, CRITIC_FOLDER, TRAINER_STATE, "README.md"),
+    *(ENVIRONMENT, DATA, ORIGIN, identity.RECORD, rollback.RECORD),
+    *(results.TRAIN, results.EVAL, results.ALL, html.NAME, profile.FOLDER, adapters.FOLDER),
+    *LOGS,
+    *TOKENIZER_FILES,
+}
+
+
+def written_by_run(run: Path) -> Callable[[str], bool]:
+    """Whether a file or folder of this name is one that a run writes, or that a manifest in this one lists."""
+    listed: set[str] = set()
+    for place in (run, *(checkpoint.folder for checkpoint in list_checkpoints(run))):
+        with suppress(IntegrityError):
+            listed |= {Path(name).parts[0] for name in read_manifest(place)["files"]}
+    return lambda name: name in _NAMES or name in listed or _PATTERN.fullmatch(name) is not None
+
+
+def write_records(
+    config: RunConfig,
+    run: Path,
+    plan: RunPlan,
+    verified: Mapping[str, Any],
+    data: Mapping[str, Any],
+    origin: Translation | None = None,
+    ranks: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit.
+    training_args.json holds the words of another tool that the config came from; one that is there stays.
+
+    ranks: of each its engine and how many elements it holds.
+
+    The plan comes first: by it a folder is known as a run. The manifest of an outcome that this run goes beyond goes.
+    """
+    durable.remove(run / MANIFEST)
+    durable.write_json(run / PLAN, {"plan": plan_to_json(plan), "verified": verified})
+    durable.write_text(run / CONFIG, dump_config(config))
+    durable.write_json(run / ENVIRONMENT, hardware.describe() | ({"ranks": list(ranks)} if ranks else {}))
+    durable.write_json(run / DATA, data)
+    if origin is not None:
+        durable.write_json(run / ORIGIN, to_json(origin))
+
+
+def sentence(change: Change) -> str:
+    return f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}"
+
+
+def note_changes(found: Claim) -> None:
+    """An event for each that is warned; before config.yaml is written anew, as nothing tells of them afterwards."""
+    if not (warned := _warned(found)) or found.checkpoint is None:
+        return
+    mend_events(found.folder)
+    for change in warned:
+        append_event(found.folder, "changed", found.checkpoint.step, sentence(change))
+
+
+def reminder(found: Claim, *, command: bool) -> list[str]:
+    """Lines for right before the first step. command: whether a command line was given, so that one can answer."""
+    if not command or not (warned := _warned(found)):
+        return []
+    return ["to go on as before, stop this one (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
+
+
+def _warned(found: Claim) -> list[Change]:
+    return [change for change in found.changes if change.policy == "warned"]
+
+
+def _unchanged(run: Path, warned: Sequence[Change]) -> str:
+    old = [f"{change.key}={shown(change.old)}" for change in warned]
+    return shlex.join(["surefoot", "train", str(run / CONFIG), *old, "--resume"])

@@ -29,18 +29,17 @@ from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.parallel import shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
-from surefoot.runs.required import require_libraries
+from surefoot.runs.requirements import require_libraries
 from surefoot.system import process
 from surefoot.system.allocator import KeptMemory, mapped_bytes
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import ALL, Engine, EngineChoice, make_engine
-from surefoot.training.moments import tokens_per_look
+from surefoot.training.engine.make import count_elements, verify_share
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
+from surefoot.training.optimizer_state import tokens_per_look
 from surefoot.training.ranks import ALONE, Ranks
-from surefoot.training.scaling import LossScale
-from surefoot.training.share import count_elements, verify_share
-from surefoot.training.state import RunState
+from surefoot.training.state import LossScale, RunState
 from surefoot.training.step import StepSettings
 
 

@@ -19,9 +19,9 @@ from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.silent import SilentObserver
 from surefoot.runs.custom import Custom, check_objective
-from surefoot.runs.device_faults import device_faults
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.failures.recorder import FailureRecorder
+from surefoot.runs.faults import device_faults
 from surefoot.runs.job import make_job
 from surefoot.runs.pace import PaceObserver
 from surefoot.runs.parity.at_once import settle_at_once
@@ -29,16 +29,15 @@ from surefoot.runs.parity.compiled import try_compiled
 from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle
 from surefoot.runs.parity.packed_rows import as_planned, settle_packing
 from surefoot.runs.parity.room import settle_room
-from surefoot.runs.phases import COMPILE, Phases
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.profiling import ProfileWish, arithmetic_of, profiled
+from surefoot.runs.profiling import COMPILE, Phases, ProfileWish, arithmetic_of, profiled
 from surefoot.runs.setup import Setup, set_up
+from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
-from surefoot.training.beat import Activity
 from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.failure import AtHand
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Observer, Outcome, train
-from surefoot.training.recorder import AtHand
 from surefoot.training.session import Session
 
 _FAST_PATHS = "fast_paths"  # key of environment.json, for each rank

@@ -19,21 +19,20 @@ from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.job import make_schedules
-from surefoot.runs.memory_faults import memory_faults
+from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import Prepared, make_schedules
 from surefoot.runs.run_folder import Claim
 from surefoot.runs.setup import Setup
 from surefoot.runs.steps import make_ready
 from surefoot.system import hardware
 from surefoot.system.allocator import resident_bytes
+from surefoot.training.optimizer import Schedule
 from surefoot.training.profile import Watch, unwatched
 from surefoot.training.ranks import ALONE
 from surefoot.training.report import StepReport
-from surefoot.training.scaling import LossScale
-from surefoot.training.schedule import Schedule
 from surefoot.training.session import open_session
+from surefoot.training.state import LossScale
 from surefoot.training.step import train_step
 
 Clock = Literal["wall", "cpu"]

@@ -32,7 +32,7 @@ from surefoot.training.engine import Engine
 from surefoot.training.objective import Objective
 from surefoot.training.ranks import text_from
 from surefoot.training.report import example_list
-from surefoot.training.scaling import LossScale
+from surefoot.training.state import LossScale
 from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, draw_numbered, step_size
 
 Phase = Literal["forward", "input", "loss", "backward", "gradient", "parameter"]

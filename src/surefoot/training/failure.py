@@ -1,4 +1,4 @@
-"""What is kept of what went wrong in a run, so that it can be run again elsewhere: a folder, see `failure_names`.
+"""What a run keeps of a step that went wrong, so that it can be run again elsewhere: a folder, see `failure_names`.
 
     failure.json          which step, what was seen, seeds, rates, scale; the layout of the batches
     batch.safetensors     of a step the micro-batches of this rank, of an evaluation the batch that it was at, tensor by
@@ -9,29 +9,39 @@
 
 The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
 when a step is not finite, so they are those that the step began with; frozen ones are the base model's.
+
+A device's own errors, and its memory's, are no such failure: they say nothing of what was computed. torch has a class
+for what the driver reports and one for its own allocator on accelerators; what the libraries on top report, and its
+allocator on the host, are plain RuntimeErrors, recognised by their words.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from surefoot.data.batch import RecordName, Weighted
 from surefoot.data.batch_file import batches_from_file, batches_to_file
+from surefoot.models.modes import is_compiled
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.made_folders import FAILED_BATCH, FAILURE, require_failure
-from surefoot.training.diagnose import Finding, Origin
+from surefoot.training.diagnose import Finding, Origin, agreed_origin, find_origin, source_of
+from surefoot.training.engine import Engine
 from surefoot.training.failure_names import Phase, failure_name, moment
+from surefoot.training.guard import Rollback
 from surefoot.training.manifest import MANIFEST, check_files, manifest
-from surefoot.training.rollback import Rollback
-from surefoot.training.scaling import LossScale
+from surefoot.training.objective import Objective
+from surefoot.training.report import StepReport
+from surefoot.training.state import LossScale
+from surefoot.training.step import StepSettings
 
 SCHEMA = 1
 RECORD, BATCH, WEIGHTS = FAILURE, FAILED_BATCH, "weights.safetensors"
@@ -185,3 +195,103 @@ def read_failure(folder: Path) -> Kept:
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
         raise IntegrityError(Fault(str(folder / RECORD), what, code="SF-CHECKPOINT-DAMAGED")) from None
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Weighted)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What was begun of a step: the step itself, or what comes before or after it. micro_batches, lr (of each group of
+    parameters), scale (of fp16): those of the step, as far as they were known."""
+
+    step: int
+    micro_batches: Sequence[Weighted] = ()
+    lr: Mapping[str, float] = field(default_factory=dict)
+    scale: LossScale | None = None
+    phase: Phase = "step"
+
+
+class AtHand:
+    """The batch that an evaluation computes, for a recorder. batch: None between two, and where there is none."""
+
+    def __init__(self) -> None:
+        self.batch: Weighted | None = None
+
+    def each(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
+        """The same batches."""
+        self.batch = None
+        for batch in batches:
+            self.batch = batch
+            yield batch
+            self.batch = None
+
+
+class Recorder(Protocol):
+    """Keeps what went wrong, so that it can be run again. Raises nothing."""
+
+    def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
+        """A step was not finite; called on the rank that saw it."""
+        ...
+
+    def crashed(self, attempt: Attempt, error: Exception) -> None:
+        """It raised an exception on this rank, which ends the run."""
+        ...
+
+
+def look_into(
+    engine: Engine,
+    objective: Objective,
+    settings: StepSettings,
+    attempt: Attempt,
+    report: StepReport,
+    recorder: Recorder | None,
+) -> str:
+    """Where a step's first non-finite value came from, in words, the same on all ranks, which must all ask. The rank
+    that saw it has it recorded. Raises what the device raises."""
+    try:
+        finding = find_origin(
+            engine, objective, attempt.micro_batches, step=attempt.step, scale=attempt.scale, settings=settings
+        )
+    except Exception as error:
+        # others wait for this rank inside of the pass; a device that fails in it may have made what was not finite
+        if engine.world > 1 or is_device_error(error):
+            raise
+        finding, failed = Finding(None, ()), f"its replay failed ({type(error).__name__}: {error})"
+    else:
+        failed = ""
+    if recorder is not None:
+        if engine.rank == (source_of(engine, finding.origin) or 0):
+            recorder.failed(attempt, report, finding)
+        engine.totals([0.0])  # nobody ends the run while another one writes
+    suspects = f"{'compiled code, ' if is_compiled(engine.model) else ''}the hardware or a non-deterministic kernel"
+    finite = f"a replay of the step was finite: suspect {suspects}"
+    return failed or agreed_origin(engine, finding.origin) or finite
+
+
+_LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_\w+|\b(CUDA|HIP|MPS|NCCL) error\b")
+# What torch raises is of the class for an error of the device where the driver or a library allocates by itself.
+_MEMORY = re.compile(
+    r"DefaultCPUAllocator|not enough memory: you tried to allocate|can't allocate memory"
+    r"|\b(CUDA|HIP) error: out of memory|\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_MEMORY.search(str(error)))
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Of the device, or of a library that drives it; memory that it lacks is none."""
+    if is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and bool(_LIBRARY.search(str(error)))
+    )
+
+
+def is_of_the_environment(error: BaseException) -> bool:
+    """A device that failed, or memory that was lacking: no other way to compute it would help."""
+    return is_out_of_memory(error) or is_device_error(error)

@@ -1,16 +1,29 @@
-"""Look at loss, gradient norm and moments before the optimizer moves.
+"""Look at loss, gradient norm and moments before the optimizer moves; and go back where too much was lost.
 
 A non-finite step changes neither weights nor moments and is logged as what it is. An fp16 overflow under a finite loss
-is the loss scale's business while the scale can still fall; it is counted apart. A finite norm far above those before
-is the business of `spikes`.
+is the loss scale's business while the scale can still fall; it is counted apart.
+
+Spikes: norms of a healthy run scatter by factors, so their logarithms are looked at: the median of the last WINDOW
+ones, and as their scatter the median distance from it, which one spike among them does not move (a standard deviation
+would be blown up by the first spike and miss the second). What lies more than WIDTH scatters above the median is a
+spike; less than LEAST times the median never is, however calm the run. A spike moves the weights by no more than the
+highest norm that would have been accepted, and enters the window as that: a run whose norms really grow is followed
+after half a window. What is not finite never enters.
+
+Rollback: the order of the data stays what seed and step make it. A rollback moves the place: after the checkpoint, step
+n learns from what step n + `ahead` would have had. That is a function of the list of rollbacks and the step, so a run
+that is killed and resumed has no position to lose here either; the list is part of `RunState`.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from surefoot.system.errors import Diverged, Fault
 from surefoot.training.report import Decision
 
 
@@ -54,3 +67,75 @@ class GuardCounts:
         if decision == "scaler":
             return replace(self, scaler=self.scaler + 1, recent=recent)
         return replace(self, consecutive=self.consecutive + 1, skipped=self.skipped + 1, recent=(*recent, step))
+
+
+WINDOW = 128  # norms
+FEWEST = 32  # norms before anything is judged: the first steps of a warm-up follow no scatter
+# By 104,000 clean steps of 36 synthetic curves (scatter 0.05 to 0.45, independent or not, flat, falling or warming up)
+# and as many with spikes of 10 to 100 times: 97 % found, 0.2 false alarms in 10,000 steps; at 5 0.6, at 7 95 %, none.
+WIDTH = 6.0
+LEAST = 3.0
+_NORMAL = 1.4826  # the median distance of a normal distribution, times this, is its standard deviation
+
+Norms = tuple[float, ...]
+
+
+def ceiling(norms: Norms) -> float | None:
+    """The highest gradient norm that is no spike after these; None while there are too few."""
+    if len(norms) < FEWEST:
+        return None
+    logs = [math.log(norm) for norm in norms]
+    middle = statistics.median(logs)
+    scatter = _NORMAL * statistics.median(abs(one - middle) for one in logs)
+    return math.exp(middle + max(WIDTH * scatter, math.log(LEAST)))
+
+
+def after(norms: Norms, norm: float) -> Norms:
+    """With the norm of a step that moved the weights: the newest WINDOW. A norm of 0 says nothing of the scatter."""
+    if norm <= 0:
+        return norms
+    highest = ceiling(norms)
+    return (*norms, norm if highest is None else min(norm, highest))[-WINDOW:]
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """back_to: step of the checkpoint. lost: the step that ended the run. ahead: steps after `back_to` learn from the
+    data of so many steps later, until a later rollback says otherwise."""
+
+    back_to: int
+    lost: int
+    ahead: int
+
+
+def data_step(rollbacks: Sequence[Rollback], step: int) -> int:
+    """The step whose data `step` learns from, both from 1: by the last rollback that goes back to before it."""
+    last = _last_before(rollbacks, step)
+    return step + (last.ahead if last else 0)
+
+
+def counted_from(rollbacks: Sequence[Rollback], step: int) -> int:
+    """The step after which non-finite ones count against the run, seen from `step`: where it last went back to. Those
+    before led to that, or have been lived with; counted again, the next one would end the run that was to go on."""
+    last = _last_before(rollbacks, step)
+    return last.back_to if last else 0
+
+
+def _last_before(rollbacks: Sequence[Rollback], step: int) -> Rollback | None:
+    return next((one for one in reversed(rollbacks) if one.back_to < step), None)
+
+
+def is_on_the_way(step: int, known: Sequence[Rollback], rollbacks: Sequence[Rollback]) -> bool:
+    """Whether a run with these rollbacks comes by the state that was saved after `step` when those in `known` had
+    happened: it lies before each of the further ones."""
+    return tuple(known) == tuple(rollbacks[: len(known)]) and all(
+        step <= one.back_to for one in rollbacks[len(known) :]
+    )
+
+
+class StepsLost(Diverged):
+    """The guard ends the run at `step`; weights and moments are those before the steps that were not finite."""
+
+    def __init__(self, fault: Fault, step: int):
+        super().__init__(fault)
+        self.step = step

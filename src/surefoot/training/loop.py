@@ -16,18 +16,16 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.system.errors import Diverged, Fault, SurefootError
 from surefoot.system.few import counted
-from surefoot.training import spikes
+from surefoot.training import guard as spikes
 from surefoot.training.engine import Engine
-from surefoot.training.goal import Goal
-from surefoot.training.guard import RECENT
+from surefoot.training.failure import Attempt, Recorder, look_into
+from surefoot.training.guard import RECENT, StepsLost
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.objective import Objective
+from surefoot.training.optimizer import Schedule
 from surefoot.training.profile import Watch, unwatched
-from surefoot.training.recorder import Attempt, Recorder, look_into
 from surefoot.training.report import EvalReport, StepReport, example_list
-from surefoot.training.rollback import StepsLost
-from surefoot.training.schedule import Schedule
-from surefoot.training.state import RunState
+from surefoot.training.state import Goal, RunState
 from surefoot.training.step import StepSettings, train_step
 
 

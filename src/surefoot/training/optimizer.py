@@ -1,4 +1,4 @@
-"""Optimizers over named parameters: one rule for what is decayed and what goes where, the libraries' own arithmetic.
+"""Optimizers over named parameters, and the learning rate as a pure function of the step.
 
 Only matrices are decayed; biases, norms and DoRA magnitudes are not. Muon and 8-bit AdamW take the matrices inside the
 decoder layers and leave embeddings, head and vectors to AdamW: orthogonalising an embedding makes no sense, and its
@@ -10,10 +10,22 @@ rare, large gradients suffer most from 8-bit moments. The rate is set before eac
     sgd         torch's; weight decay is added to the gradient
     muon        Jordan et al. 2024, torch's; the step is scaled to the size of AdamW's (Liu et al. 2025), so that one
                 rate serves both halves
+
+Schedules: steps count from 0. During warm-up the rate rises linearly and reaches its peak at step `warmup`; the first
+step already moves, unless the curve shall begin at 0 as transformers' does. Then, with
+p = (step - warmup) / (total - warmup):
+
+    constant  peak
+    linear    peak * (1 - p)
+    cosine    peak * (1 + cos(pi p)) / 2
+    wsd       peak, then linearly towards 0 over the last `decay` steps
+
+A function of the step has nothing to save, and nothing that can drift on resume.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,3 +189,31 @@ def _groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]
         for tensors, decay in ((matrices, weight_decay), (vectors, 0.0))
         if tensors
     ]
+
+
+_AFTER_WARMUP: dict[str, Callable[[float], float]] = {
+    "constant": lambda p: 1.0,
+    "linear": lambda p: 1.0 - p,
+    "cosine": lambda p: 0.5 * (1.0 + math.cos(math.pi * p)),
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """kind: cosine | linear | constant | wsd. peak: highest rate. total, warmup, decay: optimizer steps. from_zero: the
+    warm-up begins at rate 0."""
+
+    kind: str
+    peak: float
+    total: int
+    warmup: int
+    decay: int = 0
+    from_zero: bool = False
+
+    def rate(self, step: int) -> float:
+        """Learning rate of the update number `step`, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step / self.warmup if self.from_zero else (step + 1) / (self.warmup + 1))
+        if self.kind == "wsd":
+            return self.peak * min(1.0, (self.total - step) / (self.decay + 1))
+        return self.peak * _AFTER_WARMUP[self.kind]((step - self.warmup) / max(1, self.total - self.warmup))

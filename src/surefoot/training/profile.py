@@ -1,12 +1,18 @@
-"""Where the time of a step goes: its batches, forward, backward and the optimizer, each by itself.
+"""Where the time of a step goes: its batches, forward, backward and the optimizer; clocked, then traced by operator.
 
     watch = Stopwatch(engine.device)
     report = train_step(..., watch=watch)
     report.profile.forward_ms, report.profile.backward_ms
 
-A GPU runs behind the program, so a part is waited for before and after it is timed: the steps that are watched are a
-little slower than the others, and compute the same numbers. Each part has its name in a trace of torch's profiler,
-where one is taken. Evaluation and checkpoints lie between steps.
+    window = Window(first=1, last=1000, wanted=5, device=device, finished=print)
+    watch = window.watch(step)          # before each step
+    with window.between("checkpoint"): save(state)
+    window.close()                      # where the run ends before the window does
+
+A GPU runs behind the program, so a part is waited for before and after it is timed: watched steps are a little slower
+than the others, and compute the same numbers. Of a window, first come steps that warm up, then those that are clocked,
+then a few under torch's profiler: it slows operators down, small ones most, so times are taken from the steps before.
+Evaluation and checkpoints lie between steps.
 """
 
 from __future__ import annotations
@@ -14,11 +20,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from surefoot.models.quiet import muted_stderr
+from surefoot.system.counters import Counters, read_counters
 from surefoot.training.report import StepProfile
 
 Part = Literal["data", "forward", "backward", "optimizer", "evaluation", "checkpoint"]
@@ -70,3 +80,177 @@ class Stopwatch:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+WARM_UP = 2  # steps: the first one allocates, and may compile
+TRACED = 2  # a trace of more is slow to open
+
+
+@dataclass(frozen=True)
+class Operator:
+    """seconds: its own, without those of operators that it calls; on the GPU where there is one. calls: how often."""
+
+    name: str
+    seconds: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was seen. first, last: the steps that were clocked. seconds: of all of them, each part and together; what
+    lies between steps (evaluation, checkpoints) is not in `step_seconds`. counted: by the system meanwhile. traced:
+    steps of the trace. operators: by their time, longest first. write_trace: into a file that Perfetto and
+    chrome://tracing open."""
+
+    first: int
+    last: int
+    parts: dict[Part, float]
+    step_seconds: float
+    counted: Counters
+    traced: int
+    operators: tuple[Operator, ...]
+    write_trace: Callable[[Path], None]
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Ranges of steps."""
+
+    clocked: range
+    traced: range
+
+
+def phases(first: int, last: int, wanted: int) -> Phases:
+    """first, last: steps of this session. wanted: steps to clock. A short run has less warm-up, then clocks less."""
+    steps = last - first + 1
+    traced = min(TRACED, wanted, max(0, steps - 1))
+    warm_up = min(WARM_UP, max(0, steps - traced - 1))
+    start = first + warm_up
+    end = min(start + wanted, last + 1 - traced)
+    return Phases(range(start, end), range(end, end + traced))
+
+
+class Window:
+    """finished: is told once, as soon as the last traced step is over; not at all where no step was clocked."""
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        wanted: int,
+        device: torch.device,
+        finished: Callable[[Recorded], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.phases = phases(first, last, wanted)
+        self._device, self._finished, self._clock = device, finished, clock
+        self._watches: dict[int, Stopwatch] = {}
+        self._between: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+        self._paused = self._stepping = self._started = 0.0
+        self._before = self._counted = Counters()
+        self._current: int | None = None
+        self._tracer: profile | None = None
+        self._over = False
+
+    def watch(self, step: int) -> Watch:
+        """Called before each step of the run, in order. What times it, inside of the window."""
+        self._end_step()
+        if self._over:
+            return unwatched
+        clocked, traced = self.phases.clocked, self.phases.traced
+        if step not in clocked and step not in traced:
+            if step >= traced.stop:
+                self._finish()
+            return unwatched
+        if step == traced.start:
+            self._tracer = profile(activities=_activities(self._device), acc_events=True)
+            with muted_stderr():
+                self._tracer.start()
+        self._current, self._started, self._paused = step, self._clock(), 0.0
+        if step in traced:
+            return named
+        if step == clocked.start:
+            self._before = read_counters(self._device.type)
+            self._started = self._clock()
+        self._watches[step] = Stopwatch(self._device, self._clock)
+        return self._watches[step]
+
+    @contextmanager
+    def between(self, part: Part) -> Iterator[None]:
+        """Around what is done between steps."""
+        if self._current is None:
+            yield
+            return
+        watch = Stopwatch(self._device, self._clock)
+        with watch(part):
+            yield
+        self._paused += watch.seconds[part]
+        if self._current in self.phases.clocked:
+            self._between[part] += watch.seconds[part]
+
+    def abandon(self) -> None:
+        """The run has failed: nothing is told."""
+        self._over = True
+        self._stop_tracer()
+
+    def close(self) -> None:
+        """The run is over, perhaps before the window is."""
+        self._end_step()
+        self._finish()
+
+    def _end_step(self) -> None:
+        if self._current in self.phases.clocked:
+            self._stepping += self._clock() - self._started - self._paused
+            self._counted = read_counters(self._device.type).since(self._before)
+        self._current = None
+
+    def _finish(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        tracer = self._stop_tracer()
+        if not self._watches:
+            return
+        watches = list(self._watches.values())
+        parts: dict[Part, float] = {
+            part: self._between[part] + sum(watch.seconds[part] for watch in watches) for part in PARTS
+        }
+        self._finished(
+            Recorded(
+                first=min(self._watches),
+                last=max(self._watches),
+                parts=parts,
+                step_seconds=self._stepping,
+                counted=self._counted,
+                traced=0 if tracer is None else len(self.phases.traced),
+                operators=() if tracer is None else _operators(tracer, self._device),
+                write_trace=lambda path: None if tracer is None else tracer.export_chrome_trace(str(path)),
+            )
+        )
+
+    def _stop_tracer(self) -> profile | None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            with muted_stderr():
+                tracer.stop()
+        return tracer
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def _operators(tracer: profile, device: torch.device) -> tuple[Operator, ...]:
+    """Of the traced steps, without the names of our own parts, which hold no time of their own."""
+    on_gpu = device.type == "cuda"
+    found = [
+        Operator(event.key, (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6, event.count)
+        for event in tracer.key_averages()
+        if event.key not in PARTS
+    ]
+    return tuple(sorted((one for one in found if one.seconds > 0), key=lambda one: -one.seconds))

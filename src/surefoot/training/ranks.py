@@ -1,7 +1,9 @@
-"""Which process of how many, and what processes tell each other on the host.
+"""Which process of how many, and what processes exchange on the host.
 
-    totals     numbers added up in float64, over gloo: the same sums, bit for bit, on every rank
-    same       whether all ranks hold the same bytes, told by hash
+    totals             numbers added up in float64, over gloo: the same sums, bit for bit, on every rank
+    first_difference   the first tensor that is not the same bytes on all ranks, by hash
+    gather_rows        numbers of places (episodes) that lie on one rank each, brought to all: the others add zeros, and
+                       float64 holds ids and fp32 numbers exactly
 
 A process group for "cpu:gloo" or "cpu:gloo,cuda:nccl" exists wherever `world` is more than 1: tensors on the host go
 over gloo, those on a GPU over NCCL.
@@ -10,7 +12,7 @@ over gloo, those on a GPU over NCCL.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,3 +117,20 @@ def _digest(content: bytes | memoryview) -> torch.Tensor:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+Totals = Callable[[Sequence[float]], list[float]]  # see `Engine.totals`
+
+
+def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) -> list[list[float]]:
+    """own: place (of `count`) -> this rank's numbers. Every rank must ask; a place that nobody has comes out empty."""
+    lengths = [int(length) for length in totals([float(len(own.get(place, ()))) for place in range(count)])]
+    flat: list[float] = []
+    for place, length in enumerate(lengths):
+        flat += own.get(place) or [0.0] * length
+    flat = totals(flat)
+    rows, start = [], 0
+    for length in lengths:
+        rows.append(flat[start : start + length])
+        start += length
+    return rows

@@ -32,10 +32,9 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from surefoot.system.errors import EnvironmentFault, Fault, SurefootError
-from surefoot.training.beat import Activity
+from surefoot.training.activity import Activity
 from surefoot.training.ranks import Ranks
-from surefoot.training.told import LINGER, Told, say_over, tell, told_fault
-from surefoot.training.watchdog import MEETING, SILENT, Watchdog
+from surefoot.training.watchdog import LINGER, MEETING, SILENT, Told, Watchdog, say_over, tell, told_fault
 
 _LEAD = "lead"
 _POLL = 0.1  # seconds

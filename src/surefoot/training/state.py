@@ -1,21 +1,23 @@
 """Everything of a run that changes besides weights and moments: a few numbers, written to `state.json`.
 
-Learning rate, data order and random draws are functions of the step and are therefore not here.
+Learning rate, data order and random draws are functions of the step and are therefore not here. What is: counts and
+times, the loss scale of fp16 (Micikevicius et al. 2018, "Mixed Precision Training"; rule and constants of torch's
+GradScaler, as a value: the scale is a power of two, so scaling and unscaling are exact unless something overflows or
+underflows), and the best evaluation so far. Which result is best a `Goal` decides: the loss, which should fall, or a
+metric, which should rise. A metric of few examples ties often: then the lower evaluation loss decides, and where that
+is the same too, the earlier step stays.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from surefoot.training.goal import Goal
-from surefoot.training.guard import GuardCounts
+from surefoot.training.guard import GuardCounts, Norms, Rollback, after, counted_from
 from surefoot.training.report import EvalReport, StepReport
-from surefoot.training.rollback import Rollback, counted_from
-from surefoot.training.scaling import LossScale
-from surefoot.training.spikes import Norms, after
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,52 @@ class RunState:
                 "best": Best(**data["best"]) if data["best"] else None,
             }
         )
+
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """name: "loss", or one of the evaluation's metrics."""
+
+    name: str = LOSS
+
+    def value(self, report: EvalReport) -> float:
+        return report.loss if self.name == LOSS else report.metrics[self.name]
+
+    def loss_of(self, report: EvalReport) -> float | None:
+        """What decides a tie: the evaluation loss beside a metric; None where it is the value itself, or not finite."""
+        return report.loss if self.name != LOSS and math.isfinite(report.loss) else None
+
+    def gain(self, value: float, best: float | None) -> float:
+        """By how much `value` is better than the best so far; infinite for the first, NaN or negative for no gain."""
+        if not math.isfinite(value):
+            return -math.inf
+        if best is None:
+            return math.inf
+        return best - value if self.name == LOSS else value - best
+
+
+INITIAL = 65536.0
+GROWTH_INTERVAL = 2000  # finite steps before the scale doubles
+SMALLEST = 1.0  # an overflow here is no longer the scale's fault
+LARGEST = 2.0**24  # beyond this a growing scale only brings overflows of its own
+
+
+@dataclass(frozen=True)
+class LossScale:
+    scale: float = INITIAL
+    good_steps: int = 0
+
+    def after_step(self) -> LossScale:
+        if self.good_steps + 1 < GROWTH_INTERVAL:
+            return replace(self, good_steps=self.good_steps + 1)
+        return LossScale(min(LARGEST, self.scale * 2.0), 0)
+
+    def after_overflow(self) -> LossScale:
+        return LossScale(max(SMALLEST, self.scale / 2.0), 0)
+
+    @property
+    def can_fall(self) -> bool:
+        return self.scale > SMALLEST

@@ -1,37 +1,38 @@
-"""A thread in every rank that sees to it that no rank waits for ever.
+"""A thread in every rank, so that no rank waits for ever for one that is gone.
 
-It writes this rank's beat into the store once a second, over a connection of its own, and reads those of the next rank
-and of rank 0, which holds the store. Four things end the run, on every rank within seconds of each other:
+It writes this rank's heartbeat into the store once a second, over a connection of its own, and reads those of the next
+rank and of rank 0, which holds the store. Four things end the run, on every rank within seconds of each other:
 
-    absent    no beat at all for MEETING seconds: it was never started, or does not find the others
-    gone      the process of a rank on this machine has ended without a word
-    silent    no beat for SILENT seconds: stopped, swapped out, or its machine is off
+    absent    no heartbeat at all for MEETING seconds: it was never started, or does not find the others
+    gone      the process of a rank on this machine has ended without publishing a fault
+    silent    no heartbeat for SILENT seconds: stopped, swapped out, or its machine is off
     stalled   steps are being taken, and the main thread of a rank has got nothing done for too long while the others
               wait for it (`Activity.limit`)
 
-and a fault that another rank has told. Which rank tells is decided in the store: one line is printed, not one by each.
-The end is `os._exit`: a main thread inside a collective hears nothing. Whatever matters is on the disk already, and
-what is half written is removed.
+and a fault that another rank has published. The first fault in the store counts, so that one line is printed and all
+ranks leave with its exit code. The end is `os._exit`: a main thread inside a collective runs no Python. Whatever
+matters is on the disk already, and what is half written is removed.
 
-The trade-off: a beat needs the interpreter's lock, so a library that holds it for SILENT seconds looks stopped.
+The trade-off: a heartbeat needs the interpreter's lock, so a library that holds it for SILENT seconds looks stopped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.beat import Activity, Beat, is_gone
-from surefoot.training.told import LINGER, Told, say_over, tell, told_fault
+from surefoot.training.activity import Activity, Beat, is_gone
 
 PERIOD = 1.0  # seconds from beat to beat
 SILENT = 30.0
@@ -221,3 +222,41 @@ def _line(rank: int, beat: Beat, what: str, host: str) -> str:
 def _print(line: str) -> None:
     """By os.write, because the main thread may hold the lock of a buffered stream."""
     os.write(2, f"error: {line}; go on with --resume\n".encode())
+
+
+LINGER = 5.0  # seconds that the rank with the store stays, so that the others can read why it ends
+_FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A fault that ends the run: by which rank it was told, with which exit code, in which lines."""
+
+    rank: int
+    code: int
+    lines: tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps([self.rank, self.code, self.lines])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Told:
+        rank, code, lines = json.loads(data)
+        return cls(rank, code, tuple(lines))
+
+
+def tell(store: Store, told: Told) -> Told:
+    """Say a fault to all ranks; returns the one that was told first."""
+    return Told.from_bytes(store.compare_set(_FAULT, "", told.to_text()))
+
+
+def told_fault(store: Store) -> Told | None:
+    """What some rank has told, if any."""
+    return Told.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
+
+
+def say_over(store: Store, rank: int, world: int, seconds: float) -> None:
+    """This rank needs the store no longer. Rank 0, with which the store may go, waits for the others to say so."""
+    store.set(f"over/{rank}", "")
+    if rank == 0:
+        store.wait([f"over/{other}" for other in range(world)], timedelta(seconds=seconds))

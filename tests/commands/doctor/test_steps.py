@@ -15,7 +15,7 @@ from surefoot.commands.doctor.steps import STEPS, few, product_line, take
 from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
-from surefoot.runs import planned
+from surefoot.runs import plan as planned
 from surefoot.runs.trial import ready
 
 

@@ -17,7 +17,7 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.embeddings import embedding_noise
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
-from surefoot.training.randomness import seed_micro_batch
+from surefoot.training.step import seed_micro_batch
 
 ALPHA = 5.0
 WIDTH = 32

@@ -30,7 +30,7 @@ from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.report.verification import verify_folder
-from surefoot.runs.disk_room import disk_of
+from surefoot.runs.output_folder import disk_of
 from surefoot.system.errors import Diverged, InputError
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.engine import SingleEngine

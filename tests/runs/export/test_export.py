@@ -29,9 +29,9 @@ from surefoot.models.merge import effective_weights
 from surefoot.report.cards.export import check_lines
 from surefoot.runs.export import certificate
 from surefoot.runs.export import merge as export_merge
-from surefoot.runs.export import whole as export
+from surefoot.runs.export import model as export
 from surefoot.runs.export.certificate import MERGED_LIMIT, RELOADED_LIMIT, merged_limit
-from surefoot.runs.export.whole import export_model
+from surefoot.runs.export.model import export_model
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.manifest import MANIFEST, manifest

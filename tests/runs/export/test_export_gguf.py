@@ -17,7 +17,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.models import gguf as gguf_file
 from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
 from surefoot.models.load import load_tokenizer
-from surefoot.runs.export.whole import export_model
+from surefoot.runs.export.model import export_model
 from surefoot.system.errors import EnvironmentFault
 
 WRITTEN = {

@@ -12,7 +12,7 @@ from helpers.tiny_models import tiny_llama
 from helpers.toy_model import bits, same_bits
 from surefoot.data.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer, set_up
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.step import train_step

@@ -15,7 +15,8 @@ from torch import nn
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
 from surefoot.report.console import Console
-from surefoot.runs import required, steps
+from surefoot.runs import requirements as required
+from surefoot.runs import steps
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 

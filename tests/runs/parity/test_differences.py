@@ -24,7 +24,7 @@ from surefoot.runs.parity.differences import Differences, Pass, differences
 from surefoot.runs.parity.in_fp32 import Look
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.scaling import LossScale
+from surefoot.training.state import LossScale
 
 WITHOUT = 1e9  # a limit that nothing passes
 

@@ -18,7 +18,7 @@ from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs.parity.fast_paths import planned_paths
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from surefoot.system import libraries
 from surefoot.system.errors import InputError, IntegrityError
-from surefoot.training.engine.zero_config import deepspeed_config
+from surefoot.training.engine.deepspeed import deepspeed_config
 from surefoot.training.engine.zero_shares import Share, own_part, put_state, share_of_parameter, share_of_row
 from surefoot.training.ranks import Ranks
 

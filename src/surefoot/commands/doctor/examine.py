@@ -49,8 +49,6 @@ from surefoot.planning.probes.kept import Kept, open_kept
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.report.capture import captured_libraries
 from surefoot.report.silent import silent_console
-from surefoot.runs.disk_room import disk_of
-from surefoot.runs.lengths import lengths_of
 from surefoot.runs.measured import (
     largest_of,
     measured_attention,
@@ -59,8 +57,10 @@ from surefoot.runs.measured import (
     measured_tf32,
     measured_threads,
 )
-from surefoot.runs.planned import attention_request, linear_shapes, make_plan
+from surefoot.runs.output_folder import disk_of
+from surefoot.runs.plan import attention_request, linear_shapes, make_plan
 from surefoot.runs.revisions import hub_names
+from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Ready, ready
 from surefoot.system import hardware as machine
 from surefoot.system import process

@@ -13,7 +13,7 @@ from surefoot.planning.environment import acts_below
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType, EnvironmentFinding
 from surefoot.planning.probes.attention import GATE
-from surefoot.runs.disk_room import NO_ROOM, disk_words, free_space, least_words
+from surefoot.runs.output_folder import NO_ROOM, disk_words, free_space, least_words
 from surefoot.system.hub.access import hub_obstacle, is_signed_in
 from surefoot.system.sizes import size_text
 

@@ -30,7 +30,7 @@ from surefoot.runs.parity.differences import Pass, largest_difference
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.parity.formulas import ATTENTION, LIMIT, Formulas, compare_formulas
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Ready, ready
 from surefoot.system.sizes import size_text
 

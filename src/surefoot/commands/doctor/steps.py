@@ -22,7 +22,7 @@ from surefoot.planning.plan import DType
 from surefoot.runs.trial import Ready
 from surefoot.training.profile import Stopwatch
 from surefoot.training.report import StepReport
-from surefoot.training.scaling import LossScale
+from surefoot.training.state import LossScale
 
 STEPS = 10
 MICRO_BATCHES = 2  # of a step

@@ -28,7 +28,7 @@ from surefoot.config.schema import (
 )
 from surefoot.methods.open_model import open_for_use
 from surefoot.report.console import Console
-from surefoot.runs.occupied import Mode
+from surefoot.runs.output_folder import Mode
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import claim
 

@@ -91,7 +91,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
 
 def _free_folder(output: str) -> str:
     """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
-    from surefoot.runs.occupied import is_free
+    from surefoot.runs.output_folder import is_free
 
     beside = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
     names = itertools.chain([output, beside], (f"{beside}-{number}" for number in itertools.count(2)))

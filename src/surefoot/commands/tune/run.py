@@ -21,10 +21,10 @@ from surefoot.config.nested import with_settings
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.lengths import lengths_of
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Clock, Trial
 from surefoot.system import hardware
 from surefoot.system.errors import EnvironmentFault, Fault

@@ -16,7 +16,7 @@ from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import diff_plans
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, Fault, InputError
 from surefoot.system.sizes import size_text

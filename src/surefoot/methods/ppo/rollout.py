@@ -46,7 +46,7 @@ from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts, VllmRollouts
 from surefoot.planning.plan import RunPlan
 from surefoot.system.posting import server
-from surefoot.training.gather import gather_rows
+from surefoot.training.ranks import gather_rows
 from surefoot.training.step import Context
 
 if TYPE_CHECKING:

@@ -1,14 +1,24 @@
-"""What lies beside the weights of an export: tokenizer, model card, Modelfile and, written last, the certificate."""
+"""What lies beside the weights of an export: tokenizer, model card, Modelfile and, written last, the certificate.
+
+A Modelfile needs the chat template in the other program's words. A run on a named template says which it was. The
+tokenizer's own template is a program in Jinja, recognised by its output: where a named template writes the same tokens
+for every conversation tried, with and without a system text, it stands for the tokenizer's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.segments import Template, prompt_ids
+from surefoot.data.templates import make_template
+from surefoot.data.text_encoder import TextEncoder
 from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
 from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
-from surefoot.families.templates import OWN
+from surefoot.families.template_row import Dialogue, Row, as_one_text
+from surefoot.families.templates import OWN, ROWS, find_row
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
@@ -16,8 +26,8 @@ from surefoot.report.cards.export import CERTIFICATE, ExportFacts, export_card
 from surefoot.report.cards.modelfile import Served, modelfile_text
 from surefoot.runs.export.certificate import FORMAT, hashes
 from surefoot.runs.export.parts import ExportParts
-from surefoot.runs.served_template import served_row
 from surefoot.system import durable, hardware
+from surefoot.system.errors import InputError
 from surefoot.system.made_folders import run_of
 
 MODELFILE = "Modelfile"
@@ -157,3 +167,36 @@ def _trained_sections(trained: Path) -> str:
     kept = [f"## {section}" for section in sections[1:] if f"## {section}".startswith(_TRAINED)]
     lines = "\n".join(kept).splitlines()
     return "\n".join(line for line in lines if not line.startswith("![")).strip()
+
+
+_SYSTEM, _ASK = Turn("system", "Be brief."), Turn("user", "What is a heron?")
+_MORE = (Turn("assistant", "A bird."), Turn("user", "And a trout?"))
+_TRIED = ((_ASK,), (_SYSTEM, _ASK), (_ASK, *_MORE), (_SYSTEM, _ASK, *_MORE))
+
+
+def served_row(template: Template, encoder: TextEncoder, stop_ids: Sequence[int]) -> tuple[Row | None, str]:
+    """The row, or None and why not, as a sentence."""
+    row = find_row(template.name)
+    if row is not None:
+        return (as_one_text(row) if isinstance(row, Dialogue) else row), ""
+    wanted = _written(template, encoder)
+    if wanted is None:
+        return None, "the model's chat template cannot write a system text and two questions"
+    for candidate in ROWS:
+        if isinstance(candidate, Dialogue) and _same(candidate, wanted, encoder, stop_ids):
+            return candidate, ""
+    return None, "the model's own chat template writes something else than every template that surefoot knows by name"
+
+
+def _same(row: Dialogue, wanted: list[list[int]], encoder: TextEncoder, stop_ids: Sequence[int]) -> bool:
+    try:
+        return _written(make_template(row.name, encoder, stop_ids), encoder) == wanted
+    except InputError:  # the tokenizer lacks a token that the row needs
+        return False
+
+
+def _written(template: Template, encoder: TextEncoder) -> list[list[int]] | None:
+    try:
+        return [prompt_ids(Conversation(turns), template, encoder, None) for turns in _TRIED]
+    except RowFault:
+        return None

@@ -20,8 +20,8 @@ from surefoot.models.quiet import quiet_libraries
 from surefoot.models.verify import compare_logits, logits_of
 from surefoot.planning.plan import DType
 from surefoot.runs.export.certificate import MERGED_LIMIT, check_record
+from surefoot.runs.export.merge import BUILT_IN, PromptSet
 from surefoot.runs.export.parts import ExportParts
-from surefoot.runs.export.prompts import BUILT_IN, PromptSet
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.libraries import is_installed
 

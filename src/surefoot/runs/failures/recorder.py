@@ -25,12 +25,19 @@ from surefoot.runs.run_folder import CONFIG, PLAN
 from surefoot.runs.setup import Setup
 from surefoot.system import durable, hardware
 from surefoot.system.redaction import veiled, veiled_value
-from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, largest_finite, place_of_error
-from surefoot.training.engine.stepping import own_part
-from surefoot.training.failure import Failure, Largest, Needs, failure_folder, write_failure
+from surefoot.training.engine.base import own_part
+from surefoot.training.failure import (
+    AtHand,
+    Attempt,
+    Failure,
+    Largest,
+    Needs,
+    failure_folder,
+    is_device_error,
+    write_failure,
+)
 from surefoot.training.failure_names import Phase, failures_in, moment
-from surefoot.training.recorder import AtHand, Attempt
 from surefoot.training.report import StepReport
 from surefoot.training.session import is_broken_connection
 from surefoot.training.step import draw_number

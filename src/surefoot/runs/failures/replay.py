@@ -36,8 +36,8 @@ from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom
-from surefoot.runs.device_faults import device_faults
 from surefoot.runs.evaluating import make_evaluate
+from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.job import make_job
 from surefoot.runs.parity.fast_paths import planned_paths
@@ -46,16 +46,14 @@ from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import CONFIG, PLAN, Claim
 from surefoot.runs.setup import Setup, set_up
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
-from surefoot.training.beat import Activity
+from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
-from surefoot.training.device_errors import is_device_error
 from surefoot.training.diagnose import Finding, Origin, examine, place_of_error
 from surefoot.training.evaluation import one_pass, without_learning
-from surefoot.training.failure import Failure, Kept, read_failure
+from surefoot.training.failure import AtHand, Failure, Kept, is_device_error, read_failure
+from surefoot.training.guard import is_on_the_way
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
-from surefoot.training.recorder import AtHand
-from surefoot.training.rollback import is_on_the_way
 from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")

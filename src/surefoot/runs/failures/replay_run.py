@@ -36,12 +36,12 @@ from surefoot.methods.table import with_models
 from surefoot.report.flight import begin_line
 from surefoot.report.silent import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom
-from surefoot.runs.device_faults import device_faults
 from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, saved, set_up_again
+from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.rollback_record import find_checkpoint
+from surefoot.runs.rollback import find_checkpoint
 from surefoot.runs.run_folder import PLAN, Claim
 from surefoot.runs.setup import Setup
 from surefoot.system import process

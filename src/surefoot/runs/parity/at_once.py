@@ -38,7 +38,7 @@ from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_p
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.device_errors import is_of_the_environment
+from surefoot.training.failure import is_of_the_environment
 
 
 def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:

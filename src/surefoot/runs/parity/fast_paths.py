@@ -29,8 +29,8 @@ from surefoot.runs.parity.in_fp32 import Look, look, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
+from surefoot.training.failure import is_of_the_environment
 
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"

@@ -19,7 +19,7 @@ from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nothing_at_zero, one_pass
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.device_errors import is_of_the_environment
+from surefoot.training.failure import is_of_the_environment
 
 LIMIT = LIMITS["fp32"]
 ATTENTION = "attention"

@@ -39,7 +39,7 @@ from surefoot.runs.parity.passes import one_pass
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
 from surefoot.system.sizes import size_text
-from surefoot.training.device_errors import is_of_the_environment
+from surefoot.training.failure import is_of_the_environment
 
 # How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
 # equally far but for chance, which in the kind of parameters that differs most makes up to 2.9 of it. A length may be

@@ -36,10 +36,10 @@ from surefoot.runs.parity.fast_paths import GO_ON, STAYS, Settled, excused, judg
 from surefoot.runs.parity.in_fp32 import look, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.roll_back import make_stage
+from surefoot.runs.rollback import make_stage
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.device_errors import is_of_the_environment
+from surefoot.training.failure import is_of_the_environment
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:

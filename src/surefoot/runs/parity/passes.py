@@ -21,7 +21,7 @@ from surefoot.runs.parity.differences import Pass
 from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
 from surefoot.training.engine import Engine
-from surefoot.training.scaling import LossScale
+from surefoot.training.state import LossScale
 from surefoot.training.step import LOSS, add_gradient, draw, step_size
 
 _BATCHES = 2

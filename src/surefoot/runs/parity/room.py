@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
-from surefoot.runs.lengths import length_facts
-from surefoot.runs.planned import make_plan
+from surefoot.runs.plan import make_plan
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.resumed_plan import as_settled
+from surefoot.runs.run_plan import as_settled, length_facts
 from surefoot.system.sizes import size_text
 from surefoot.training.engine import Engine
 

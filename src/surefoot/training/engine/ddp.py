@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.engine.base import Elements, Groups
+from surefoot.training.engine.base import Elements, Groups, Stepping
 from surefoot.training.engine.single import plain_elements, plain_norms
-from surefoot.training.engine.stepping import Stepping
 from surefoot.training.optimizer import Optimizer, trainable_parameters
 from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from surefoot.training.ranks import Ranks, add_over_ranks, first_difference

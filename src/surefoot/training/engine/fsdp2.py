@@ -24,10 +24,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from surefoot.models.decoder import decoder_layers
-from surefoot.training.engine.base import Elements, Groups, Members, PerGroup, groups_of
-from surefoot.training.engine.shareable import elementwise, require_shareable
-from surefoot.training.engine.stepping import Stepping, norms_of_shares, own_gradients, own_part
-from surefoot.training.engine.whole import whole_parameters
+from surefoot.training.engine.base import (
+    Elements,
+    Groups,
+    Members,
+    PerGroup,
+    Stepping,
+    groups_of,
+    norms_of_shares,
+    own_gradients,
+    own_part,
+)
+from surefoot.training.engine.sharding import elementwise, require_shareable, whole_parameters
 from surefoot.training.optimizer import Optimizer, trainable_parameters
 from surefoot.training.optimizer_state import load_optimizer_tensors, state_entries
 from surefoot.training.ranks import Ranks

@@ -1,16 +1,20 @@
-"""Which engine carries a run, by name."""
+"""Make the engine that a plan names, and check what each rank really holds against the plan.
+
+Libraries fall back to whole copies without a word: accelerate 1.15, asked for FSDP or DeepSpeed on a CPU, gives plain
+DDP, and a model that no rule cuts stays whole on every rank. Both would run, and neither would be what was planned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from surefoot.system.errors import Fault, InputError
-from surefoot.training.engine.base import Engine, Groups, Members, groups_of
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.training.engine.base import Elements, Engine, Groups, Members, groups_of
 from surefoot.training.engine.ddp import DdpEngine
 from surefoot.training.engine.deepspeed import DeepSpeedEngine
 from surefoot.training.engine.fsdp2 import Fsdp2Engine
@@ -63,3 +67,49 @@ def make_engine(
         what = "fsdp2 keeps weights, gradients and moments in one place"
         raise InputError(Fault("parallel.offload", what, "take all, or engine: deepspeed", code="SF-CONFIG-CONFLICT"))
     return Fsdp2Engine(model, members, make_optimizer, ranks, device, offload=choice.offload == "all")
+
+
+# What is not cut evenly (norms and biases that stay whole, padding to the number of ranks), as a share of all.
+_REST = 0.1
+
+
+def count_elements(model: nn.Module) -> Elements:
+    """Of a model that is whole; gradients and optimizer as of one rank that holds all of them."""
+    trained = sum(parameter.numel() for parameter in trainable_parameters(model).values())
+    return Elements(sum(parameter.numel() for parameter in model.parameters()), trained, trained)
+
+
+def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Elements) -> dict[str, Any]:
+    """Hold the engine's class and what it holds against the plan; returns both, JSON-able.
+
+    name: of the planned engine. cut: which of weights, gradients and optimizer are planned to be cut into shares.
+    whole: counted before the engine took the model. Raises EnvironmentFault with one line per difference.
+    """
+    found = engine.elements()
+    kind = type(engine).__name__
+    faults = []
+    if kind.lower() != f"{name}engine":
+        faults.append(Fault("plan: parallel.engine", f"planned {name}, found {kind}", code="SF-PLAN-BROKEN"))
+    for part, held, total in (
+        ("weights", found.parameters, whole.parameters),
+        ("gradients", found.gradients, whole.gradients),
+        ("optimizer", found.optimizer, whole.optimizer),
+    ):
+        most = total * (1 / engine.world + _REST) if part in cut and engine.world > 1 else total
+        least = 0 if part in cut else total
+        if not least <= held <= most:
+            what = f"rank {engine.rank} holds {held:,} of {total:,} elements of its {part}"
+            planned = f"at most {int(most):,}" if part in cut else "all of them"
+            faults.append(Fault("plan: parallel.engine", f"{what}; planned are {planned}", code="SF-PLAN-BROKEN"))
+    if faults:
+        raise EnvironmentFault(faults)
+    return {
+        "rank": engine.rank,
+        "engine": kind,
+        "device": str(engine.device),
+        "parameters": found.parameters,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        "of": whole.parameters,
+        "of_trainable": whole.gradients,
+    }

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from surefoot.training.engine.base import ALL, Elements, Groups
-from surefoot.training.engine.stepping import Stepping, own_gradients
+from surefoot.training.engine.base import ALL, Elements, Groups, Stepping, own_gradients
 from surefoot.training.optimizer import Optimizer
 from surefoot.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from surefoot.training.ranks import ALONE

@@ -1,0 +1,70 @@
+"""A device that fails, or has no memory left, is the environment's fault: one line with remedies, exit 3.
+
+CUDA reports an error of the device long after its cause, and from then on no number that comes from it can be trusted.
+So the step under way is given up and none of it is saved; the run goes on from the last checkpoint, in another process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from surefoot.config.schema import RunConfig
+from surefoot.planning.plan import RunPlan
+from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault
+from surefoot.training.failure import is_device_error, is_out_of_memory
+
+_FIX = (
+    "look for the device in the log of the system (dmesg, nvidia-smi -q), then go on with --resume; "
+    "should it come again, on another device"
+)
+
+
+@contextmanager
+def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
+    """Raises EnvironmentFault for a device that failed inside, and what `memory_faults` raises. phase: what the run was
+    doing, as a place."""
+    with memory_faults(phase, config, plan):
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_device_error(error):
+                raise
+            first = str(error).strip().partition("\n")[0]
+            raise EnvironmentFault(
+                Fault(phase, f"{plan.device.value} failed: {first}", _FIX, code="SF-DEVICE")
+            ) from error
+
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
+
+
+@contextmanager
+def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
+    """Raises EnvironmentFault for an allocation that failed inside. phase: what the run was doing, as a place."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = _ASKED.search(str(error))
+        what = f"out of memory on {plan.device.value}" + (f": {asked[1]} more were asked for" if asked else "")
+        raise EnvironmentFault(Fault(phase, what, advice(config, plan), NO_MEMORY)) from error
+
+
+def advice(config: RunConfig, plan: RunPlan) -> str:
+    """What would help, first what a resumed run may change: nothing that is saved is lost."""
+    micro = plan.batch.micro.value
+    now = [f"batch.micro={max(1, micro // 2)} (was {micro})"] if micro > 1 else []
+    if not plan.memory.gradient_checkpointing.value:
+        now.append("gradient_checkpointing=on")
+    anew = [f"data.max_length below {plan.tokenizer.max_length.value}"]
+    if plan.adapter is None:
+        anew += ["an adapter", "optim.name: adafactor or adamw_8bit"]
+    elif plan.precision.base.value != "nf4":
+        anew.append("precision.base: nf4")
+    elsewhere = f"a new run can also take {', '.join(anew)}"
+    return f"go on with --resume {' or '.join(now)}; {elsewhere}" if now else elsewhere

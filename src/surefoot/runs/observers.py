@@ -1,0 +1,110 @@
+"""Who hears of a run's rows besides its log: the console, trackers, and the log lines of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from surefoot.config.load import plain_config
+from surefoot.config.schema import RunConfig
+from surefoot.interop.tools import voice_of
+from surefoot.interop.translation import Translation
+from surefoot.interop.voice import SILENT, End, RunFacts, Voice
+from surefoot.methods.table import KINDS
+from surefoot.models.forward import causal_model
+from surefoot.report.console import Console
+from surefoot.report.events import append_event
+from surefoot.report.observer import RunObserver
+from surefoot.report.rows import Row
+from surefoot.report.trackers.adapters import make_trackers
+from surefoot.report.trackers.base import RunFacts as TrackedRun
+from surefoot.report.trackers.base import flat_config
+from surefoot.report.trackers.fan_out import Trackers
+from surefoot.report.trainer_log import NAME as LOG
+from surefoot.report.trainer_log import cut_to_step
+from surefoot.runs.prepared import Prepared
+from surefoot.runs.publish import Published
+from surefoot.runs.setup import Setup
+from surefoot.system import hardware, process
+from surefoot.training.state import RunState
+
+
+def open_trackers(config: RunConfig, run: Path, state: RunState, console: Console) -> Trackers:
+    """Not started yet: it is a context manager. state: where the run goes on, with the ids of earlier sessions."""
+    if config.report_to:
+        process.refuse_telemetry()
+
+    def say(text: str) -> None:
+        console.say(text, style="yellow")
+        append_event(run, "tracker", state.step, text)
+
+    facts = TrackedRun(
+        run=run,
+        project=config.tracking.project,
+        name=config.tracking.name or run.resolve().name,
+        offline=config.tracking.offline,
+        config=flat_config(plain_config(config)),
+        step=state.step,
+        run_id=None,
+    )
+    asked = {name: one for name, one in state.trackers.items() if name in config.report_to}
+    return Trackers(make_trackers(config.report_to), facts, asked, say)
+
+
+def find_voice(origin: Translation | None) -> Voice:
+    return SILENT if origin is None else voice_of(origin)
+
+
+def run_facts(run: Prepared, setup: Setup) -> RunFacts:
+    plan, example = run.plan, run.stage.data.train[0]
+    ids, learned = tuple(example.ids.tolist()), tuple(example.supervised.tolist())
+    answer = [token for token, counts in zip(ids, learned, strict=True) if counts]
+    return RunFacts(
+        config=run.config,
+        embedding=_embedding_name(setup.policy),
+        bos=plan.tokenizer.bos_id,
+        pad=plan.tokenizer.pad_token.value,
+        pad_id=plan.tokenizer.pad_id,
+        added_rows=plan.tokenizer.added_rows,
+        base=plan.precision.base.value,
+        compute=plan.precision.compute.value,
+        attention=plan.attention.implementation.value,
+        device=plan.device.value,
+        ids=ids,
+        learned=learned,
+        text=str(run.tokenizer.decode(list(ids))),
+        answer=str(run.tokenizer.decode(answer)),
+    )
+
+
+def end_facts(run: Prepared, published: Published) -> End:
+    folder = run.folder
+    return End(str(folder), frozenset(path.name for path in folder.iterdir()), published.results)
+
+
+def _embedding_name(model: nn.Module) -> str:
+    wanted = causal_model(model).get_input_embeddings()
+    return next((name for name, module in model.named_modules() if module is wanted), "")
+
+
+def open_observer(
+    run: Prepared, setup: Setup, console: Console, on_row: Callable[[Row], None] | None = None
+) -> RunObserver:
+    """The observer of a fresh or resumed run; rows that lie after the resumed state are cut from the log."""
+    state = setup.state
+    rows = cut_to_step(run.folder / LOG, state.step, evaluated=state.evaluated == state.step)
+    return RunObserver(
+        console,
+        run.folder,
+        total_steps=run.timetable.total_steps,
+        log_every=run.config.log_every,
+        epoch=run.timetable.epoch,
+        peak_memory=lambda: hardware.peak_memory(setup.engine.device.type),
+        rows=rows,
+        start_step=state.step,
+        on_row=on_row,
+        unit=KINDS[run.config.stage].unit,
+        seed=run.config.seed,
+    )

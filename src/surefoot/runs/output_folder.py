@@ -1,0 +1,145 @@
+"""May a run take its output folder, and has the disk room for what it will write? Answered at once, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.described import read_description
+from surefoot.families.files import TOKENIZER_FILES, read_json
+from surefoot.families.templates import is_file
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
+from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
+from surefoot.planning.plan import RunPlan
+from surefoot.system import durable, hardware
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.made_folders import CHECKPOINT, MANIFEST, PLAN
+from surefoot.system.retention import kept
+from surefoot.system.sizes import size_text
+
+Mode = Literal["new", "resume", "overwrite"]
+_OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
+
+
+def require_free(config: RunConfig, mode: Mode) -> bool:
+    """Whether something is in the folder already. Raises InputError where that may not stay or go, EnvironmentFault
+    where nothing can be written."""
+    folder = Path(config.output)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(Fault("output", f"{folder} is a file", "name a folder", code="SF-USE-OUTPUT"))
+    if occupied := not is_free(folder):
+        refuse_occupied(folder, mode)
+        if mode == "overwrite":
+            _refuse_own_inputs(config, folder)
+    durable.require_writable(folder)
+    return occupied
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a new run takes it without a word: there is nothing, or a folder that nobody has put anything into."""
+    return not folder.exists() or (
+        folder.is_dir() and all(durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir())
+    )
+
+
+def refuse_occupied(folder: Path, mode: Mode) -> None:
+    if mode == "new":
+        fix = "continue it with --resume, replace it with --overwrite"
+        raise InputError(Fault("output", f"{folder} is not empty", fix, code="SF-USE-OUTPUT"))
+    if not _is_run_folder(folder):
+        what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
+        raise InputError(Fault("output", what, "nothing in it was touched; check the path", code="SF-USE-OUTPUT"))
+
+
+def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
+    inputs = [("model.path", config.model.path)]
+    if is_file(config.data.template):
+        inputs.append(("data.template", config.data.template))
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        for source in sources if isinstance(sources, tuple) else ():
+            inputs += [(key, source.path), *((key, path) for path in _described(source.path))]
+    faults = [
+        Fault(
+            key,
+            f"{path} lies in {folder}, which --overwrite replaces",
+            "move it, or name another output",
+            code="SF-USE-OUTPUT",
+        )
+        for key, path in inputs
+        if Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve())
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+def _described(path: str) -> list[str]:
+    """The files that a folder's dataset_info.json names; they may lie in folders below it."""
+    entries = read_description(Path(path), path) or {}
+    names = [entry.get("file_name") for entry in entries.values()]
+    return [str(Path(path) / name) for name in names if isinstance(name, str)]
+
+
+def _is_run_folder(folder: Path) -> bool:
+    """By what only surefoot writes: a config.yaml or a checkpoint-7 may be anyone's."""
+    try:
+        if "plan" in read_json(folder / PLAN):
+            return True
+    except InputError:
+        pass
+    return any((path / MANIFEST).is_file() for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name))
+
+
+NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
+
+
+def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
+    """saves: checkpoints that the run writes, None where nobody knows yet."""
+    keep = kept(config.checkpoint.keep)
+    best = config.checkpoint.best != "none"
+    averaged = config.stage == "ppo" and config.ppo.ema is not None
+    base = resolve_folder(config.model.path, config.model.revision, weights=False)
+    tokenizer = sum((base / name).stat().st_size for name in TOKENIZER_FILES if (base / name).is_file())
+    merged = _merged_bytes(config, base)
+    return disk_forecast(plan, keep, best=best, saves=saves, merged=merged, averaged=averaged, tokenizer=tokenizer)
+
+
+def _merged_bytes(config: RunConfig, base: Path) -> int:
+    """Of the model that base and adapter become, as the base is stored; 0 where the adapter is published."""
+    if config.adapter is None or config.adapter.publish != "merged":
+        return 0
+    facts = facts_of(base)
+    return model_bytes(facts, facts.stored)
+
+
+def disk_words(needed: DiskForecast) -> str:
+    parts = f"up to {needed.checkpoints} checkpoints of {size_text(needed.checkpoint)}"
+    return f"{parts} and a model of {size_text(needed.model)} need {size_text(needed.total)}"
+
+
+def least_words(needed: DiskForecast) -> str:
+    """What a run cannot do without."""
+    many = f"{needed.written} checkpoints" if needed.written != 1 else "a checkpoint"
+    parts = f"{many} of {size_text(needed.checkpoint)} and then a model of {size_text(needed.model)}"
+    return f"{parts} need at least {size_text(needed.least)}"
+
+
+def free_space(folder: Path) -> tuple[Path, int]:
+    """The nearest folder that exists, and bytes free on its disk."""
+    place = durable.nearest_existing(folder)
+    return place, hardware.free_disk(place)
+
+
+def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> Iterator[str]:
+    """A caution where not everything that may lie there has room. Raises EnvironmentFault where what the run surely
+    writes has none. resumed: the older checkpoints are there already, and make room for the next."""
+    needed = needed.further if resumed else needed
+    place, free = free_space(folder)
+    if free < needed.least:
+        raise EnvironmentFault(
+            Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM, code="SF-DISK-FULL")
+        )
+    if free < needed.total:
+        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"

@@ -1,0 +1,81 @@
+"""What would refuse a run and shows without torch, which takes seconds to import: the folder, conflicts of the config,
+the model's config and the headers of its weights, room on the disk, the first record of each data source.
+
+    commits = check_before_torch(config, mode)
+    from surefoot.runs.run import train_run
+
+The run checks all of it again, with the same functions and words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.first_record import first_row
+from surefoot.data.formats import look, retag
+from surefoot.data.sources import files_of
+from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
+from surefoot.models.folder import stored_tensors
+from surefoot.report.trackers.adapters import require_trackers
+from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
+from surefoot.runs.plan import make_plan
+from surefoot.runs.revisions import Commits, hub_data_name, pin
+from surefoot.system import hardware
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.locations import looks_local
+
+_LARGE = 64 << 20  # bytes of described data that are not looked into here: they are read whole, which takes time
+_OWN = "custom"  # the format of records that a Python caller's function reads
+
+
+def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
+    """What names on the hub mean, so that nobody asks twice; None where nobody asked. Raises as `train_run` would."""
+    folder = Path(config.output)
+    refused: tuple[Fault, ...] = ()
+    try:
+        if require_free(config, mode) and mode == "resume":
+            return None  # what it was started with decides, and it may be finished
+    except InputError as error:
+        if config.metrics.names:  # whether they exist only torch's users know, and all is told together
+            return None
+        refused = error.faults
+    commits = _planned(config, folder, refused)
+    kind, data = KINDS_OF_RECORDS[config.stage], config.data
+    for sources, specs in ((data.train, trained_specs(config)), (data.eval, evaluated_specs(config))):
+        for source, spec in zip(sources if isinstance(sources, tuple) else (), specs, strict=True):
+            if files_of(spec) or (hub_data_name(source) is None and _size(Path(source.path)) <= _LARGE):
+                found, row = first_row(replace(spec, kind=kind))
+                rows, texts = retag([row], found.tags), config.stage == "pretrain"
+                if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
+                    look(kind, found.format, rows, found.name, texts=texts)
+    return commits
+
+
+def _planned(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Commits | None:
+    """refused: faults of the folder, which hide none of the config's."""
+    try:
+        require_trackers(config.report_to)
+        pinned, commits = pin(config, {})
+        if config.stage == "ppo":  # whose models are looked at with torch
+            plan = None
+        else:
+            plan = make_plan(pinned, hardware=hardware.glance(), measure=False)
+    except SurefootError as error:
+        if not refused:
+            raise
+        raise InputError([*refused, *(error.faults if isinstance(error, InputError) else ())]) from None
+    if refused:
+        raise InputError(refused)
+    if looks_local(config.model.path):
+        stored_tensors(Path(config.model.path))
+    if plan is not None and looks_local(config.model.path):
+        list(check_disk(folder, disk_of(pinned, plan)))
+    return commits
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,101 @@
+"""Is here what a config asks for: as many processes, a GPU for each, optional libraries, a compiler?
+
+All of it is tried on this machine before the plan promises it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.config.schema import RunConfig
+from surefoot.planning.parallel import RanksFacts
+from surefoot.system import process
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle
+
+if TYPE_CHECKING:
+    from surefoot.training.ranks import Ranks
+
+
+def ranks_facts(config: RunConfig) -> RanksFacts:
+    """For the plan: the processes that a launcher has started, or that the config asks for."""
+    launch = process.find_launch()
+    if launch is not None:
+        return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
+    count = config.parallel.nproc or 1
+    return RanksFacts(count, count, config.parallel.nproc is not None)
+
+
+def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
+    """This process among those of the run, and the process id of surefoot's own launcher, if that started it. Each rank
+    computes on the GPU of its number on the machine.
+
+    Raises InputError where the config asks for another number of processes than there are, EnvironmentFault where there
+    is no GPU for this one.
+    """
+    from surefoot.training.ranks import ALONE, Ranks
+
+    check_launch(config)
+    launch = process.find_launch()
+    if launch is None:
+        return ALONE, None
+    process.take_device(launch.local_rank, launch.local_world)
+    return Ranks(launch.rank, launch.world, launch.local_rank), launch.parent
+
+
+def check_launch(config: RunConfig) -> None:
+    """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
+    the config in this very process."""
+    launch, asked = process.find_launch(), config.parallel.nproc
+    here = 1 if launch is None else launch.local_world
+    if asked is None or asked == here:
+        return
+    if launch is None:
+        fix = "run `surefoot train` or torchrun, which start processes"
+        raise InputError(
+            Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix, code="SF-PARALLEL")
+        )
+    what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
+    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
+
+
+def check_several(config: RunConfig, ranks: Ranks) -> None:
+    """Raises InputError where weights are to be shared out, and there is nobody to share them with."""
+    engine = config.parallel.engine
+    if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
+        what = f"{engine} shares weights out among several processes, and this is one"
+        raise InputError(
+            Fault(
+                "parallel.engine",
+                what,
+                "add parallel.nproc, start it with torchrun, or leave it out",
+                code="SF-PARALLEL",
+            )
+        )
+
+
+_INSTALL = "pip install 'surefoot[quant]'"
+
+
+def require_libraries(config: RunConfig, kind: str) -> None:
+    """kind: cpu | cuda | mps. Raises EnvironmentFault with the reason for each key that cannot be honoured here."""
+    faults = []
+    if config.optim.name == "adamw_8bit" and (obstacle := bitsandbytes_obstacle(kind)):
+        faults.append(
+            Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor", code="SF-PACKAGE")
+        )
+    if config.precision.base == "nf4" and (obstacle := bitsandbytes_obstacle(kind)):
+        faults.append(
+            Fault("precision.base", f"nf4 {obstacle}", f"{_INSTALL}, or hold the base in 16 bits", code="SF-PACKAGE")
+        )
+    if config.compile != "off" and (obstacle := compiler_obstacle(kind)):
+        faults.append(
+            Fault(
+                "compile",
+                f"{config.compile} {obstacle}",
+                "install one (such as g++), or set compile: off",
+                code="SF-PACKAGE",
+            )
+        )
+    if faults:
+        raise EnvironmentFault(faults)

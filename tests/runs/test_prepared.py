@@ -1,0 +1,57 @@
+import pytest
+
+from surefoot.config.durations import Duration
+from surefoot.runs.prepared import make_timetable
+
+
+def table(duration, eval_every="1 epoch", save_every="200 steps", steps_per_epoch=10, tokens=lambda step: 7):
+    parse = Duration.parse
+    return make_timetable(
+        parse(duration), parse(eval_every) if eval_every else None, parse(save_every), steps_per_epoch, tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("duration", "total"),
+    [("25 steps", 25), ("3 epochs", 30), ("0.25 epochs", 2), ("0.01 epochs", 1), ("70 tokens", 10), ("71 tokens", 11)],
+)
+def test_total(duration, total):
+    assert table(duration).total_steps == total
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        ("4 steps", {4, 8, 12, 15}),
+        ("1 epoch", {10, 15}),
+        ("0.5 epochs", {5, 10, 15}),
+        ("0.01 epochs", set(range(1, 16))),
+        ("30 tokens", {5, 9, 13, 15}),
+        ("5 tokens", set(range(1, 16))),
+        ("100 steps", {15}),
+    ],
+)
+def test_due_steps_end_with_the_last(every, steps):
+    assert table("15 steps", eval_every=every).eval_steps == steps
+    assert table("15 steps", save_every=every).save_steps == steps
+
+
+def test_without_an_interval_only_the_end_is_evaluated():
+    assert table("15 steps", eval_every=None).eval_steps == {15}
+
+
+def test_epoch_is_fractional():
+    assert table("15 steps").epoch(15) == 1.5
+
+
+def test_lengths_are_not_asked_for_unless_tokens_are_meant():
+    def forbidden(step):
+        raise AssertionError("reads every length of the data set")
+
+    assert table("3 epochs", tokens=forbidden).total_steps == 30
+
+
+def test_an_evaluation_at_the_start_is_at_step_0():
+    table = make_timetable(Duration(4, "steps"), Duration(2, "steps"), Duration(4, "steps"), 4, int, eval_at_start=True)
+    assert table.eval_steps == {0, 2, 4}
+    assert table.save_steps == {4}

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import math
+
+from surefoot.training.ranks import gather_rows
+
+
+def two_ranks(first, second, count):
+    """What both ranks get; each asks as often as the other, so their questions are answered side by side."""
+    asked = []
+
+    def record(values):
+        asked.append(list(values))
+        return list(values)
+
+    gather_rows(second, count, record)
+    lengths = [a + b for a, b in zip(*(lengths_of(own, count) for own in (first, second)), strict=True)]
+    other = [x for place in range(count) for x in second.get(place, [0.0] * int(lengths[place]))]
+    answers = iter([lengths_of(second, count), other])
+
+    def totals(values):
+        return [a + b for a, b in zip(values, next(answers), strict=True)]
+
+    return gather_rows(first, count, totals)
+
+
+def lengths_of(own, count):
+    return [float(len(own.get(place, ()))) for place in range(count)]
+
+
+def test_every_rank_gets_every_row_bit_for_bit():
+    first, second = {0: [1.0, 0.1], 2: [math.pi]}, {1: [-3.5, 128_000.0, 1e-30], 3: []}
+    assert two_ranks(first, second, 5) == [[1.0, 0.1], [-3.5, 128_000.0, 1e-30], [math.pi], [], []]
+
+
+def test_alone_it_is_a_copy():
+    assert gather_rows({1: [2.0]}, 2, list) == [[], [2.0]]
