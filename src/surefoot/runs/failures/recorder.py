@@ -50,7 +50,7 @@ _WORDS = 2000  # letters of an exception's message
 
 
 class FailureRecorder:
-    """See `training.recorder.Recorder`. run: its stage has its models. say: tells the user of this rank. at_hand: of
+    """See `training.failure.Recorder`. run: its stage has its models. say: tells the user of this rank. at_hand: of
     the run's evaluations."""
 
     def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], at_hand: AtHand):
