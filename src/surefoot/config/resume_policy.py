@@ -82,6 +82,8 @@ POLICIES: dict[str, Rule] = {
     "parallel.timeout": Rule("free", "waiting changes no number"),
     "samples": Rule("free", "sample answers do not touch the training"),
     "metrics": Rule("warned", "metrics before and after cannot be compared, so neither can the best checkpoint"),
+    "functions": Rule("free", "the files may have been moved; the loss, and what became of records, is compared"),
+    "functions.metrics": Rule("warned", "metrics before and after cannot be compared"),
     "report_to": Rule("free", "trackers only read"),
     "tracking": Rule("free", "trackers only read"),
     "output": Rule("free", "the run folder may have been moved"),

@@ -218,11 +218,21 @@ class BosConfig(Section):
 
 class MetricsConfig(Section):
     names: list[Text] = Field(default=[], examples=[["exact_match"]])
-    """Metrics on generated answers: exact_match, or one that a Python caller brings."""
+    """Metrics on generated answers: exact_match, or one of functions.metrics or of a Python caller."""
     examples: Annotated[Count | None, Field(examples=[200])] = None
     """Answer only the first N evaluation examples; null: all."""
     max_new_tokens: Count = 64
     """Longest answer in tokens."""
+
+
+class FunctionsConfig(Section):
+    loss: Annotated[Text | None, Field(examples=["focal.py:focal"])] = None
+    """A loss in place of the stage's own: (model, batch) -> surefoot.LossSum. FILE.py:FUNCTION, or MODULE:FUNCTION of
+    an installed package."""
+    record: Annotated[Text | None, Field(examples=["quiz.py:quiz"])] = None
+    """Reads each record where data.format is custom: record -> messages or a text."""
+    metrics: list[Text] = Field(default=[], examples=[["own.py:shared_words"]])
+    """Metrics for metrics.names, each under its function's name: answers -> a number, higher is better."""
 
 
 class TrackingConfig(Section):
@@ -315,6 +325,8 @@ class RunConfig(Section):
     """Generated answers to look at during the run."""
     metrics: Annotated[MetricsConfig, Field(examples=[{"names": ["exact_match"]}])] = MetricsConfig()
     """Metrics on generated answers at each evaluation."""
+    functions: Annotated[FunctionsConfig, Field(examples=[{"loss": "focal.py:focal"}])] = FunctionsConfig()
+    """Functions of your own: a loss, a record reader, metrics (docs/python.md). ppo.reward names a reward."""
     report_to: list[Tracker] = Field(default=[], examples=[["tensorboard"]])
     """Trackers that get every logged number besides trainer_log.jsonl."""
     tracking: TrackingConfig = TrackingConfig()

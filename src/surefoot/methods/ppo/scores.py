@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import math
 import numbers
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
+from surefoot.methods.own_functions import identity, is_function, own_function, place_in, said
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.models.value_head import value_head_tensors
-from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError, SurefootError
-from surefoot.system.nearest import nearest_word
 from surefoot.system.posting import server
 
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
@@ -69,7 +63,7 @@ def named_scorer(named: str) -> Scorer:
     return _scorer(named, _identity(named))
 
 
-@functools.lru_cache(maxsize=1)  # a file of the user's may load what it likes: once
+@functools.lru_cache(maxsize=1)  # a server is asked what it is once
 def _scorer(named: str, identity: str) -> Scorer:
     found = open_scorer(named)
     assert found is not None, "no reward model"
@@ -77,8 +71,7 @@ def _scorer(named: str, identity: str) -> Scorer:
 
 
 def _identity(named: str) -> str:
-    file = Path(named.rpartition(":")[0])
-    return f"{named} {durable.sha256_file(file)}" if is_function(named) and file.is_file() else named
+    return f"{named} {identity(named).rpartition(' ')[2]}" if is_function(named) else named
 
 
 def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
@@ -112,41 +105,14 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def is_function(text: str) -> bool:
-    """Whether it reads FILE.py:FUNCTION."""
-    return ".py:" in text and not is_address(text)
-
-
 def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
     """The scorer that `text` names; None for anything else, which is a reward model's folder or hub id. key: named in
     faults. Raises InputError for a file or function that is not there, or an address that is none."""
     if is_address(text):
         return _at_address(text, key)
     if is_function(text):
-        file, _, name = text.rpartition(":")
-        return checked(function_in(Path(file), name, key), text)
+        return checked(own_function(text, key), text)
     return None
-
-
-def function_in(file: Path, name: str, key: str) -> Callable[..., Any]:
-    """Runs the file, as an import would, and returns its function. Raises InputError."""
-    if not file.is_file():
-        raise InputError(
-            Fault(key, f"there is no file {file}", "it is relative to the working folder", code="SF-FILE-MISSING")
-        )
-    module = _module(file)
-    found = getattr(module, name, None)
-    if not callable(found):
-        own = [
-            one
-            for one, value in vars(module).items()
-            if isinstance(value, FunctionType) and value.__module__ == module.__name__ and one[0] != "_"
-        ]
-        near = nearest_word(name, own)
-        has = f"it has {', '.join(own)}" if own else "it has no function"
-        what = f"{file} has no function {name!r}" if found is None else f"{name!r} in {file} is no function"
-        raise InputError(Fault(key, what, f"did you mean {near}?" if near else has, code="SF-OWN-FUNCTION"))
-    return found
 
 
 def checked(scorer: Callable[..., Any], name: str) -> Scorer:
@@ -160,7 +126,7 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
             raise
         except Exception as error:
             raise InputError(
-                Fault(_place(error, name), f"the reward raised {_said(error)}", code="SF-OWN-FUNCTION")
+                Fault(place_in(error, name), f"the reward raised {said(error)}", code="SF-OWN-FUNCTION")
             ) from error
         return _one_each(found, len(responses), name)
 
@@ -210,36 +176,3 @@ def _one_each(found: Any, count: int, name: str) -> list[float]:
 def _is_scalar(value: Any) -> bool:
     """A tensor or array of one number."""
     return hasattr(value, "item") and getattr(value, "ndim", None) == 0
-
-
-def _module(file: Path) -> ModuleType:
-    """The file as a module of its own, with its folder to import from, as when it is run."""
-    name = f"surefoot_scorer_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for their module
-    folder = os.fspath(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            Fault(_place(error, str(file)), f"cannot be imported: {_said(error)}", code="SF-OWN-FUNCTION")
-        ) from error
-    return module
-
-
-def _place(error: BaseException, name: str) -> str:
-    """FILE:LINE of the user's code that the error came from or through: the last line that is no library's."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    file = name.rpartition(":")[0] if is_function(name) else name
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(Path(file).name)]
-    return f"{file}:{frames[-1].lineno}" if frames else name
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:240]
