@@ -21,6 +21,7 @@ from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenise import ReadRecord
 from surefoot.families.templates import is_file
 from surefoot.methods.method import Stage
+from surefoot.methods.own_functions import own_function
 from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.system import process
@@ -60,9 +61,14 @@ def prepare_examples(
         seed=config.seed,
         cache=process.cache_folder(),
         chunks=config.stage == "pretrain",
-        read_record=read_record,
+        read_record=read_record or _named_reader(config),
         kind=KINDS_OF_RECORDS[config.stage],
     )
+
+
+def _named_reader(config: RunConfig) -> ReadRecord | None:
+    named = config.functions.record
+    return None if named is None else own_function(named, "functions.record")
 
 
 def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:

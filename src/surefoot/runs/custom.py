@@ -1,19 +1,21 @@
-"""What a Python caller may bring of its own: a loss, metrics, a way to read records. From the command line it is empty.
+"""What users bring of their own: a loss, metrics, a reward, a function that reads records.
 
-surefoot cannot look inside these functions. A resumed run must be given the same ones; what their records became is
-compared by content, as data always is.
+A Python caller passes functions; a config names them (`functions`, see `surefoot.methods.own_functions`). surefoot
+cannot look inside them. A resumed run must be given the same ones: of a named loss the file's content is compared, and
+what a reader made of the records is compared by content, as data always is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenise import ReadRecord
 from surefoot.methods.method import RewardFunction, Stage
+from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
@@ -27,18 +29,19 @@ from surefoot.training.objective import LossSum, Objective
 class Custom:
     """objective: takes the place of the stage's loss. metrics: by the name that metrics.names lists. read_record: of
     data sources whose format is custom; returns messages or a text. reward: scores answers in stage ppo; called with
-    prompts and responses, returns a number for each."""
+    prompts and responses, returns a number for each. named_loss: identity of an objective that the config names."""
 
     objective: Objective | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     read_record: ReadRecord | None = None
     reward: RewardFunction | None = None
+    named_loss: str | None = None
 
     @property
     def objective_name(self) -> str | None:
         """By which a resumed run knows it again; what is behind the name cannot be compared."""
-        if self.objective is None:
-            return None
+        if self.objective is None or self.named_loss:
+            return self.named_loss
         kind = type(self.objective)  # of a callable object, which has no name of its own
         name = getattr(self.objective, "__qualname__", kind.__qualname__)
         return f"{getattr(self.objective, '__module__', kind.__module__)}.{name}"
@@ -50,6 +53,24 @@ class Custom:
 
 
 NOTHING = Custom()
+
+
+def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
+    """What a Python caller passes, and beside it what the config names under functions.
+
+    Raises InputError for a function that is not there, and for a loss that is given twice.
+    """
+    named = config.functions
+    metrics = {name_of(one): own_function(one, "functions.metrics") for one in named.metrics}
+    found = replace(custom, metrics={**metrics, **custom.metrics})
+    if named.loss is None or found.named_loss:
+        return found
+    if custom.objective is not None:
+        what = f"and {custom.objective_name} are two losses"
+        raise InputError(Fault("functions.loss", what, "give one of them", code="SF-CONFIG-CONFLICT"))
+    return replace(found, objective=own_function(named.loss, "functions.loss"), named_loss=identity(named.loss))
+
+
 _TAKEN = (
     "step",
     "none",

@@ -32,7 +32,7 @@ from surefoot.report.log_copies import check_logs, has_copies, mend_logs
 from surefoot.report.rows import Row
 from surefoot.report.silent import silent_console
 from surefoot.runs.card_facts import example_question
-from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
 from surefoot.runs.identity import check_base, hashed_beside, keep_base
@@ -88,6 +88,7 @@ def train_run(
     commits: what names on the hub mean, where somebody has asked.
     """
     imports = hardware.process_seconds() if typed else 0.0
+    custom = with_named(config, custom)
     ranks, launcher = find_ranks(config)
     with CrashTraces() as traces, open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:

@@ -18,7 +18,7 @@ from surefoot.methods.table import with_models
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
 from surefoot.report.silent import silent_console
-from surefoot.runs.custom import NOTHING
+from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared, make_schedules
@@ -133,8 +133,9 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
         folder = Path(temporary) / "run"
         config = config.model_copy(update={"output": str(folder)})
         with open_session(ALONE, config.parallel.timeout) as session:
-            run = prepare(config, Claim(folder, "new"), console, NOTHING)
-            run, setup, _ = make_ready(run, session, NOTHING, console)
+            own = with_named(config)
+            run = prepare(config, Claim(folder, "new"), console, own)
+            run, setup, _ = make_ready(run, session, own, console)
             run = with_models(run, setup, unsaid)
             with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
                 yield Ready(run, setup, batches)

@@ -20,7 +20,7 @@ from surefoot.config.load import check_config
 from surefoot.config.nested import with_settings
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
-from surefoot.runs.custom import NOTHING
+from surefoot.runs.custom import with_named
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import Claim
@@ -81,7 +81,7 @@ def tune(
     """
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
-        run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
+        run = prepare(config, Claim(Path(folder) / "run", "new"), console, with_named(config))
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )

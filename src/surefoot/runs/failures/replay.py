@@ -35,7 +35,7 @@ from surefoot.models.fast.packing import packed_attention
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.report.silent import SilentObserver, silent_console
-from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
@@ -128,6 +128,7 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
     """
     kept = read_failure(folder)
     config, plan = saved(folder, moved)
+    custom = with_named(config, custom)
     if plain:
         plan = plain_plan(plan)
     checkpoint = _checkpoint(folder, kept)

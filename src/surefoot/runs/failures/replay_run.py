@@ -35,7 +35,7 @@ from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
 from surefoot.report.flight import begin_line
 from surefoot.report.silent import SilentObserver, silent_console
-from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, saved, set_up_again
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
@@ -74,6 +74,7 @@ def take_again(
 
     Raises InputError and IntegrityError as `replay` does, EnvironmentFault where the device fails."""
     config, plan = saved(run, moved)
+    custom = with_named(config, custom)
     checkpoint, _, rollbacks = find_checkpoint(run)
     step = begun["begins"]
     start = checkpoint.step if checkpoint else 0
