@@ -75,7 +75,12 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
     if method.read_record is None:
         what = "is custom, and nobody passed the function that reads a record"
         raise InputError(
-            Fault("data.format", what, "pass read_record from Python, or name a format", code="SF-OWN-FUNCTION")
+            Fault(
+                "data.format",
+                what,
+                "name functions.record (or pass read_record from Python), or name a format",
+                code="SF-OWN-FUNCTION",
+            )
         )
     read = reader_with(method.read_record, method.kind)
     reading = Reading(source, method.kind, limit, texts_alone=method.chunks, read=read)
