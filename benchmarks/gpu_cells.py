@@ -41,7 +41,7 @@ from surefoot.runs.plan import make_plan
 from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system import hardware
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 PRODUCTS = 788e12  # FLOP/s
 COPIES = 4.3e12  # bytes read and written per second

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from helpers.adapter_runs import a_plan, a_run
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from helpers.tiny_models import tiny_llama
 from surefoot.commands import chat as chat_module
 from surefoot.commands.main import main
-from surefoot.system.hub.fetch import Repository
-from surefoot.system.printable import clean
+from surefoot.system.hub import Repository
+from surefoot.system.messages import clean
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from surefoot.report.verification import verify_folder
 from surefoot.runs.run_folder import written_by_run
 from surefoot.system import durable
 from surefoot.system.durable import LOCK
-from surefoot.system.made_folders import MANIFEST
+from surefoot.system.folders import MANIFEST
 
 ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
 

@@ -8,7 +8,7 @@ import jsonschema
 from click.testing import CliRunner
 
 from surefoot.commands.main import main
-from surefoot.config.json_schema import config_schema
+from surefoot.config.keys import config_schema
 
 
 def test_schema_is_printed_as_plain_ascii_json() -> None:

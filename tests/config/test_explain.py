@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.config.explain import WIDTH, explain_all, explain_key
-from surefoot.config.keys import all_keys
-from surefoot.config.words import as_yaml, in_words, shown
+from surefoot.config.keys import all_keys, as_yaml, in_words, shown
 from surefoot.system.errors import InputError
 
 

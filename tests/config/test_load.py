@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from helpers.configs import ANYTHING, mutated_configs, write_config
 from surefoot.config import load, problems
 from surefoot.config.dump import dump_config, plain_config
-from surefoot.config.keys import all_keys
+from surefoot.config.keys import all_keys, as_yaml
 from surefoot.config.load import load_config
-from surefoot.config.nearest import nearest_key
-from surefoot.config.other_names import OTHER_NAMES
 from surefoot.config.schema import RunConfig
-from surefoot.config.words import as_yaml
+from surefoot.config.suggestions import OTHER_NAMES, nearest_key
 from surefoot.system.errors import InputError
 
 

@@ -12,7 +12,7 @@ from surefoot.data.chat.messages import messages
 from surefoot.data.formats import RowFault
 from surefoot.data.templates import make_template
 from surefoot.data.text_encoder import TextEncoder
-from surefoot.families.llamafactory_templates import LLAMAFACTORY
+from surefoot.families.other_templates import LLAMAFACTORY
 from surefoot.families.template_row import ALONE
 
 KNOWS = {

@@ -17,8 +17,8 @@ from surefoot.data.hub import rows as hub_rows
 from surefoot.data.hub.files import choose_files
 from surefoot.data.rows import parse_rows
 from surefoot.data.sources import SourceSpec, open_sources
+from surefoot.system import hub as hub_client
 from surefoot.system.errors import EnvironmentFault, InputError
-from surefoot.system.hub import fetch
 
 RECORDS = [{"instruction": f"q{number}", "output": f"a{number}" + "x" * 200} for number in range(2000)]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
@@ -241,7 +241,7 @@ class TestRefusals:
         assert f"answered {status}" in line
 
     def test_silence(self, hub, client):
-        client.setattr(fetch, "_TIMEOUT", 0.1)
+        client.setattr(hub_client, "_TIMEOUT", 0.1)
         hub.broken = {"/api/": "silence"}
         code, line = refused()
         assert (code, "does not answer in time" in line) == (3, True)
@@ -283,8 +283,8 @@ class TestRefusals:
         client.setattr(huggingface_hub, "snapshot_download", noted(huggingface_hub.snapshot_download, asked))
         read()
         assert asked == [
-            ("snapshot_download", fetch._PATIENCE),
-            ("list_repo_tree", fetch._PATIENCE),
+            ("snapshot_download", hub_client._PATIENCE),
+            ("list_repo_tree", hub_client._PATIENCE),
             ("snapshot_download", None),
         ]
 
@@ -310,7 +310,7 @@ class TestACacheWithoutAListing:
 
     def test_twin_that_takes_what_there_is(self, shards, client):
         go_offline(client)
-        client.setattr(fetch, "_unlisted", lambda name, kind, folder: {path.name: 1 for path in folder.iterdir()})
+        client.setattr(hub_client, "_unlisted", lambda name, kind, folder: {path.name: 1 for path in folder.iterdir()})
         with pytest.raises(pytest.fail.Exception):
             self.check_a_part_is_no_whole()
 

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.doc_pages import ROOT
 from surefoot.data import described
-from surefoot.system.hub import faults
+from surefoot.system import hub as hub_client
 from surefoot.system.locations import DATA_KINDS
 
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
@@ -32,8 +32,8 @@ def test_keys_of_the_description():
 
 @pytest.mark.parametrize("words", first_column("Access, networks, offline"))
 def test_refusals_are_worded_as_the_code_does(words):
-    files = ("system/hub/faults.py", "system/hub/fetch.py", "models/folder.py")
+    files = ("system/hub.py", "models/folder.py")
     code = "".join((ROOT / "src" / "surefoot" / file).read_text(encoding="utf-8") for file in files)
     for part in re.split(r" \(public\) |, (?=cannot)", words.replace("500", "").removesuffix(" of this name").strip()):
         assert part.removesuffix(" model") in code, part
-    assert set(faults.NOUN.values()) == {"model", "data set"}
+    assert set(hub_client.NOUN.values()) == {"model", "data set"}

@@ -36,7 +36,7 @@ from surefoot.planning.serial import plan_from_json
 from surefoot.report import journal
 from surefoot.runs.rollback import RECORD, read_rollbacks
 from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError
-from surefoot.system.out_folder import require_same_request
+from surefoot.system.folders import require_same_request
 from surefoot.training.checkpoint import STATE, Checkpoint, read_state
 from surefoot.training.manifest import read_manifest
 

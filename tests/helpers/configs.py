@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from surefoot.config.json_schema import config_schema
+from surefoot.config.keys import config_schema
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 NAME = TEXT.map(lambda text: text.replace(".", "_"))  # the reader refuses dots in keys

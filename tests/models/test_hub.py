@@ -13,8 +13,9 @@ from helpers.hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environ
 from surefoot.models import folder as module
 from surefoot.models.folder import find_model, resolve_folder
 from surefoot.system import hardware
+from surefoot.system import hub as faults
+from surefoot.system import hub as fetch
 from surefoot.system.errors import EnvironmentFault, InputError
-from surefoot.system.hub import faults, fetch
 
 FILES = {
     "config.json": "{}",

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.model_layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
 from surefoot.families import FAMILIES
-from surefoot.families.llama import LLAMA
+from surefoot.families.llama_like import LLAMA
 from surefoot.families.template_row import Dialogue
 from surefoot.families.templates import ANYWHERE, NAMES, ROWS
 from surefoot.planning.notes import Notes

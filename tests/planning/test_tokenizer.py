@@ -16,7 +16,7 @@ from helpers.model_layouts import (
     small_tokenizer,
 )
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.families.llama import LLAMA
+from surefoot.families.llama_like import LLAMA
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import tokenizer as module
 from surefoot.planning.notes import Notes

@@ -16,7 +16,7 @@ from rich.text import Text
 from surefoot.report import console as console_module
 from surefoot.report.console import Console, as_plain_text, open_console
 from surefoot.system import durable
-from surefoot.system.printable import clean
+from surefoot.system.messages import clean
 from surefoot.system.process import TerminalWishes
 
 CLEARED = "\x1b[2K"  # what stood in the line

@@ -20,7 +20,7 @@ from surefoot.report.wording import (
     skip_sentence,
     step_line,
 )
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 from surefoot.training.report import EvalReport, StepReport
 
 TIMING = Timing(elapsed=60.0, remaining=41.0, throughput=3512.4, supervised_throughput=411.2, peak_memory=1_200_000_000)

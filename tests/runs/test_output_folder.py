@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from surefoot.planning import disk as planning_disk
 from surefoot.planning.disk import DiskForecast
 from surefoot.runs import output_folder as disk_room
 from surefoot.runs.output_folder import check_disk
-from surefoot.system import hardware, retention
+from surefoot.system import hardware
 from surefoot.system.errors import EnvironmentFault
 
 NEEDED = DiskForecast(checkpoint=100, checkpoints=4, model=50, written=3, kept=2)
@@ -65,5 +66,5 @@ def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch, tmp_pat
         return disk_room.disk_of(SimpleNamespace(stage="sft", checkpoint=saved, adapter=None, model=model), None)
 
     assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]
-    monkeypatch.setattr(retention, "LEAST_KEPT", 1)  # twin
+    monkeypatch.setattr(planning_disk, "LEAST_KEPT", 1)  # twin
     assert counted(1) == 1

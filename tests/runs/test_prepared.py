@@ -1,6 +1,6 @@
 import pytest
 
-from surefoot.config.durations import Duration
+from surefoot.config.types import Duration
 from surefoot.runs.prepared import make_timetable
 
 

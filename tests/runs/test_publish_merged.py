@@ -18,7 +18,7 @@ from surefoot.methods.provenance import saved_plan
 from surefoot.report.verification import verify_folder
 from surefoot.runs import publish as publish_merged
 from surefoot.runs.output_folder import disk_of
-from surefoot.system.made_folders import CERTIFICATE
+from surefoot.system.folders import CERTIFICATE
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.manifest import check_against
 

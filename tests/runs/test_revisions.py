@@ -15,7 +15,7 @@ from surefoot.config.load import load_config
 from surefoot.methods.open_model import open_for_use
 from surefoot.runs import prepare, revisions
 from surefoot.runs.revisions import Commit, Name, commits_from_json, commits_to_json, hub_names, pin
-from surefoot.system.hub import fetch
+from surefoot.system import hub as hub_client
 
 RECORDS = [{"instruction": f"Say {word}.", "output": word} for word in ("one", "two", "heron", "sky")]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
@@ -161,7 +161,7 @@ class TestPin:
 
         def look_up(name, kind, revision):
             calls.append(Name(kind, name, revision))
-            return fetch.Repository(name, kind, revision, "c" * 40, config.parent, {})
+            return hub_client.Repository(name, kind, revision, "c" * 40, config.parent, {})
 
         monkeypatch.setattr(revisions, "look_up", look_up)
         return calls

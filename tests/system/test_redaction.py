@@ -9,8 +9,7 @@ import pytest
 
 from helpers.secret_formats import CONTEXTS, LIKE_A_HASH, NAMES, drawn
 from surefoot.system import redaction
-from surefoot.system.redaction import hides, redacted, veiled
-from surefoot.system.secret_names import hides_any
+from surefoot.system.redaction import hides, hides_any, redacted, veiled
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"

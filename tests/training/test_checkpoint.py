@@ -20,7 +20,8 @@ from helpers.toy_model import (
     toy_examples,
     toy_loss,
 )
-from surefoot.system import durable, retention
+from surefoot.planning import disk as planning_disk
+from surefoot.system import durable
 from surefoot.system.errors import Diverged, EnvironmentFault, IntegrityError
 from surefoot.training import checkpoint as module
 from surefoot.training.checkpoint import (
@@ -336,7 +337,7 @@ def test_two_are_kept_where_one_is_asked_for(tmp_path, engine, monkeypatch):
         save(tmp_path, engine, RunState(step=step))
     retain(tmp_path, keep=1, best_step=None)
     assert [one.step for one in list_checkpoints(tmp_path)] == [3, 2]
-    monkeypatch.setattr(retention, "LEAST_KEPT", 1)  # twin
+    monkeypatch.setattr(planning_disk, "LEAST_KEPT", 1)  # twin
     retain(tmp_path, keep=1, best_step=None)
     assert [one.step for one in list_checkpoints(tmp_path)] == [3]
 

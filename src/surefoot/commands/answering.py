@@ -126,7 +126,7 @@ def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures:
     """Whether findings on `request` may go into `file` and `pictures` beside it, and could. Raises InputError where it
     holds those of another one, or anything else; EnvironmentFault where nothing can be written."""
     from surefoot.system import durable
-    from surefoot.system.out_folder import require_same_request
+    from surefoot.system.folders import require_same_request
 
     require_same_request(file, request, overwrite, pictures)
     durable.require_writable(file.parent)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.commands.answering import bos_option, check_models, model_options
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 if TYPE_CHECKING:
     from surefoot.evaluate.capture_comparison import CaptureComparison

@@ -23,8 +23,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     Differences are no error: the exit code is 0. `surefoot verify RUN_A --same-as RUN_B` is the strict test.
     """
     from surefoot.system import durable
-    from surefoot.system.made_folders import require_run
-    from surefoot.system.out_folder import require_own_picture
+    from surefoot.system.folders import require_own_picture, require_run
 
     for run in (run_a, run_b):
         require_run(run)

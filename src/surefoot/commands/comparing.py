@@ -17,7 +17,7 @@ from surefoot.report.trainer_log import read_rows
 from surefoot.runs.identity import saved_identity
 from surefoot.runs.profiling import START
 from surefoot.runs.run_folder import CONFIG, ENVIRONMENT, PLAN, with_defaults
-from surefoot.system.made_folders import require_run
+from surefoot.system.folders import require_run
 from surefoot.training.checkpoint import list_checkpoints
 from surefoot.training.compare import compare_weights
 

@@ -29,7 +29,7 @@ from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.load import expected_tensors
 from surefoot.system import durable, hardware
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.out_folder import require_replaceable
+from surefoot.system.folders import require_replaceable
 
 RECORD = "convert.json"
 _BESIDE = re.compile(

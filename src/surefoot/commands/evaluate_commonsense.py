@@ -65,7 +65,7 @@ def commonsense(
     from surefoot.evaluate.commonsense.protocol import TRAINED, choose_sets, read_set
     from surefoot.methods.requests import require_template
     from surefoot.system import durable
-    from surefoot.system.out_folder import require_file_name
+    from surefoot.system.folders import require_file_name
 
     for flag, name in (("--model-label", model_label), ("--label", label)):
         if name is not None:

@@ -64,7 +64,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
     """
     from surefoot.methods.requests import require_mergeable
     from surefoot.report.cards.export import CERTIFICATE
-    from surefoot.system.out_folder import require_replaceable
+    from surefoot.system.folders import require_replaceable
 
     require_replaceable(out, options["overwrite"], CERTIFICATE, "export", lambda record: record["outputs"])
     for adapter in adapters or (None,):
@@ -80,7 +80,7 @@ def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> 
 def _tell(exported: Exported) -> None:
     from surefoot.models.convert.source import VALUE_HEAD_FILE
     from surefoot.report.cards.export import CERTIFICATE, check_lines
-    from surefoot.system.sizes import size_text
+    from surefoot.system.messages import size_text
 
     record = exported.record
     for caution in exported.cautions:

@@ -26,7 +26,7 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
 
     The JSON Schema that editors check the config against is written beside it, as surefoot.schema.json.
     """
-    from surefoot.config.json_schema import config_schema
+    from surefoot.config.keys import config_schema
     from surefoot.system.errors import Fault, InputError
 
     schema = out.parent / "surefoot.schema.json"

@@ -26,7 +26,7 @@ from surefoot.commands.exits import (
     report_usage,
 )
 from surefoot.system.errors import SurefootError, is_panic
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 
 class Entry(NamedTuple):

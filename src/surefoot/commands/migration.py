@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from surefoot.config.dump import dump_plain
 from surefoot.config.load import check_config
-from surefoot.config.nested import value
+from surefoot.config.overrides import value_at
 from surefoot.config.schema import RunConfig
 from surefoot.families import FAMILIES
 from surefoot.models.facts import facts_of
@@ -25,10 +25,9 @@ from surefoot.runs.run import train_run
 from surefoot.runs.run_plan import foresee
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
-from surefoot.system.few import counted
-from surefoot.system.hub.access import is_signed_in
+from surefoot.system.hub import is_signed_in
 from surefoot.system.locations import looks_local
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import counted, size_text
 
 _TRIED_STEPS, _TRIED_RECORDS = 2, 8
 
@@ -60,7 +59,7 @@ def migrate_config(
     Raises InputError for a config that would not run or is for this model already, EnvironmentFault where the hub
     denies access to the new model.
     """
-    if _is_same(str(value(given, "model.path")), path):
+    if _is_same(str(value_at(given, "model.path")), path):
         what = f"{path} is the model of this config already, so there is nothing to move"
         raise InputError(Fault("--to", what, "name another model", code="SF-USE-FLAG"))
     folder = resolve_folder(path, weights=False)
@@ -111,7 +110,7 @@ def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Ha
 
 def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> RunPlan | None:
     """None where the old model or its data are not at hand: then there is nothing to compare with."""
-    if not Path(str(value(config, "model.path"))).is_dir():
+    if not Path(str(value_at(config, "model.path"))).is_dir():
         return None  # a hub model is not fetched for the sake of a comparison
     try:
         return _plan(check_config(config), machine)
@@ -138,7 +137,7 @@ def _left_to_do(given: Mapping[str, Any], migration: Migration) -> list[Check]:
 
 def _layers_of(given: Mapping[str, Any]) -> str:
     """Where the old family's decoder layers stand, where the old model's config is at hand."""
-    folder = Path(str(value(given, "model.path")))
+    folder = Path(str(value_at(given, "model.path")))
     if not (folder / "config.json").is_file():
         return ""
     kind = facts_of(folder).model_type

@@ -63,7 +63,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
 
 def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
     from surefoot.runs.output_folder import disk_of, disk_words, free_space
-    from surefoot.system.sizes import size_text
+    from surefoot.system.messages import size_text
 
     place, free = free_space(Path(config.output))
     console.say(f"disk: {disk_words(disk_of(config, made))}; {size_text(free)} are free at {place}")

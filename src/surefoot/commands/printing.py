@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from surefoot.system.printable import clean, shown_json
+from surefoot.system.messages import clean, shown_json
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.commands.printing import echo
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 
 
 @click.command()
@@ -24,8 +24,8 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
     Every file but the card, which is yours to edit, is verified first. Checkpoints, optimizer, logs and records stay on
     this machine.
     """
+    from surefoot.system.folders import require_run
     from surefoot.system.locations import check_name
-    from surefoot.system.made_folders import require_run
 
     check_name(name)
     require_run(run)

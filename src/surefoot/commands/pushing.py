@@ -18,9 +18,9 @@ from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.report.verification import is_finished
 from surefoot.system.errors import Fault, InputError, IntegrityError
-from surefoot.system.hub.push import push_files, require_right
+from surefoot.system.folders import require_run
+from surefoot.system.hub_push import push_files, require_right
 from surefoot.system.locations import check_name, looks_local
-from surefoot.system.made_folders import require_run
 from surefoot.training.manifest import check_files
 
 CARD = "README.md"

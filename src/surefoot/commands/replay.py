@@ -30,7 +30,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     again. Exit 6: it does not. Exit 2: FOLDER records no failure, or no process of it died in a step. Exit 4: it is
     damaged, or data or base model are not those of the run.
     """
-    from surefoot.system.made_folders import is_run, require_failure
+    from surefoot.system.folders import is_run, require_failure
 
     own_process = is_run(folder)
     if not own_process:

@@ -17,6 +17,6 @@ def schema() -> None:
     \b
         # yaml-language-server: $schema=surefoot.schema.json
     """
-    from surefoot.config.json_schema import config_schema
+    from surefoot.config.keys import config_schema
 
     click.echo(json.dumps(config_schema(), indent=2))

@@ -25,8 +25,7 @@ from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.plan import make_plan
-from surefoot.system.few import counted
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import counted, size_text
 
 SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
 FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter

@@ -21,8 +21,8 @@ from surefoot.commands.printing import echo
 from surefoot.commands.translated import checked, recognised, with_command
 from surefoot.system import durable, process
 from surefoot.system.errors import STOPPED_EXIT_CODE
-from surefoot.system.few import first_few
 from surefoot.system.libraries import require_deepspeed
+from surefoot.system.messages import first_few
 from surefoot.system.redaction import veiled_words
 
 if TYPE_CHECKING:

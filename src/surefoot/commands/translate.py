@@ -8,7 +8,7 @@ import click
 
 from surefoot.commands.printing import echo
 from surefoot.commands.translated import WordsCommand, is_command, reading_options, translated_command, values_checked
-from surefoot.system.printable import shown_json
+from surefoot.system.messages import shown_json
 
 
 @click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from surefoot.commands.printing import echo_json
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 
 
 @click.command(context_settings={"allow_extra_args": True})
@@ -30,7 +30,7 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
         meant = f"surefoot verify {shlex.join([str(folder), '--same-as', ctx.args[0]])}"
         raise click.UsageError(f"one folder is checked; two are compared with --same-as: `{meant}`", ctx)
 
-    from surefoot.system.made_folders import is_run, require_written
+    from surefoot.system.folders import is_run, require_written
 
     for one in (folder, other):
         if one:

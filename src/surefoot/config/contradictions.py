@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from surefoot.config import method_contradictions
 from surefoot.config.keys import shown_key
 from surefoot.config.method_contradictions import problem as _problem
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
+from surefoot.config.sections import SourceConfig
 
 # What every evaluation of a stage has, and what is better the higher it is.
 _STAGE_METRICS: dict[str, tuple[str, ...]] = {

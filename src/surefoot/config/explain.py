@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from surefoot.config.keys import Key, all_keys
-from surefoot.config.nearest import nearest_key
+from surefoot.config.keys import Key, all_keys, as_yaml
 from surefoot.config.resume_policy import rule_for
-from surefoot.config.words import as_yaml
+from surefoot.config.suggestions import nearest_key
 from surefoot.system.errors import Fault, InputError
 
 WIDTH = 100  # columns of the text

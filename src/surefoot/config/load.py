@@ -18,11 +18,10 @@ from typing import Any
 from surefoot.config.contradictions import contradictions
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.keys import all_keys, schema_key, shown_key, typed_key
-from surefoot.config.overrides import apply_override, expand_short_forms
+from surefoot.config.overrides import Sources, apply_override, expand_short_forms
 from surefoot.config.paths import expand_home, nearest_path, path_problems
 from surefoot.config.problems import Problem, concerned, shape_problems, without_consequences
 from surefoot.config.schema import RunConfig
-from surefoot.config.sources import Sources
 from surefoot.config.yaml_reader import parse_yaml, read_text
 from surefoot.system.errors import Fault, InputError
 

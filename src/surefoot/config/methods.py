@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
-from surefoot.config.adapters import AdapterShape
-from surefoot.config.mixture import Sources, plain_sources
+from surefoot.config.sections import AdapterShape, Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, Positive, Section, Text
 
 

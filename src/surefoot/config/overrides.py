@@ -1,20 +1,111 @@
-"""Overrides from the command line: `optim.lr=1e-5`, `adapter=null`, `data.train=[a.json, b.csv]`.
+"""Dotted keys in the plain tables of a config: overrides from the command line, and where each key came from.
 
-`data.train[1].weight=2` (or `data.train.1.weight=2`) reaches into a list.
+    optim.lr=1e-5    adapter=null    data.train=[a.json, b.csv]    data.train[1].weight=2
 
-The value is YAML. A later override beats an earlier one. What is set replaces what the file has under this key.
+The value of an override is YAML. It replaces what the file has under this key; a later override beats an earlier one.
+`Sources` remembers the line of the file or the override that each key came from, for messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.config.keys import shown_key, typed_key
 from surefoot.config.schema import RunConfig
-from surefoot.config.sources import Sources
 from surefoot.config.types import ShortForm
-from surefoot.config.yaml_reader import parse_value
+from surefoot.config.yaml_reader import Document, parse_value, place
 from surefoot.system.errors import Fault, InputError
+
+
+@dataclass
+class Sources:
+    """Positions of the file, overlaid with the overrides in the order in which they were given."""
+
+    document: Document
+    overrides: dict[str, str] = field(default_factory=dict)  # dotted key -> the override as it was typed
+
+    def override(self, key: str, text: str) -> None:
+        """From now on `key`, and whatever it holds, comes from the override `text`."""
+        self.overrides = {known: typed for known, typed in self.overrides.items() if not known.startswith(f"{key}.")}
+        self.overrides[key] = text
+
+    def of_key(self, key: str) -> str:
+        """Where a message about the key itself points: "run.yaml:3:1", or the override."""
+        return self._where(key, self.document.keys)
+
+    def of_value(self, key: str) -> str:
+        return self._where(key, self.document.values)
+
+    def of_group(self, key: str) -> str:
+        """Where a message about an absent key points: at the group it belongs to; the file for a top-level key."""
+        group = key.rpartition(".")[0]
+        if group.rpartition(".")[2].isdecimal():  # an item of a list has no key of its own
+            return self.of_value(group)
+        return self.of_key(group) if group else self.document.path
+
+    def origin(self, key: str) -> str:
+        """ "override" or "file:line", of a key that was given."""
+        if self._override(key) is not None:
+            return "override"
+        for name in _upwards(key):
+            if name in self.document.keys:
+                return f"{self.document.path}:{self.document.keys[name].line}"
+        raise KeyError(key)
+
+    def _where(self, key: str, positions: dict[str, Any]) -> str:
+        typed = self._override(key)
+        if typed is not None:
+            return f"override {typed}"
+        for name in _upwards(key):
+            if name in positions:
+                return place(self.document.path, positions[name])
+        return self.document.path
+
+    def _override(self, key: str) -> str | None:
+        """The one that `key` comes from, which may have replaced a group that the file spells out."""
+        return next((self.overrides[name] for name in _upwards(key) if name in self.overrides), None)
+
+
+def _upwards(key: str) -> Iterator[str]:
+    """ "a.b.c", "a.b", "a" """
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Of a dotted key; None where it is not set."""
+    for part in key.split("."):
+        if not isinstance(config, Mapping) or part not in config:
+            return None
+        config = config[part]
+    return config
+
+
+def set_at(config: dict[str, Any], key: str, new: Any) -> None:
+    """Set a dotted key in place, with the groups above it; None takes it away."""
+    *groups, name = key.split(".")
+    for group in groups:
+        config = config.setdefault(group, {})
+    if new is None:
+        config.pop(name, None)
+    else:
+        config[name] = new
+
+
+def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as plain values, with these in place of what it has. settings: dotted key -> value."""
+    config = deepcopy(dict(given))
+    for key, new in settings.items():
+        group = key.split(".")[0]
+        if "." in key and not isinstance(config.get(group, {}), dict):  # a short form, such as precision: auto
+            config.pop(group)
+        set_at(config, key, new)
+    return config
+
 
 _SHORT_FORMS = {
     name: part.field

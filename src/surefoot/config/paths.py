@@ -12,11 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import RunConfig
+from surefoot.config.sections import SourceConfig
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a share as people write it
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")

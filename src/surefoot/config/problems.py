@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from surefoot.config.keys import Key, all_keys, schema_key, shown_key
-from surefoot.config.nearest import nearest_key
+from surefoot.config.keys import Key, all_keys, as_yaml, schema_key, shown, shown_key
 from surefoot.config.schema import RunConfig
-from surefoot.config.words import as_yaml, shown
-from surefoot.config.yaml_scalars import is_plain_text
-from surefoot.system.nearest import MOST, nearest_word
+from surefoot.config.suggestions import nearest_key
+from surefoot.config.yaml_reader import is_plain_text
+from surefoot.system.messages import MOST, nearest_word
 
 MOST_LISTED = 9  # keys of a group that one message lists
 

@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
-from surefoot.config.adapters import AdapterShape
-from surefoot.config.durations import Duration
 from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
-from surefoot.config.mixture import DataFormat, Sources, plain_sources
+from surefoot.config.sections import AdapterShape, DataFormat, Sources, plain_sources
 from surefoot.config.types import (
     CompileMode,
     Count,
+    Duration,
     Flag,
     NonNegative,
     Number,

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.config.dump import shown
-from surefoot.config.keys import Key, all_keys
+from surefoot.config.keys import Key, all_keys, as_yaml
 from surefoot.config.method_contradictions import unread_keys
-from surefoot.config.words import as_yaml
 
 WIDTH = 110  # columns
 _GROUPS: Mapping[str, Sequence[str]] = {  # the most wanted sections and keys, in the order in which they are asked for

@@ -1,8 +1,7 @@
-"""Reads YAML as version 1.2 means it, strictly, and remembers where everything stood.
+"""Read YAML 1.2 strictly, with the position of every key and value.
 
     document = read_yaml(Path("run.yaml"))
-    document.data["optim"]["lr"]          # 0.0001, written as 1e-4
-    document.values["optim.lr"]           # Position(line=4, column=7)
+    document.data["optim"]["lr"], document.values["optim.lr"].line
 
 PyYAML alone follows YAML 1.1: `1e-4` is text, `no` is false, `010` is 8, `12:30:45` is 45045, and of two equal keys
 the last wins. Only its scanner and parser are used here; values are built from their events, so an alias is refused
@@ -12,6 +11,7 @@ for, are errors. Input comes from strangers too, so size and depth are limited.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +19,93 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from yaml import events
-from yaml.error import Mark, YAMLError
+from yaml.error import Mark, MarkedYAMLError, YAMLError
 from yaml.parser import Parser
-from yaml.reader import Reader
+from yaml.reader import Reader, ReaderError
 from yaml.scanner import Scanner
 
-from surefoot.config.yaml_scalars import plain_scalar
-from surefoot.config.yaml_syntax import explain_syntax
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError
+
+_NULL = re.compile(r"null|Null|NULL|~|")
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INT = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+def plain_scalar(text: str) -> Any:
+    """The value of an unquoted scalar in YAML 1.2's core schema. Raises ValueError on a number of absurd length."""
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if _INT.fullmatch(text):
+        return int(text)
+    if _OCTAL.fullmatch(text):
+        return int(text[2:], 8)
+    if _HEX.fullmatch(text):
+        return int(text[2:], 16)
+    if _FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def scalar_or_text(text: str) -> Any:
+    """The same, where a number of absurd length stays text."""
+    try:
+        return plain_scalar(text)
+    except ValueError:
+        return text
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether text without quotes is read as that text, and not as a number, a truth or nothing."""
+    try:
+        return isinstance(plain_scalar(text), str)
+    except ValueError:
+        return False
+
+
+_PROBLEMS = (  # part of PyYAML's problem, what it means, what to do
+    ("'\\t' that cannot start any token", "a tab where spaces belong", "indent with spaces"),
+    ("that cannot start any token", "text cannot start with this character", "put the text in quotes"),
+    (
+        "mapping values are not allowed here",
+        "a colon that is not expected here",
+        "check the indentation here and above, or quote",
+    ),
+    ("expected <block end>", "does not line up with the keys above", "indent the keys of one group alike"),
+    ("could not find expected ':'", "a key without a colon", "write `key: value`"),
+    ("expected ',' or ']'", "a list that is not closed", "add ]"),
+    ("expected ',' or '}'", "a group that is not closed", "add }"),
+    ("unknown escape character", "an escape that YAML does not know", "use single quotes, or double the backslash"),
+)
+
+
+def explain_syntax(error: Exception, text: str) -> tuple[int, int, str, str]:
+    """Line and column (from 1), what is wrong, what to do."""
+    if isinstance(error, ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - text.rfind("\n", 0, error.position)
+        return line, column, f"character U+{error.character:04X} is not allowed", "remove it"
+    if not isinstance(error, MarkedYAMLError):
+        return 1, 1, "not valid YAML: an escape names no character", "check the \\x, \\u and \\U escapes"
+    mark = error.problem_mark or error.context_mark
+    what, fix = f"not valid YAML: {error.problem}", ""
+    for pattern, meaning, remedy in _PROBLEMS:
+        if pattern in str(error.problem):
+            what, fix = f"not valid YAML: {meaning}", remedy
+            break
+    if "quoted scalar" in str(error.context) and "end of stream" in str(error.problem):
+        what, fix = "not valid YAML: a quote that is not closed", "add the closing quote"
+    if error.context_mark and ("is not closed" in what):
+        mark = error.context_mark  # where it was opened
+    if mark is None:
+        return 1, 1, what, fix
+    return mark.line + 1, mark.column + 1, what, fix
+
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32

@@ -17,7 +17,7 @@ from surefoot.data.json_rows import read_value
 from surefoot.data.kind import Kind
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.locations import DESCRIPTION
-from surefoot.system.nearest import nearest_word, nearest_words
+from surefoot.system.messages import nearest_word, nearest_words
 
 _KEYS = (
     "hf_hub_url",

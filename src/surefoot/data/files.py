@@ -22,7 +22,7 @@ from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.hardware import host_memory
 from surefoot.system.locations import DATA_KINDS, data_kind
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:

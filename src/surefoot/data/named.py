@@ -15,8 +15,7 @@ from typing import Any
 from surefoot.data.chat.messages import call_ids
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Segment, require_turns
-from surefoot.families.template_row import ALONE, Dialogue, Prompt
-from surefoot.families.tool_layouts import ToolLayout
+from surefoot.families.template_row import ALONE, Dialogue, Prompt, ToolLayout
 
 _NO_TURN = -1
 

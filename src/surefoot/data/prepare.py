@@ -27,7 +27,7 @@ from surefoot.data.text_encoder import TextEncoder
 from surefoot.data.tokenise import Method, ReadRecord, tokenise
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 _NAMED = 3  # files that are not read
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from surefoot.data.json_rows import read_value
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_words
+from surefoot.system.messages import nearest_words
 
 _KINDS = {
     str: "text",

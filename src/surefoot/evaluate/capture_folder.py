@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.families.files import read_json
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.out_folder import require_replaceable
+from surefoot.system.folders import require_replaceable
 
 if TYPE_CHECKING:
     import torch

@@ -29,7 +29,7 @@ from surefoot.models.instrument import layer_parts
 from surefoot.report.pictures.norms import attention_picture, layer_picture, position_picture
 from surefoot.report.pictures.plots import png
 from surefoot.system import durable
-from surefoot.system.out_folder import require_same_request
+from surefoot.system.folders import require_same_request
 
 RESULT = "norms.json"
 _PICTURES = {

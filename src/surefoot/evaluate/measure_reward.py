@@ -26,7 +26,7 @@ from surefoot.report.calibration import CALIBRATION, calibration_bins, calibrati
 from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.made_folders import run_of
+from surefoot.system.folders import run_of
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from surefoot.families.family import Family
-from surefoot.families.gemma import GEMMA2, GEMMA3
-from surefoot.families.gpt2 import GPT2
-from surefoot.families.llama import LLAMA
-from surefoot.families.mistral import MISTRAL
-from surefoot.families.opt import OPT
-from surefoot.families.phi3 import PHI3
-from surefoot.families.qwen import QWEN2, QWEN3
+from surefoot.families.gpt_like import GPT2, OPT
+from surefoot.families.llama_like import GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
 
 FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2)
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surefoot.families.axolotl_templates import AXOLOTL
-from surefoot.families.llamafactory_templates import LLAMAFACTORY
-from surefoot.families.template_row import Dialogue, Prompt, Row
-from surefoot.families.tool_layouts import LLAMA31, MISTRAL
+from surefoot.families.other_templates import AXOLOTL, LLAMAFACTORY
+from surefoot.families.template_row import LLAMA31, MISTRAL, Dialogue, Prompt, Row
 from surefoot.system.errors import Fault
 from surefoot.system.locations import TEMPLATE_SUFFIX
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
 OWN_OR = f"{OWN}-or-"  # and the name of the one that is taken where the tokenizer brings none

@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.rows import AT_LEAST
-from surefoot.system.retention import kept
+from surefoot.planning.disk import checkpoints_kept
 
 KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
 UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
@@ -18,7 +18,7 @@ UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the
 
 def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
     """checkpoint.keep, with what is not the same here. keep: of the newest, as the other tool counts."""
-    why = "; ".join(filter(None, (why, AT_LEAST if kept(keep) > keep else "")))
+    why = "; ".join(filter(None, (why, AT_LEAST if checkpoints_kept(keep) > keep else "")))
     draft.set("checkpoint.keep", keep, *names, why=why)
 
 

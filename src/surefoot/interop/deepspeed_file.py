@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surefoot.interop.words import plain_truth
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adagrad": None}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}

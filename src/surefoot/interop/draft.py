@@ -23,7 +23,7 @@ from surefoot.interop.rows import Refusal, Row
 from surefoot.interop.translation import Fate, Note, Translation
 from surefoot.interop.words import Word
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import MOST, nearest_word
+from surefoot.system.messages import MOST, nearest_word
 from surefoot.system.redaction import hides, redacted, veiled_value
 
 _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.config.overrides import apply_override, expand_short_forms
-from surefoot.config.sources import Sources
+from surefoot.config.overrides import Sources, apply_override, expand_short_forms
 from surefoot.config.yaml_reader import Document
 from surefoot.interop.draft import in_order
 from surefoot.interop.translation import Note, Translation

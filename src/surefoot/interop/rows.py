@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from surefoot.interop.words import plain_truth
-from surefoot.system.retention import LEAST_KEPT
+from surefoot.planning.disk import LEAST_KEPT
 
 Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says what was expected

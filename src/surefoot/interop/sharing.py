@@ -19,7 +19,7 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.translation import Note
 from surefoot.interop.words import parse_document, plain_truth
 from surefoot.system.errors import InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 _ALONE = "one process holds all of it, and no number depends on it"
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")

@@ -21,7 +21,7 @@ from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_flags
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 TOOL = "train_sft.py"
 MODES = ("default", "reduce-overhead", "max-autotune")

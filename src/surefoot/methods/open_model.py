@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
+from surefoot.config.sections import SourceConfig
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.segments import Template, prompt_ids, text_ids
 from surefoot.data.templates import make_template

@@ -23,7 +23,7 @@ from typing import Any
 
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError, SurefootError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 _MODULE = re.compile(r"[A-Za-z_]\w+(\.\w+)*:[A-Za-z_]\w*")  # two letters at least: C:name is a drive
 

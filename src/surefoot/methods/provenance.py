@@ -17,7 +17,7 @@ from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.serial import plan_from_json
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
-from surefoot.system.made_folders import CONFIG, PLAN, run_of
+from surefoot.system.folders import CONFIG, PLAN, run_of
 
 _CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # what opening may read
 _HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only the size is looked at

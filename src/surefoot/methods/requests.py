@@ -25,7 +25,7 @@ from surefoot.methods.provenance import recorded_base
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import ADAPTER_CONFIG, resolve_folder
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 _ANY_MODEL = "any/model"  # a hub id, which nobody looks up
 _ARGUMENT = {

@@ -28,7 +28,7 @@ from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, 
 from surefoot.planning.plan import RewardPlan, RunPlan
 from surefoot.report.shares import wilson
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 
 
 def reward_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
+from surefoot.config.sections import SourceConfig
 from surefoot.data.first_record import first_record, laid_out
 from surefoot.data.hub.files import TO_EVALUATE, Splits
 from surefoot.data.kind import Kind

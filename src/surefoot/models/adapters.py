@@ -41,7 +41,7 @@ from surefoot.models.precision import hold_in_fp32, plain_weight
 from surefoot.models.quiet import quiet_libraries
 from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 ADAPTER = "default"  # PEFT's name for the only adapter
 AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act

@@ -2,7 +2,7 @@
 
 `find_model` takes a local folder as it is and a hub id by way of Hugging Face's cache. Only files that surefoot reads
 are fetched, those of an adapter among them; pickled weights never (messages for the hub's refusals:
-`surefoot.system.hub.faults`). `check_folder` reads `config.json` and the headers of the safetensors files in plain
+`surefoot.system.hub`). `check_folder` reads `config.json` and the headers of the safetensors files in plain
 Python: a few kilobytes, no torch. That finds a missing shard, a truncated file, pickled weights and a config that would
 fetch code. It cannot find a flipped bit: safetensors keeps no checksum. `base_fingerprint` digests the settings and the
 first bytes of every tensor, so that a run recognises its base without loading it.
@@ -25,7 +25,7 @@ from surefoot.families.files import read_json
 from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, read_header, stored_in
 from surefoot.system import plain_files
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.hub.fetch import fetch, look_up
+from surefoot.system.hub import fetch, look_up
 from surefoot.system.locations import looks_local
 
 _FACTS = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.config.adapters import AdapterShape
+from surefoot.config.sections import AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 
 def plan_adapter(

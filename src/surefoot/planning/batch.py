@@ -19,7 +19,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import SINGLE, per_rank
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 from surefoot.system.errors import NO_MEMORY
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 # Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters:
 # 3 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU

@@ -1,8 +1,8 @@
-"""How much disk a run needs, before step 1: checkpoints, the one being written, and the trained model beside them.
+"""Forecast, before step 1, of the disk that a run needs: checkpoints, the one being written, and the trained model.
 
-A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state, the tokenizer (beside a small
-adapter the larger part) and files of some hundred KB; an adapter's holds no base weights. The newest `keep` stay, the
-best one besides, and the next is whole before the oldest goes. A merged model is compared in a folder of its own before
+A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state, the tokenizer (larger than a
+small adapter) and files of some hundred KB; an adapter's holds no base weights. The newest `keep` stay, the best one
+besides, and the next is complete before the oldest is deleted. A merged model is compared in a folder of its own before
 it is copied into the run's. Logs and plots are some MB and are not counted.
 """
 
@@ -14,6 +14,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.memory import BYTES
 from surefoot.planning.plan import DType, RunPlan
 
+LEAST_KEPT = 2  # checkpoints, whatever a config says: the newest may be corrupt
 _AVERAGES = 2  # copies of a moving average in a checkpoint: to go on from, and as a model to open
 _MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is DeepSpeed's
 
@@ -42,6 +43,14 @@ class DiskForecast:
     def further(self) -> DiskForecast:
         """Of a run that goes on: its checkpoints are there already, and one of them makes room for each that comes."""
         return replace(self, checkpoints=min(1, self.checkpoints), written=min(1, self.written), kept=0)
+
+
+def checkpoints_kept(keep: int) -> int:
+    """How many checkpoints stay on the disk: at least two, in case the newest is corrupt.
+
+    keep: `checkpoint.keep` of the config.
+    """
+    return max(keep, LEAST_KEPT)
 
 
 def disk_forecast(

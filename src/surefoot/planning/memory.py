@@ -18,7 +18,7 @@ from surefoot.planning.layer_memory import adapter_copies, layer_bytes, mlp_tens
 from surefoot.planning.plan import Choice, MemoryPlan
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
-from surefoot.system.sizes import GIB
+from surefoot.system.messages import GIB
 
 # Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
 _HEADROOM = 0.9

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.config.nested import put, value
+from surefoot.config.overrides import set_at, value_at
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
@@ -51,7 +51,7 @@ def migrate(given: Mapping[str, Any], path: str, model: ModelFacts) -> Migration
             (notes if isinstance(found, str) else moves).append(found)
     config = deepcopy(dict(given))
     for move in moves:
-        put(config, move.key, move.new)
+        set_at(config, move.key, move.new)
     return Migration(config, tuple(moves), tuple(notes))
 
 
@@ -59,15 +59,15 @@ _Found = Iterator[Move | str]
 
 
 def _model(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    yield Move("model.path", value(given, "model.path"), path, "the new model")
-    if (revision := value(given, "model.revision")) is not None:
+    yield Move("model.path", value_at(given, "model.path"), path, "the new model")
+    if (revision := value_at(given, "model.revision")) is not None:
         yield Move("model.revision", revision, None, "it names a state of the old model")
 
 
 def _targets(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     """Modules by what they do: the new family's layer of the same role."""
     for key in ("adapter.targets", "adapter.modules_to_save"):
-        names = value(given, key)
+        names = value_at(given, key)
         if not isinstance(names, list):
             continue
         if model.family is None:
@@ -109,10 +109,10 @@ def _end_of(name: str, family: Family) -> str | None:
 
 
 def _padding(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    pad = value(given, "tokenizer.pad")
+    pad = value_at(given, "tokenizer.pad")
     if pad not in (None, "auto", "add"):
         yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan says which one it takes")
-    count = value(given, "reward.num_padding_at_beginning")
+    count = value_at(given, "reward.num_padding_at_beginning")
     if isinstance(count, int):
         yield Move(
             "reward.num_padding_at_beginning", count, "auto", "1 is right for OPT alone; the tokenizer at hand decides"
@@ -120,7 +120,7 @@ def _padding(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
 
 
 def _template(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    name = value(given, "data.template")
+    name = value_at(given, "data.template")
     of_families = {template for family in FAMILIES for template in family.templates}
     own = model.family.templates if model.family else ()
     if name in of_families and name not in own:
@@ -128,44 +128,44 @@ def _template(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
 
 
 def _length(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    length = value(given, "data.max_length")
+    length = value_at(given, "data.max_length")
     if isinstance(length, int) and length > model.max_positions:
         yield Move("data.max_length", length, model.max_positions, "all positions of the new model")
 
 
 def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    stage = value(given, "stage")
-    if value(given, "adapter") is not None:
-        if value(given, "optim.lr") is not None:
+    stage = value_at(given, "stage")
+    if value_at(given, "adapter") is not None:
+        if value_at(given, "optim.lr") is not None:
             yield "optim.lr stays: an adapter's rate depends on its rank and alpha more than on the model"
     elif stage in _FULL_RATES and model.parameters >= _LARGE:
-        rate = value(given, "optim.lr")
+        rate = value_at(given, "optim.lr")
         if rate != _FULL_RATES[stage]:
             yield Move("optim.lr", rate, _FULL_RATES[stage], f"usual for stage {stage} on all weights of some 8 B")
-    critic = value(given, "ppo.critic_lr")
+    critic = value_at(given, "ppo.critic_lr")
     if stage == "ppo" and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
         yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of some 8 B")
 
 
 def _batch(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    micro = value(given, "batch.micro")
+    micro = value_at(given, "batch.micro")
     if isinstance(micro, int):
         why = "an example needs another share of the memory now; the plan takes as many as fit, at the same batch.size"
         yield Move("batch.micro", micro, "auto", why)
 
 
 def _output(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    old = value(given, "output")
+    old = value_at(given, "output")
     name = path.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     yield Move("output", old, f"{old}-{name}", "the old run keeps its folder")
 
 
 def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     for key in ("reward.init", "ppo.reward", "ppo.critic"):
-        name = value(given, key)
+        name = value_at(given, key)
         if name is not None and not str(name).startswith("http") and ".py:" not in str(name):
             yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
-    reference = value(given, "alignment.reference")
+    reference = value_at(given, "alignment.reference")
     if reference not in (None, "auto", "adapter-off", "model", "cached"):
         yield f"alignment.reference: {reference} must have the new model's tokenizer"
 

@@ -14,7 +14,7 @@ from surefoot.config.schema import ParallelConfig
 from surefoot.planning import memory
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 SINGLE = ParallelPlan()
 ELEMENTWISE = ("adamw", "sgd")  # optimizers that treat each number alone

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.config.dump import plain_config
-from surefoot.config.nested import with_settings
+from surefoot.config.overrides import with_settings
 from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.planning.plan import PLAIN
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from surefoot.config.adapters import AdapterShape
 from surefoot.config.schema import RunConfig
+from surefoot.config.sections import AdapterShape
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes

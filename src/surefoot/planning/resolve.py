@@ -64,7 +64,7 @@ from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 
 def resolve(

@@ -18,7 +18,7 @@ from surefoot.families.tokenizer_facts import Token, TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, Source, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 ADDED_PAD = "<|pad|>"
 # Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.

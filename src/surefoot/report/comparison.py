@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.config.words import as_yaml
+from surefoot.config.keys import as_yaml
 from surefoot.planning.serial import Difference
 from surefoot.report.difference_words import spoken
 from surefoot.report.rows import Row, is_eval_row, without_timing
 from surefoot.report.wording import duration_text, number
-from surefoot.system.few import counted
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import counted, size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

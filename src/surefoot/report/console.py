@@ -25,7 +25,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from surefoot.system import durable
-from surefoot.system.printable import clean
+from surefoot.system.messages import clean
 from surefoot.system.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own

@@ -21,7 +21,7 @@ from surefoot.report.pictures.plots import (
     smooth,
 )
 from surefoot.report.rows import Row, is_train_row, step_metrics
-from surefoot.system.sizes import GIB
+from surefoot.system.messages import GIB
 
 Point = tuple[int, float | None]  # optimizer step, value
 Style = Literal["line", "raw", "smooth", "points"]

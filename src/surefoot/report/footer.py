@@ -8,9 +8,8 @@ from pathlib import Path
 
 from surefoot.report.results import ROLLOUT
 from surefoot.report.wording import duration_text, times
-from surefoot.system.few import counted, was
-from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
-from surefoot.system.sizes import size_text
+from surefoot.system.folders import AVERAGE, CRITIC_FOLDER
+from surefoot.system.messages import counted, size_text, was
 
 _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),

@@ -15,7 +15,7 @@ from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, status_told, verdict
 from surefoot.report.tables.audit import audit_views
 from surefoot.system import durable
-from surefoot.system.made_folders import MANIFEST as MANIFEST
+from surefoot.system.folders import MANIFEST as MANIFEST
 
 NAME = "report.html"
 _NOTHING = views.Table((), ())

@@ -32,7 +32,7 @@ from surefoot.report.flight import FLIGHT, step_done
 from surefoot.report.record import is_plain
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.training.manifest import FileCheck
 
 NAME = "logs.tar"

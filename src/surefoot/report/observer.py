@@ -23,7 +23,7 @@ from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
 from surefoot.report.trainer_log import NAME, append_row
 from surefoot.system import durable
 from surefoot.system.errors import Diverged, EnvironmentFault
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.training.report import EvalReport, StepReport, Unit
 from surefoot.training.state import RunState
 

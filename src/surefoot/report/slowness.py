@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.report.wording import times
 from surefoot.system.counters import Counters
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 _FAULTS = 20.0  # major page faults per second: each is a wait of a tenth of a millisecond at least
 _SWAP = 10e6  # bytes per second

@@ -10,7 +10,7 @@ from surefoot.report.events import last_of_the_process
 from surefoot.report.journal import Record
 from surefoot.report.rows import Row
 from surefoot.report.wording import duration_text, times
-from surefoot.system.few import counted, was
+from surefoot.system.messages import counted, was
 
 Status = Literal["running", "finished", "stopped", "diverged", "failed"]
 WORDS: dict[Status, str] = {

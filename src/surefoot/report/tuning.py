@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.config.dump import shown
 from surefoot.report.pictures.plots import png
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

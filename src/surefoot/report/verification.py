@@ -13,7 +13,7 @@ from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError, IntegrityError
-from surefoot.system.made_folders import CERTIFICATE, MANIFEST, is_checkpoint, require_written
+from surefoot.system.folders import CERTIFICATE, MANIFEST, is_checkpoint, require_written
 from surefoot.training.checkpoint import TRAINER_STATE, check_checkpoint, list_checkpoints, newest_verified
 from surefoot.training.compare import Difference, compare_checkpoints, compare_weights
 from surefoot.training.manifest import FileCheck, check_against, check_files

@@ -24,7 +24,7 @@ from surefoot.report.status import Status, duration, progress
 from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text
 from surefoot.system.errors import InputError
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 from surefoot.training.failure_names import newest_failure
 
 T = TypeVar("T")

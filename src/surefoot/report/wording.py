@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from surefoot.report.pace import Timing, clock_text
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
 _SHOWN = (  # of the metrics of a step, most wanted first

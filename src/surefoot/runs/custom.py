@@ -20,7 +20,7 @@ from surefoot.report.rows import EVAL_FIELDS
 from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 from surefoot.training.evaluation import METRICS, Metric
 from surefoot.training.objective import LossSum, Objective
 

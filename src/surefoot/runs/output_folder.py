@@ -12,13 +12,12 @@ from surefoot.families.files import TOKENIZER_FILES, read_json
 from surefoot.families.templates import is_file
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
-from surefoot.planning.disk import DiskForecast, disk_forecast, model_bytes
+from surefoot.planning.disk import DiskForecast, checkpoints_kept, disk_forecast, model_bytes
 from surefoot.planning.plan import RunPlan
 from surefoot.system import durable, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.made_folders import CHECKPOINT, MANIFEST, PLAN
-from surefoot.system.retention import kept
-from surefoot.system.sizes import size_text
+from surefoot.system.folders import CHECKPOINT, MANIFEST, PLAN
+from surefoot.system.messages import size_text
 
 Mode = Literal["new", "resume", "overwrite"]
 _OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
@@ -97,7 +96,7 @@ NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larg
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
     """saves: checkpoints that the run writes, None where nobody knows yet."""
-    keep = kept(config.checkpoint.keep)
+    keep = checkpoints_kept(config.checkpoint.keep)
     best = config.checkpoint.best != "none"
     averaged = config.stage == "ppo" and config.ppo.ema is not None
     base = resolve_folder(config.model.path, config.model.revision, weights=False)

@@ -37,7 +37,7 @@ from surefoot.runs.run_plan import carry_template, lengths_of, other_kernels, pl
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.runs.summary import gist
 from surefoot.system.errors import Fault, InputError, SurefootError
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
 _FEW = 10  # evaluation examples whose mean says little

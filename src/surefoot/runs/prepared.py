@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.durations import Duration
 from surefoot.config.schema import RunConfig
+from surefoot.config.types import Duration
 from surefoot.methods.method import CRITIC, Stage
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits

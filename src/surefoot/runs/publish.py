@@ -33,7 +33,7 @@ from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError
-from surefoot.system.made_folders import AVERAGE, CERTIFICATE
+from surefoot.system.folders import AVERAGE, CERTIFICATE
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport

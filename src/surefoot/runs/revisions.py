@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import RunConfig
+from surefoot.config.sections import SourceConfig
 from surefoot.data.described import read_description, read_entry
 from surefoot.families.files import read_json
-from surefoot.system.hub.fetch import look_up
+from surefoot.system.hub import look_up
 from surefoot.system.locations import is_hub_data, looks_local
 
 

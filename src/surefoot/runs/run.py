@@ -51,7 +51,7 @@ from surefoot.runs.setup import Setup
 from surefoot.runs.steps import make_ready, take_steps
 from surefoot.system import hardware
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.system.redaction import veiled
 from surefoot.training.checkpoint import read_state
 from surefoot.training.guard import StepsLost

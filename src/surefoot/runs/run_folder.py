@@ -37,9 +37,9 @@ from surefoot.runs.output_folder import Mode, is_free, refuse_occupied, require_
 from surefoot.runs.rollback import find_checkpoint
 from surefoot.system import durable, folder_lock, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError
-from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER, MANIFEST
-from surefoot.system.made_folders import CONFIG as CONFIG
-from surefoot.system.made_folders import PLAN as PLAN
+from surefoot.system.folders import AVERAGE, CRITIC_FOLDER, MANIFEST
+from surefoot.system.folders import CONFIG as CONFIG
+from surefoot.system.folders import PLAN as PLAN
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint, list_checkpoints, set_aside_newer
 from surefoot.training.guard import Rollback
 from surefoot.training.manifest import read_manifest

@@ -22,8 +22,7 @@ from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text
 from surefoot.runs.prepared import Timetable
 from surefoot.runs.profiling import Arithmetic
-from surefoot.system.few import counted, first_few
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import counted, first_few, size_text
 
 _OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # of the plan's choices
 _SAMPLE = 240  # characters of the example

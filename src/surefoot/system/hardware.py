@@ -22,8 +22,7 @@ from typing import Any, Literal
 from surefoot.system import process
 from surefoot.system.allocator import Holes
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_word
-from surefoot.system.sizes import GIB
+from surefoot.system.messages import GIB, nearest_word
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
 _CPU_FLAGS = (

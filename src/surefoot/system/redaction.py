@@ -1,10 +1,12 @@
-"""Messages of libraries without what looks like a key or a password.
+"""Remove what looks like a key or a password from messages of libraries.
 
-By shape, and by the name before it, since nobody tells which text is secret. In doubt a harmless word goes: what is
-lost can be read in the library's own log, and what was shown once stays in logs and bug reports.
+    redacted(str(error))    # secrets, and anything as long and mixed as a key
+    veiled(line)            # only what is a secret beyond doubt; hashes and long names stay
 
-Texts may be long and hostile, so every pattern is linear: it consumes what it looks at, or looks no further than a
-bound.
+A secret is recognised by its own shape (`_SHAPES`) or by the name before it (`hides`). In doubt a harmless word is
+removed: it can be read in the library's own log, while a secret that was printed once stays in logs and bug reports.
+Texts may be long and hostile, so every pattern runs in linear time: it consumes what it looks at, or looks ahead no
+further than a bound.
 """
 
 from __future__ import annotations
@@ -13,10 +15,22 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from surefoot.system.secret_names import hides, hides_any
-
-__all__ = ["hides", "redacted", "veiled", "veiled_line", "veiled_value", "veiled_words"]
-
+_OF_TEXT = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "image", "audio", "video", "stop", "next", "last")
+_SECRET = re.compile(
+    r"""
+      secret(?!ar) | passw | passphrase | webhook | credential | authorization | private_?key
+    | (?:api|access|account|auth|master|encryption|signing|storage|wandb|ssh|deploy|license|openai|session)
+      _?key(?:_?id)?$
+    | (?:^|_)(?:pwd|dsn|jwt|bearer|cookies?|o?auth|session_?id|connection_?string|conn_?str)$
+    | (?:^|_)(?:db|database|user|my_?sql|pg|postgres|smtp|ftp|proxy|root|admin|login)_?pass$
+    | _pat$ | amz_signature$
+    | (?:hub|auth|access|hf|ms|om|user|git(?:hub)?|api|bearer)_?token$ | (?:^|_)token$
+    """,
+    re.VERBOSE,
+)
+_TOKEN_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$")  # tokens that are no secret
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # of accessKey
+_SHELLS = ("PWD", "OLDPWD")  # the folder that a shell is in
 _SHAPES = re.compile(
     r"""
       (?<=://)(?:[^\s/:@"'<>]{0,256}:[^\s"'<>]{0,512}|[^/@\s]+)(?=@)                     # user:pass/w@rd@host
@@ -68,6 +82,17 @@ _PROSE = frozenset(
 _HEADERS = re.compile(r"authorization$|cookies?$", re.IGNORECASE)  # their values have spaces
 _OPENING = ("[", "{", "(")
 _LONGEST = 20  # characters, beyond every word of _PROSE
+
+
+def hides(name: str) -> bool:
+    """Whether a setting of this name holds a secret: a key, a password, an address that lets its owner in."""
+    plain = _HUMP.sub("_", name).replace("-", "_").lower()
+    return name not in _SHELLS and _SECRET.search(plain) is not None and _TOKEN_OF_TEXT.search(plain) is None
+
+
+def hides_any(name: str) -> bool:
+    """The same of a flag or a setting within settings: --hub-token, model.hub_token."""
+    return hides(name.lstrip("-").rpartition(".")[2])
 
 
 def redacted(text: str) -> str:

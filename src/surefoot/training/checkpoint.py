@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from surefoot.planning.disk import checkpoints_kept
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityError
-from surefoot.system.made_folders import CHECKPOINT
-from surefoot.system.retention import kept
+from surefoot.system.folders import CHECKPOINT
 from surefoot.training.engine import Engine
 from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
 from surefoot.training.state import RunState
@@ -201,11 +201,11 @@ def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints (`retention.LEAST_KEPT` at least), the best one, the newest that
+    """Delete all but the newest `keep` checkpoints (`planning.disk.LEAST_KEPT` at least), the best one, the newest that
     verifies and the newest healthy one that does. Called only after a newer one is safe. Reads the newest, and older
     ones for as long as none verifies or is healthy: damage of those that stay must not cost the last good one."""
     found = list_checkpoints(run)
-    old = found[kept(keep) :]
+    old = found[checkpoints_kept(keep) :]
     if not old:
         return
     verifies = cache(lambda checkpoint: not verify_checkpoint(checkpoint.folder))

@@ -32,7 +32,7 @@ from surefoot.data.batch_file import batches_from_file, batches_to_file
 from surefoot.models.modes import is_compiled
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
-from surefoot.system.made_folders import FAILED_BATCH, FAILURE, require_failure
+from surefoot.system.folders import FAILED_BATCH, FAILURE, require_failure
 from surefoot.training.diagnose import Finding, Origin, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine
 from surefoot.training.failure_names import Phase, failure_name, moment

@@ -15,7 +15,7 @@ import torch
 
 from surefoot.data.batch import Weighted
 from surefoot.system.errors import Diverged, Fault, SurefootError
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.training import guard as spikes
 from surefoot.training.engine import Engine
 from surefoot.training.failure import Attempt, Recorder, look_into

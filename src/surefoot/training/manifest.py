@@ -15,7 +15,7 @@ from typing import Any
 
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
-from surefoot.system.made_folders import MANIFEST as MANIFEST
+from surefoot.system.folders import MANIFEST as MANIFEST
 
 SCHEMA = 2
 _WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves

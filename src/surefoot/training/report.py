@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:  # torch is not needed to read a log
     from surefoot.data.batch import RecordName

@@ -23,7 +23,7 @@ from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
 from surefoot.runs.trial import ready
 from surefoot.system import hardware
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 
 def codes(found):

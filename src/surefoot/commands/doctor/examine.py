@@ -66,7 +66,7 @@ from surefoot.system import hardware as machine
 from surefoot.system import process
 from surefoot.system.errors import SurefootError
 from surefoot.system.hardware import Hardware
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 _OF_PASSES = [name for name, code in CODES.items() if code.group in ("numbers", "steps")]
 _SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model

@@ -14,8 +14,8 @@ from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType, EnvironmentFinding
 from surefoot.planning.probes.attention import GATE
 from surefoot.runs.output_folder import NO_ROOM, disk_words, free_space, least_words
-from surefoot.system.hub.access import hub_obstacle, is_signed_in
-from surefoot.system.sizes import size_text
+from surefoot.system.hub import hub_obstacle, is_signed_in
+from surefoot.system.messages import size_text
 
 
 def environment_lines(

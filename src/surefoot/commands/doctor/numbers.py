@@ -22,7 +22,7 @@ from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nothing_at_zero, one_pass
 from surefoot.runs.trial import Ready
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 _LOOKED_FOR = 3  # steps, before a tensor counts as one without a gradient: an expert may have no token in one
 _SHOWN = 2  # modules

@@ -32,7 +32,7 @@ from surefoot.runs.parity.formulas import ATTENTION, LIMIT, Formulas, compare_fo
 from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
 from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Ready, ready
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 _CODE = "FAST-PATH"
 _STORING = ("math", "eager")  # attention by one product, a softmax and another product

@@ -15,8 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.commands.quickstart.score import Score, score
 from surefoot.commands.quickstart.world import CHANCE, Record, base_folder, instructions, museum, write_data
-from surefoot.config.durations import Duration
-from surefoot.config.mixture import SourceConfig
 from surefoot.config.schema import (
     AdapterConfig,
     BatchConfig,
@@ -26,6 +24,8 @@ from surefoot.config.schema import (
     OptimConfig,
     RunConfig,
 )
+from surefoot.config.sections import SourceConfig
+from surefoot.config.types import Duration
 from surefoot.methods.open_model import open_for_use
 from surefoot.report.console import Console
 from surefoot.runs.output_folder import Mode

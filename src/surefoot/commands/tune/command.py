@@ -12,8 +12,8 @@ import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
 from surefoot.commands.printing import echo_json
-from surefoot.system.few import counted
-from surefoot.system.out_folder import require_own_picture
+from surefoot.system.folders import require_own_picture
+from surefoot.system.messages import counted
 
 if TYPE_CHECKING:
     from surefoot.commands.tune.run import Tuned

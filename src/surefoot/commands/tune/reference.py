@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.config.nested import with_settings
+from surefoot.config.overrides import with_settings
 from surefoot.planning.plainest import PLAINEST
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import EnvironmentFault, Fault

@@ -17,7 +17,7 @@ from surefoot.commands.tune.search import Search, Tried, better
 from surefoot.commands.tune.space import Space, given_keys, make_space
 from surefoot.commands.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal
 from surefoot.config.load import check_config
-from surefoot.config.nested import with_settings
+from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.silent import silent_console
 from surefoot.runs.custom import with_named
@@ -28,7 +28,7 @@ from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Clock, Trial
 from surefoot.system import hardware
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 
 _FEWEST, _MOST = 2, 12  # timed steps of a trial
 _PATIENCE = 4.0  # times what a trial like the first would take: what takes longer is not the fastest

@@ -11,7 +11,7 @@ from surefoot.commands.tune.gate import Numbers, failure
 from surefoot.commands.tune.search import Tried
 from surefoot.commands.tune.space import Settings, beside_the_plan
 from surefoot.config.load import check_config
-from surefoot.config.nested import with_settings
+from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import RunPlan
@@ -19,7 +19,7 @@ from surefoot.planning.serial import diff_plans
 from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, Fault, InputError
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 ROUNDS = 2
 # A trial is given up where its steps have taken so many times as long as the best one's, times the most that two rounds

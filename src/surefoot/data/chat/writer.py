@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 
-from surefoot.families.template_row import Dialogue, Prompt
-from surefoot.families.tool_layouts import ToolLayout
+from surefoot.families.template_row import Dialogue, Prompt, ToolLayout
 
 _ROLE = "{{- raise_exception('this template has no place for the role ' ~ message.role) -}}"
 

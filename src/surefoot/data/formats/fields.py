@@ -12,8 +12,7 @@ from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
 from surefoot.data.rows import Row, kind_of
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.few import first_few
-from surefoot.system.nearest import nearest_words
+from surefoot.system.messages import first_few, nearest_words
 
 _SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
 

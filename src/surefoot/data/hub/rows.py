@@ -20,8 +20,7 @@ from surefoot.data.json_rows import read_line
 from surefoot.data.parquet_rows import read_parquet
 from surefoot.data.rows import Source
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.hub.faults import hub_faults
-from surefoot.system.hub.fetch import Repository, bounded_client, fetch, look_up
+from surefoot.system.hub import Repository, bounded_client, fetch, hub_faults, look_up
 from surefoot.system.locations import data_kind
 
 _README = "README.md"

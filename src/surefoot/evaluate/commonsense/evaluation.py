@@ -32,7 +32,7 @@ from surefoot.families.templates import named_row
 from surefoot.methods.open_model import OpenModel
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.out_folder import own_findings
+from surefoot.system.folders import own_findings
 
 Mode = Literal["published", "fast"]
 LEGACY = "commonsense-eval"

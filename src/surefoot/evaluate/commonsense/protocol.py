@@ -20,7 +20,7 @@ from surefoot.data.formats.fields import RowFault, each_row, filled, optional
 from surefoot.data.rows import Row, parse_rows
 from surefoot.report.shares import wilson
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 FILE = "test.json"
 TRAINED = "trained"  # as --template: what the model was trained with

@@ -13,7 +13,7 @@ from surefoot.evaluate.side_by_side import Only, Side, sides
 from surefoot.methods.open_model import OpenModel
 from surefoot.report.tables.scores import Cell, ScoreRow
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 _BOOTSTRAP = 1000  # draws for the standard error of what is no mean
 _SHOTS_SEED = 1234  # the harness' own default, so that it draws the same examples

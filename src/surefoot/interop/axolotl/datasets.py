@@ -13,7 +13,7 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.rows import Refusal
 from surefoot.interop.slices import first_of
 from surefoot.system.locations import DATA_SUFFIXES
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 # Axolotl's chat_template -> ours, and whether it writes BOS. No row here writes the texts of the others.
 TEMPLATES: Mapping[str, tuple[str, str]] = {

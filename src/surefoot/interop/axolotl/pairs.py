@@ -12,7 +12,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.interop.rows import Refusal
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip

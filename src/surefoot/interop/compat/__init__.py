@@ -17,7 +17,7 @@ from pathlib import Path
 
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 _ANY_PYTHON = b"#!/usr/bin/env python3\n"
 _LONGEST = 127  # bytes of a first line, on the systems that read least

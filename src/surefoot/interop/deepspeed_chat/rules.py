@@ -12,7 +12,7 @@ from surefoot.interop.arithmetic import counted, set_batch, set_warmup, switch
 from surefoot.interop.deepspeed_chat.rows import Step
 from surefoot.interop.draft import Draft
 from surefoot.interop.trainer import SCHEDULES
-from surefoot.system.nearest import nearest_word
+from surefoot.system.messages import nearest_word
 
 OUTPUT = "./output"
 _ALONE = "one process holds all of it: nothing is shared out"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.families.llamafactory_templates import PREFIX
+from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
 from surefoot.interop.llamafactory.data import set_data

@@ -6,8 +6,8 @@ what it makes itself.
 
 from __future__ import annotations
 
-from surefoot.families.llamafactory_templates import LLAMAFACTORY, PREFIX
-from surefoot.system.nearest import nearest_words
+from surefoot.families.other_templates import LLAMAFACTORY, PREFIX
+from surefoot.system.messages import nearest_words
 
 UNTHINKING = "qwen3-unthinking"  # qwen3 with enable_thinking: false
 _ROWS = {row.name.removeprefix(PREFIX): row for row in LLAMAFACTORY}

@@ -52,7 +52,7 @@ from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, PpoPlan, RunPlan
 from surefoot.planning.ppo import RoleFacts, Roles
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.made_folders import CRITIC_FOLDER
+from surefoot.system.folders import CRITIC_FOLDER
 
 REWARD = "reward"  # the reward model's adapter on a trunk
 _APART = "model"  # in the plan: a model of its own

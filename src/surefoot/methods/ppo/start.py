@@ -42,7 +42,7 @@ from surefoot.models.generate import Decoding
 from surefoot.models.modes import highest_dropout
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
-from surefoot.system.made_folders import AVERAGE, CRITIC_FOLDER
+from surefoot.system.folders import AVERAGE, CRITIC_FOLDER
 from surefoot.training.checkpoint import load_carried
 from surefoot.training.report import EvalReport
 

@@ -19,7 +19,7 @@ from surefoot.planning.plan import DType
 from surefoot.planning.probes.limits import HELD, LIMITS, NO_ROOM, Limits
 from surefoot.planning.probes.matmul import TORCH_DTYPE
 from surefoot.system import hardware
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 STORING = ("eager", "math")  # forms that keep every score
 # For each score, at their peak: 12.8 to 14.0 bytes were counted of torch's own memory on a CPU, in either type.

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from surefoot.report.footer import EXAMPLE_PROMPT
-from surefoot.system.made_folders import CERTIFICATE as CERTIFICATE
+from surefoot.system.folders import CERTIFICATE as CERTIFICATE
 
 _WORDS = {
     "adapter_and_merged": "adapter over base, and merged (both in fp32)",

@@ -20,7 +20,7 @@ from surefoot.report.cards.reward import scoring_lines
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.rows import UNITS
 from surefoot.report.tables.plan import who_and_why
-from surefoot.system.few import counted, was
+from surefoot.system.messages import counted, was
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {

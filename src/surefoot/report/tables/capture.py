@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefoot.report.tables.numbers import four_digits, mean_of_known, number_table
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,7 @@ from rich.text import Text
 from surefoot.config.keys import all_keys
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 Row = tuple[str, str, str, str]  # what, value, who decided, why
 _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line

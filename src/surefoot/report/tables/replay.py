@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.system.few import first_few
+from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:
     from surefoot.training.diagnose import Finding, Origin

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from surefoot.planning.scale import ScaleRow
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 
 _COLUMNS = ("GPUs", "engine", "memory each", "fits", "tokens/step", "compute", "traffic", "tokens/s")
 

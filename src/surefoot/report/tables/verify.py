@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from surefoot.report.verification import FolderCheck
-from surefoot.system.few import counted
+from surefoot.system.messages import counted
 from surefoot.training.compare import Difference
 
 

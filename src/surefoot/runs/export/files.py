@@ -28,7 +28,7 @@ from surefoot.runs.export.certificate import FORMAT, hashes
 from surefoot.runs.export.parts import ExportParts
 from surefoot.system import durable, hardware
 from surefoot.system.errors import InputError
-from surefoot.system.made_folders import run_of
+from surefoot.system.folders import run_of
 
 MODELFILE = "Modelfile"
 _TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that go on being true

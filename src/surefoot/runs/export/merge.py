@@ -29,7 +29,7 @@ from surefoot.models.verify import compare_logits, logits_of, rounding_noise
 from surefoot.runs.export.certificate import MERGED_LIMIT, check_record, merged_limit, require_merged
 from surefoot.runs.export.parts import ExportParts
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.made_folders import run_of
+from surefoot.system.folders import run_of
 
 
 @dataclass

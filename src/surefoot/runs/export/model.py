@@ -50,8 +50,8 @@ from surefoot.runs.export.parts import ExportParts, find_export_parts
 from surefoot.runs.output_folder import free_space
 from surefoot.system import durable, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.out_folder import require_replaceable
-from surefoot.system.sizes import size_text
+from surefoot.system.folders import require_replaceable
+from surefoot.system.messages import size_text
 
 _SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer and headers included
 

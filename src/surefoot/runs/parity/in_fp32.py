@@ -38,7 +38,7 @@ from surefoot.runs.parity.formulas import LIMIT, Formulas, compare_formulas, key
 from surefoot.runs.parity.passes import one_pass
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 from surefoot.training.failure import is_of_the_environment
 
 # How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are

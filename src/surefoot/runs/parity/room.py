@@ -14,7 +14,7 @@ from surefoot.planning.plan import BatchPlan, Choice, RunPlan
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_plan import as_settled, length_facts
-from surefoot.system.sizes import size_text
+from surefoot.system.messages import size_text
 from surefoot.training.engine import Engine
 
 

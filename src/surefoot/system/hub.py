@@ -1,8 +1,16 @@
-"""Read a repository of the hub through huggingface_hub and its cache: which commit, which files, and some of them here.
+"""Read a repository of the hub through huggingface_hub and its cache: its commit, its file list, the files themselves.
+
+    repository = look_up("org/name", "model", None)
+    folder = fetch(repository, ["config.json"])
 
 A revision is resolved to its commit once; everything after that is of this commit, however the branch moves. What the
-cache holds is not asked for again, so a known commit works without a network. A branch means what the hub says; where
-the hub is away, what it meant when the cache last heard of it, and that is said. Tokens stay with huggingface_hub.
+cache holds is not asked for again, so a known commit works without a network. Where the hub cannot be reached, a branch
+means the commit that the cache last saw for it, and a warning says so. Tokens stay with huggingface_hub.
+
+Refusals become one line each, in the same words for models and data sets (`hub_faults`). The hub answers 401 and 403
+for several reasons: without a token it hides that a private repository exists, a token it does not know is an error of
+its own, a gated repository is listed but not handed out. Nothing that the hub or its client wrote is repeated where it
+could hold a token.
 """
 
 from __future__ import annotations
@@ -17,10 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.system import durable, hardware
-from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.system.hub.faults import NOUN, hub_faults
-from surefoot.system.sizes import size_text
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
+from surefoot.system.messages import size_text
+from surefoot.system.redaction import redacted
 
+NOUN = {"model": "model", "dataset": "data set"}
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATIENCE = 10.0  # seconds for an answer without which nothing goes on; the client itself would wait for ever
 _TIMEOUT = 4.0  # seconds until a silent hub counts as away while the cache may do instead
@@ -176,3 +186,128 @@ def _quiet_client() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if not silenced:
             enable_progress_bars()
+
+
+@contextmanager
+def hub_faults(name: str, kind: str, revision: str | None) -> Iterator[None]:
+    """Errors of huggingface_hub inside become InputError (exit 2: name, revision, file) or EnvironmentFault (exit 3:
+    access, network, disk). kind: model | dataset."""
+    import httpx2
+    from huggingface_hub.errors import LocalEntryNotFoundError, RevisionResolutionError
+
+    try:
+        yield
+    except (LocalEntryNotFoundError, RevisionResolutionError) as error:  # nothing cached either; the cause says why
+        raise _fault(name, kind, revision, error.__cause__ or error) from None
+    except (OSError, httpx2.HTTPError) as error:
+        raise _fault(name, kind, revision, error) from None
+
+
+def _fault(name: str, kind: str, revision: str | None, error: BaseException) -> SurefootError:
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    local = f"give a local {'folder' if kind == 'model' else 'file'}"
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(name, kind, revision, error)
+    if isinstance(error, OfflineModeIsEnabled):
+        what = "is not, or not wholly, in the cache, and HF_HUB_OFFLINE is set"
+        return EnvironmentFault(
+            Fault(name, what, f"unset it to download the {NOUN[kind]}, or {local}", code="SF-HUB-OFFLINE")
+        )
+    if isinstance(error, httpx2.TimeoutException):
+        what = "is not, or not wholly, in the cache, and the hub does not answer in time"
+        return EnvironmentFault(Fault(name, what, f"try again later, or {local}", code="SF-HUB-OFFLINE"))
+    if isinstance(error, httpx2.ConnectError | LocalEntryNotFoundError):
+        what = "is not, or not wholly, in the cache, and the hub cannot be reached"
+        return EnvironmentFault(Fault(name, what, f"check the network, or {local}", code="SF-HUB-OFFLINE"))
+    if isinstance(error, httpx2.TransportError):
+        return EnvironmentFault(
+            Fault(name, "the download broke off", "check the network and start again", code="SF-HUB-OFFLINE")
+        )
+    return EnvironmentFault(
+        Fault(
+            name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk", code="SF-HUB-OFFLINE"
+        )
+    )
+
+
+def _refusal(name: str, kind: str, revision: str | None, error: object) -> SurefootError:
+    from huggingface_hub import errors, get_token
+
+    assert isinstance(error, errors.HfHubHTTPError)
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+    status, signed_in = error.response.status_code, get_token() is not None
+    gated = isinstance(error, errors.GatedRepoError)
+    if gated and not signed_in:
+        return EnvironmentFault(
+            Fault(
+                name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}", code="SF-HUB-ACCESS"
+            )
+        )
+    if status == 401 and signed_in:
+        what = "the hub does not accept the token that was sent: it is mistyped, expired or revoked"
+        return EnvironmentFault(
+            Fault(
+                name, what, "make one at https://huggingface.co/settings/tokens, then " + _LOG_IN, code="SF-HUB-ACCESS"
+            )
+        )
+    if gated:
+        what = "is gated, and this account has no access: its terms are not accepted, or the request is still open"
+        return EnvironmentFault(Fault(name, what, f"accept its terms at {page}", code="SF-HUB-ACCESS"))
+    if isinstance(error, errors.RevisionNotFoundError):
+        fix = f"see {page}/tree/main"
+        return InputError(
+            Fault(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", fix, code="SF-HUB-MISSING")
+        )
+    if isinstance(error, errors.EntryNotFoundError):
+        return InputError(
+            Fault(name, f"the {NOUN[kind]} lacks a file that it lists", f"see {page}/tree/main", code="SF-HUB-MISSING")
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+        open_to = "" if signed_in else "public "
+        fix = "check the name" + ("" if signed_in else f"; if it is private, {_LOG_IN}")
+        return InputError(Fault(name, f"the hub has no {open_to}{NOUN[kind]} of this name", fix, code="SF-HUB-MISSING"))
+    if status == 403:
+        return EnvironmentFault(
+            Fault(name, "access is forbidden", "use a token that may read it: " + _LOG_IN, code="SF-HUB-ACCESS")
+        )
+    if status == 429:
+        return EnvironmentFault(
+            Fault(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}", code="SF-HUB-OFFLINE")
+        )
+    return EnvironmentFault(Fault(name, f"the hub answered {status}", "try again later", code="SF-HUB-OFFLINE"))
+
+
+def _first_line(error: BaseException) -> str:
+    return redacted((str(error) or type(error).__name__).splitlines()[0])
+
+
+def is_signed_in() -> bool:
+    """A token is stored, or set in the environment."""
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def hub_obstacle() -> str:
+    """Why nothing could be fetched now, empty where it could. One question, with the token if there is one."""
+    import httpx2
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    question = "/api/whoami-v2" if is_signed_in() else "/api/models?limit=1"
+    try:
+        answer = get_session().get(constants.ENDPOINT + question, headers=build_hf_headers(), timeout=_TIMEOUT)
+        hf_raise_for_status(answer)
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE is set"
+    except httpx2.TimeoutException:
+        return "it does not answer in time"
+    except httpx2.TransportError:
+        return "it cannot be reached"
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        return "it does not accept the token that is stored" if status == 401 else f"it answered {status}"
+    return ""

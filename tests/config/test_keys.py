@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from helpers.configs import mutated_configs, valid_configs
-from surefoot.config.json_schema import DIALECT, config_schema
+from surefoot.config.keys import DIALECT, config_schema
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 

@@ -1,12 +1,26 @@
-"""No code that a terminal obeys is left in a text, and none is lost from JSON."""
+"""Numbers with their words.
+
+No code that a terminal obeys is left in a text, and none is lost from JSON.
+"""
+
+from __future__ import annotations
 
 import json
 import time
 
 import pytest
 
-from surefoot.system import printable
-from surefoot.system.printable import clean, shown_json
+from surefoot.system import messages
+from surefoot.system.messages import clean, counted, shown_json, was
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0, "0 steps were"), (1, "1 step was"), (2, "2 steps were"), (1200, "1,200 steps were")],
+)
+def test_a_number_has_its_word(number: int, said: str) -> None:
+    assert f"{counted(number, 'step')} {was(number)}" == said
+
 
 TITLE = "\x1b]0;title\x07"
 OBEYED = [
@@ -43,7 +57,7 @@ def test_json_keeps_the_value_and_shows_no_code(code):
 
 
 def test_twin_json_alone_leaves_codes_of_one_character(monkeypatch):
-    monkeypatch.setattr(printable, "_IN_JSON", {})
+    monkeypatch.setattr(messages, "_IN_JSON", {})
     shown = shown_json("\x9b31m")
     assert clean(shown) != shown
 

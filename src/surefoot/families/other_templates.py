@@ -1,9 +1,12 @@
-"""LLaMA-Factory's templates, so that a config of that tool trains on the same token ids under the same label mask.
+"""Templates of LLaMA-Factory and Axolotl, so that their configs train on the same token ids under the same label mask.
 
-They differ from the rows of the same name in `surefoot.families.templates`, which follow what the models' publishers
-write: here every slot is encoded alone, what follows the end of an answer is learned with it, and some put no BOS.
-Facts: LLaMA-Factory 0.9.5, its token ids in `tests/equality`. Not here: templates that put another label on a token
-than the token itself (gemma2, falcon, solar: `efficient_eos`) or that end no answer (empty), and layouts for tools.
+LLaMA-Factory's differ from the rows of the same name in `surefoot.families.templates`, which follow what the models'
+publishers write: every slot is encoded alone, what follows the end of an answer is learned with it, and some put no
+BOS. Facts: LLaMA-Factory 0.9.5, its token ids in `tests/equality`. Not here: templates that put another label on a
+token than the token itself (gemma2, falcon, solar: `efficient_eos`) or that end no answer (empty), and layouts
+for tools.
+
+Axolotl's: what version 0.18 writes for chat_template alpaca and phi_3; its chatml, llama3 and gemma equal ours.
 """
 
 from __future__ import annotations
@@ -142,5 +145,31 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
         "<|user|>\n{content}{eos}{alone}<|assistant|>\n",
         system="<|system|>\n{content}{eos}",
         default_system="You are Zephyr, a helpful assistant.",
+    ),
+)
+
+
+AXOLOTL: tuple[Dialogue, ...] = (
+    Dialogue(
+        name="axolotl-alpaca",
+        about="Axolotl's chat template alpaca: its headings around every turn, and no sentence before them",
+        system="{content}\n\n",
+        user="### Instruction:\n{content}\n\n",
+        between="\n\n",
+        opening="### Response:\n",
+        close="{eos}",
+        tools=None,
+    ),
+    Dialogue(
+        name="axolotl-phi_3",
+        about="Axolotl's chat template phi_3: Phi-3's without EOS behind the last turn",
+        system="<|system|>\n{content}<|end|>\n",
+        user="<|user|>\n{content}<|end|>\n",
+        opening="<|assistant|>\n",
+        close="<|end|>",
+        after="\n",
+        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        stops=("<|end|>",),
+        tools=None,
     ),
 )

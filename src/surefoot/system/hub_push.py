@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.hub.faults import hub_faults
-from surefoot.system.hub.fetch import bounded_client
+from surefoot.system.hub import bounded_client, hub_faults
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

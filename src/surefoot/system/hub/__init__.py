@@ -1,1 +1,0 @@
-"""Fetch from and push to the Hugging Face hub."""

@@ -1,0 +1,104 @@
+"""Text of messages: lists and counts, sizes in bytes, "did you mean", and untrusted text without terminal codes.
+
+    f"{counted(3, 'file')}: {first_few(names, 2)}"    # "3 files: a.json, b.json and 1 more"
+    size_text(3 << 30)                                 # "3.0 GiB"
+    nearest_word("adamv", ["adamw", "sgd"])            # "adamw"
+    clean(line)                                        # no escape sequences, no control characters
+
+Names of files, configs and what a model says may hold escape sequences that move the cursor, overwrite what stood
+there, or set the window's title and the clipboard. The trade-off: marks of direction that languages need stay; those
+that force a direction, and so turn a name round, are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+
+def first_few(names: Sequence[object], most: int) -> str:
+    """`3, 17, 20 and 5 more`."""
+    shown = ", ".join(map(str, names[:most]))
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `1,200 steps`. noun: one whose plural takes an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def was(number: int) -> str:
+    """The verb behind `counted`."""
+    return "was" if number == 1 else "were"
+
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+
+def size_text(size: int) -> str:
+    """70.2 GiB, 320 MiB, 1.5 MiB, 12 KiB, 999 B; less than nothing keeps its sign."""
+    if size < 0:
+        return f"-{size_text(-size)}"
+    for unit, factor in (("TiB", TIB), ("GiB", GIB)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    for unit, factor in (("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{size / factor:.0f} {unit}" if size >= 10 * factor else f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+CLOSE = 0.65  # likeness (0 to 1) below which a name is no suggestion
+MOST = 100  # unknown names of one file that get a suggestion: each takes milliseconds, and a file may hold thousands
+
+
+def nearest_words(word: str, choices: Iterable[str], most: int, least: float = CLOSE) -> list[str]:
+    """Up to `most` choices that are like `word`, the likest first; none below the likeness `least`."""
+    scored = [(likeness(plain_name(word), plain_name(choice)), choice) for choice in choices]
+    close = sorted((pair for pair in scored if pair[0] >= least), key=lambda pair: -pair[0])
+    return [choice for _, choice in close[:most]]
+
+
+def nearest_word(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, None where nothing is close."""
+    return next(iter(nearest_words(word, choices, 1)), None)
+
+
+def likeness(a: str, b: str) -> float:
+    """1 for equal names, 0 for nothing in common. Letters in the wrong order cost little."""
+    if sorted(a) == sorted(b):
+        return 1.0 if a == b else 0.9
+    return SequenceMatcher(None, a, b).ratio()
+
+
+def plain_name(name: str) -> str:
+    """Without what people write now so, now so: capitals, and dashes for underscores."""
+    return name.lower().replace("-", "_")
+
+
+# U+0080 to U+009F are escape sequences of one character; U+202D and U+202E force a direction.
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e"
+_ESCAPES = re.compile(
+    rf"""
+      (?:\x1b\[|\x9b)[0-?]*[\ -/]*[@-~]                       # colours, moves of the cursor
+    | (?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d]*(?:\x07|\x1b\\|\x9c)  # the window's title, the clipboard
+    | \x1b.?
+    | [{_CONTROLS}]
+    """,
+    re.VERBOSE,
+)
+_IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x202D, 0x202E)}  # json escapes those below U+0020
+
+
+def clean(text: str) -> str:
+    """Without escape sequences and control characters; every end of a line is a line feed."""
+    return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def shown_json(value: Any, indent: int | None = 2, **settings: Any) -> str:
+    """JSON to read, characters as they are, but for those that `clean` takes away: these are escapes, so that no value
+    is lost. settings: of `json.dumps`."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, **settings).translate(_IN_JSON)
