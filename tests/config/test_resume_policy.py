@@ -37,6 +37,8 @@ FREE = {
     "ppo.vllm_url",
     "parallel.check_every",
     "parallel.timeout",
+    "functions.loss",
+    "functions.record",
 }
 WARNED = {
     "batch.micro",
