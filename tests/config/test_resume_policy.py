@@ -41,6 +41,7 @@ FREE = {
     "functions.record",
 }
 WARNED = {
+    "functions.metrics",
     "batch.micro",
     "model.dropout",
     "duration",
