@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
@@ -63,11 +65,8 @@ SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
-QUICK = {("ppo-judged", "fsdp2", "lora"), ("ppo", "zero3", "full"), ("dpo", "zero2", "dora")}
-MATRIX = [
-    pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow)
-    for one in ((method, engine, adapter) for method in METHODS for engine in ENGINES for adapter in ADAPTERS)
-]
+QUICK = [("ppo-judged", "fsdp2", "lora"), ("dpo", "zero2", "dora")]
+MATRIX = representatives(product(METHODS, ENGINES, ADAPTERS), *QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from distributed.runs import (
     write_config,
     write_world,
 )
+from helpers.tiers import representatives
 from surefoot.training.checkpoint import list_checkpoints, verify_checkpoint
 
 SOON = 60.0  # seconds within which a broken run has ended
@@ -64,7 +65,7 @@ def temporary(output: Path) -> list[str]:
     return [path.name for path in output.iterdir() if path.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", representatives([0, 1], 1))
 def test_a_full_disk_on_one_rank_leaves_the_older_checkpoint_and_nothing_half_written(world, victim):
     output = world / f"full-{victim}"
     more = changed(world / f"disk-{victim}", **{f"rank_{victim}": FULL_DISK})  # at the second checkpoint
@@ -93,6 +94,7 @@ def test_twin_without_tidying_up_half_a_checkpoint_is_left(world):
     assert temporary(output) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["", "twin: torchrun is not known"])
 def test_ranks_that_meet_end_with_torchrun(world, known):
     """Rank 1 never comes, so rank 0 waits for it."""

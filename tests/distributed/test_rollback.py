@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, rollback_world, write_config
+from helpers.tiers import representatives
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback import RECORD
 from surefoot.training.checkpoint import list_checkpoints
@@ -31,7 +32,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
     "zero3": {"engine": "deepspeed", "zero_stage": 3},
 }
-QUICK = ("ddp", "fsdp2", "zero3")
 STEPS = "6 steps"
 TWICE = [Rollback(back_to=2, lost=4, ahead=2), Rollback(back_to=2, lost=4, ahead=4)]
 KILLS = {
@@ -39,10 +39,6 @@ KILLS = {
     "zero3": {"at": "again", "n": 2, "rank": 0},  # the record is written
     "fsdp2": {"at": "again", "n": 2, "rank": 1, "delay": 0.1},
 }
-
-
-def some(names, quick):
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 class World:
@@ -94,7 +90,7 @@ def same(first: Path, second: Path) -> bool:
     return a.keys() == b.keys() and all((a[name] - b[name]).abs().max() <= WEIGHT_TOLERANCE for name in a)
 
 
-@pytest.mark.parametrize("engine", some(ENGINES, QUICK))
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "zero3"))
 def test_two_ranks_go_back_as_one_does(world, engine):
     one, _ = world.straight("")
     two, said = world.straight(engine)
@@ -121,7 +117,7 @@ def test_twin_what_was_handed_over_before_is_not_taken_for_new(world):
     assert "is not the same on all 2 ranks before the first step" in said
 
 
-@pytest.mark.parametrize("engine", some(KILLS, ("ddp", "zero3")))
+@pytest.mark.parametrize("engine", representatives(KILLS, "ddp"))
 def test_a_rank_that_is_killed_within_the_rollback_changes_nothing(world, engine):
     name = f"killed-{engine}"
     code, said = world.run(name, engine, kill=KILLS[engine])

@@ -27,6 +27,7 @@ from helpers.doc_pages import (
     mentions,
 )
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import COMMANDS, main
 from surefoot.commands.quickstart.world import write_data
@@ -278,7 +279,11 @@ def is_run(command: Quote) -> bool:
     return command.page in PAGES and not any(word in command.text for word in NOT_RUN)
 
 
-@pytest.mark.parametrize("command", [command for command in commands() if is_run(command)], ids=str)
+RUN = [command for command in commands() if is_run(command)]
+FIRST = {command.words[1]: command for command in reversed(RUN)}.values()  # of each verb
+
+
+@pytest.mark.parametrize("command", representatives(RUN, *FIRST), ids=str)
 def test_a_quoted_command_runs(server, finished, tmp_path, command):
     folder = tmp_path / "work"
     shutil.copytree(finished, folder)

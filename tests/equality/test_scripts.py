@@ -13,6 +13,7 @@ import pytest
 
 from equality import models
 from equality.ours import LOSS, RATE, run_until_step_1, same_examples, same_rates
+from helpers.tiers import representatives
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_file
 
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 SCRIPTS = {"lora_trainer": "llama3", "full_trainer": "qwen2"}
 
 
-@pytest.fixture(params=SCRIPTS)
+@pytest.fixture(params=representatives(SCRIPTS, "lora_trainer"))
 def script(request, tmp_path, monkeypatch):
     """The script as a file that finds its model and data in the working directory."""
     monkeypatch.chdir(tmp_path)

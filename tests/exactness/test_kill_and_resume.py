@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from itertools import product
 
 import pytest
 import yaml
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
 from surefoot.system import durable
@@ -23,6 +25,7 @@ from surefoot.training.manifest import sealed
 
 ADAPTERS = ["full", "lora", "dora"]
 PRECISIONS = ["fp32", "bf16", "fp16"]
+QUICK = [("full", "fp32"), ("lora", "bf16"), ("dora", "fp16")]
 STEPS = 12  # 11 examples, 4 a step: 3 steps an epoch, the last of them short; 4 epochs
 KILLED = -9
 LOGGED_AFTER_THE_END = 12  # about so many lines of run.log follow the last write of the publication
@@ -98,8 +101,7 @@ def random_kills(draw):
     ]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("adapter", "precision"), representatives(product(ADAPTERS, PRECISIONS), *QUICK))
 def test_killed_and_resumed_equals_uninterrupted(server, world, uninterrupted, adapter, precision):
     seed = random.SystemRandom().randrange(10**6)
     print("kill seed", seed)
@@ -114,7 +116,7 @@ def test_killed_and_resumed_equals_uninterrupted(server, world, uninterrupted, a
     assert compare_folders(uninterrupted(adapter, precision), output) == []
 
 
-@pytest.mark.parametrize("n", range(1, 21, 3))
+@pytest.mark.parametrize("n", representatives(range(1, 21, 3), 4, 13))
 def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     """Walk through the flushes of the first saves, one kill each."""
     output = world[0] / f"flush-{n}"
@@ -125,7 +127,7 @@ def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     assert compare_folders(uninterrupted("lora", "fp32"), output) == []
 
 
-@pytest.mark.parametrize("n", [1, 6, 11, 16, 21, 40])
+@pytest.mark.parametrize("n", representatives([1, 6, 11, 16, 21, 40], 11, 40))
 def test_a_kill_while_a_thread_finishes_a_checkpoint(server, world, uninterrupted, n):
     """The steps go on meanwhile, so it is left to chance what has been reached; what is visible is whole."""
     output = world[0] / f"beside-{n}"
@@ -153,7 +155,7 @@ def writes(server, world, uninterrupted):
 PLACES = 8
 
 
-@pytest.mark.parametrize("place", range(PLACES))
+@pytest.mark.parametrize("place", representatives(range(PLACES), 0, PLACES // 2, PLACES - 1))
 def test_a_kill_anywhere_in_the_command(server, world, uninterrupted, writes, place):
     """From the first write of the records, before there is a config, to the last of the publication."""
     output = world[0] / f"place-{place}"

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
 from surefoot.system.durable import sha256_file, write_json
@@ -111,7 +112,7 @@ KILLS = [
 KILLS_OF = {"full": KILLS, "lora": KILLS, "shared": [KILLS[2], KILLS[4], KILLS[7]]}
 
 
-@pytest.mark.parametrize("adapter", KILLS_OF)
+@pytest.mark.parametrize("adapter", representatives(KILLS_OF, "shared"))
 def test_killed_anywhere_and_resumed_equals_uninterrupted(server, world, uninterrupted, adapter):
     """shared: critic and reward model have one base, which is not the policy's."""
     output = world / f"broken-{adapter}"
@@ -129,7 +130,7 @@ def test_checkpoints_inside_a_cycle_hold_its_episodes_and_others_do_not(uninterr
     assert held[3]["kl_coef"] != 0.1
 
 
-@pytest.mark.parametrize("lost", ["kl_coef", "episodes", "average"])
+@pytest.mark.parametrize("lost", representatives(["kl_coef", "episodes", "average"], "kl_coef"))
 def test_twin_what_is_not_carried_is_noticed(server, world, uninterrupted, lost):
     """A checkpoint whose memory was changed by a little leads to another end."""
 

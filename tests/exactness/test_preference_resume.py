@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
 
@@ -61,7 +62,7 @@ def write_config(world, case, output):
     return str(path)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", representatives(CASES, "dpo-cached", "kto-full"))
 def test_killed_and_resumed_equals_uninterrupted(server, world, case):
     straight, broken = world / f"straight-{case}", world / f"broken-{case}"
     config = write_config(world, case, straight)

@@ -15,17 +15,13 @@ from faults.records import Record, add
 from faults.trials import fresh_seed, processor_seconds
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
+from helpers.tiers import representatives
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback import RECORD
 
 KILLED = -9
-LONGER = [("sft", "full"), ("reward", "dora"), ("dpo", "lora"), ("ppo", "full")]
-CASES = [
-    ("sft", "lora"),
-    ("kto", "dora"),
-    ("ppo", "lora"),
-    *(pytest.param(*one, marks=pytest.mark.slow) for one in LONGER),
-]
+CASES = [("sft", "lora"), ("kto", "dora"), ("ppo", "lora"), ("sft", "full"), ("reward", "dora"), ("dpo", "lora")]
+CASES += [("ppo", "full")]
 BAD = (4, 5)  # steps whose data are bad, in a row
 NEVER = 10**9
 
@@ -88,7 +84,7 @@ def killed_and_resumed(world, name, stage, adapter, kills):
     assert compare_folders(straight, run) == []
 
 
-@pytest.mark.parametrize(("stage", "adapter"), CASES)
+@pytest.mark.parametrize(("stage", "adapter"), representatives(CASES, ("sft", "lora")))
 def test_killed_anywhere_around_a_rollback_it_ends_as_undisturbed(world, stage, adapter):
     seed = fresh_seed()
     print("kill seed", seed)
@@ -102,7 +98,7 @@ def test_killed_anywhere_around_a_rollback_it_ends_as_undisturbed(world, stage, 
 PLACES = 4
 
 
-@pytest.mark.parametrize("place", range(PLACES))
+@pytest.mark.parametrize("place", representatives(range(PLACES), 1))
 def test_a_kill_within_the_rollback(world, place):
     """Spread over the writes from the bad steps on to the first save after them: failure folders, the record, the
     resumed session's records, events and logs."""

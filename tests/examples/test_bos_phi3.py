@@ -131,6 +131,7 @@ def read(path: Path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check", [check_ratios, check_capture_ratio, check_comparison, check_losses, check_certificates, check_baked]
 )
@@ -138,6 +139,7 @@ def test_what_the_walk_promises(walked, check):
     check(walked)
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_page_is_there(walked):
     pictures = sorted(str(path.relative_to(walked)) for path in walked.glob("**/*.png"))
     assert {Path(one).parent.name for one in pictures} >= {"baseline", "scaled", "norms-baseline", "norms-scaled"}
@@ -147,6 +149,7 @@ def test_every_picture_of_the_page_is_there(walked):
         assert (walked / run / "run.log").read_text().count("BOS       <s>, exactly once") == 2
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_does_not_differ(walked, tmp_path):
     itself = walked / "captures" / "baseline"
     found = compare_folders(itself, itself, tmp_path / "none")
@@ -209,6 +212,7 @@ def not_baked(out: Path) -> None:
     save_file(tensors | {name: load_file(out / "merged-baseline" / file)[name]}, out / "merged-scaled" / file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "fault"),
     [

@@ -10,6 +10,7 @@ import pytest
 
 from helpers import zoo
 from helpers.surefoot_on_path import served_surefoot
+from helpers.tiers import representatives
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rlhf.sh"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "preference"
@@ -21,7 +22,7 @@ SMALL = ["duration=2 steps", "eval_every=2 steps", "precision=fp32", "data.max_l
 SMALL += ["adapter.rank=4", "adapter.alpha=8", "batch.size=4"]
 
 
-@pytest.fixture(scope="module", params=["llama3", "opt"])
+@pytest.fixture(scope="module", params=representatives(["llama3", "opt"], "llama3"))
 def walked(request, tmp_path_factory):
     """The folder that the script leaves, over the real pairs where they lie beside this checkout. `said` in it is what
     it printed."""

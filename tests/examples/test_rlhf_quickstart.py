@@ -54,6 +54,7 @@ def test_the_data_say_nothing_about_rooms(museum, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_ppo_raises_the_mean_reward_by_two_deviations(museum, tmp_path):
     """One seed and two thirds of the example's length. The first rollouts stand for the supervised policy."""
     museum.write_data(tmp_path / "data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
@@ -12,9 +13,10 @@ from faults.stages import ADAPTERS, COMBINATIONS, PRECISIONS, SAVED, STAGES, STE
 from faults.trials import fresh_seed, many
 from helpers.fork_server import ForkServer
 from helpers.run_position import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabouts, read
+from helpers.tiers import representatives
 from surefoot.runs.publish import is_published
 
-KILLED_RUNS_OF_A_STAGE, STOPPED_RUNS = 5, 8
+KILLED_RUNS, STOPPED_RUNS = {"make test": 2, "make test-long": 5}, {"make test": 3, "make test-long": 8}
 IN_A_STEP = 1  # a seed that has the signal sent in one, which no run ends before
 MOST_KILLS = 5  # of one run, in the long version
 IN_SAVES, ENOUGH = 0.25, 60  # of all kills, at the least, where there are so many
@@ -26,20 +28,25 @@ def runs(tmp_path_factory):
         yield Runs(tmp_path_factory.mktemp("runs"), server)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path, stage):
+TIERS = representatives(KILLED_RUNS, "make test")
+KILLED_STAGES = representatives(product(STAGES, KILLED_RUNS), ("sft", "make test"), ("ppo", "make test"))
+
+
+@pytest.mark.parametrize(("stage", "tier"), KILLED_STAGES)
+def test_killed_runs_end_as_if_nothing_had_been(runs, tmp_path, stage, tier):
     """One combination of each stage, drawn anew; `make soak` has all of them."""
     seed = fresh_seed()
     print("combination drawn with seed", seed)
     draw = random.Random(seed)
     killing = Killing(runs, [(stage, draw.choice(ADAPTERS), draw.choice(PRECISIONS))], 2)
-    assert many(f"killed runs of {stage}", KILLED_RUNS_OF_A_STAGE, killing, tmp_path) == []
+    assert many(f"killed runs of {stage}", KILLED_RUNS[tier], killing, tmp_path) == []
     print("kills:", dict(killing.kills))
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path):
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, tmp_path, tier):
     stopping = Stopping(runs, [("sft", "lora", "fp32")])
-    assert many("stopped runs", STOPPED_RUNS, stopping, tmp_path) == []
+    assert many("stopped runs", STOPPED_RUNS[tier], stopping, tmp_path) == []
 
 
 def test_twin_a_stop_that_takes_too_long_is_noticed(runs, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.python_on_path import Served, served_python
+from helpers.tiers import representatives
 from interop.compat.seeds import SEEDS, blocks
 from surefoot.commands.main import main
 from surefoot.interop.launch import Options
@@ -129,7 +130,11 @@ def called(served, place):
     return run
 
 
-@pytest.mark.parametrize("number", MAIN)
+LLAMA = [number for number, (_, family, _) in MAIN.items() if family == "llama"]  # the representatives
+LLAMA_RLHF = [number for number, (family, _) in RLHF.items() if family == "llama"]
+
+
+@pytest.mark.parametrize("number", representatives(MAIN, *LLAMA))
 def test_main_py_in_the_folder_of_its_step(number, called):
     step, _, _ = MAIN[number]
     if step == 2 and "reward" not in KINDS:
@@ -174,7 +179,7 @@ def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number,
     assert not Path("never").exists()
 
 
-@pytest.mark.parametrize("number", RLHF)
+@pytest.mark.parametrize("number", representatives(RLHF, *LLAMA_RLHF[:1]))
 def test_step_3_from_the_folder_of_its_script(number, served, place, called):
     if "ppo" not in KINDS or "reward" not in KINDS:
         pytest.skip("this build has no stage ppo")
@@ -194,6 +199,7 @@ def test_step_3_from_the_folder_of_its_script(number, served, place, called):
 LAST = [part for part in BLOCKS[11].text.split("\n\n") if part.strip()] if BLOCKS else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", LAST, ids=["old", "new"][: len(LAST)])
 def test_the_quick_example(part, served, place):
     """From the folder above training/, as it says `cd training/…`."""

@@ -137,6 +137,7 @@ def test_the_hint_how_to_resume_works_when_it_is_pasted(place, served):
     assert "`surefoot run --resume -- finetune.py …`" in said
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_make_one_run(place):
     words = ["finetune.py", "--base_model=llama3", "--data_path=data.json", "--output_dir=ranks", "--num_epochs=1",
              "--val_set_size=0"]  # fmt: skip

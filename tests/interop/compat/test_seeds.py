@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.python_on_path import served_python
+from helpers.tiers import representatives
 from interop.compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, of_kind, substituted
 from surefoot.commands.main import main
 from surefoot.config.schema import RunConfig
@@ -89,6 +90,7 @@ COMMANDS = list(of_kind("command", "000"))
 FLAGS = list(of_kind("flags", "000"))
 OPTIONAL = {"flash_attention_2"}  # what the machine of a test may lack
 TYPED = 0  # called by the Python on PATH, the others by one that is served
+QUICK = 2  # the representative of those that train
 TRAINED = {0, 2, 20}  # as python, as bash with accelerate, and with accelerate's file; the rest differs in flags alone
 
 
@@ -113,7 +115,11 @@ def understood(words):
 
 
 @pytest.mark.parametrize(
-    "block", [one for one in COMMANDS if one.number in TRAINED], ids=lambda block: str(block.number)
+    "block",
+    representatives(
+        [one for one in COMMANDS if one.number in TRAINED], *(one for one in COMMANDS if one.number == QUICK)
+    ),
+    ids=lambda block: str(block.number),
 )
 def test_the_migration_guides_commands_run(block, names, scripts, served):
     command = finetune(block, names)
@@ -201,6 +207,7 @@ def test_twin_other_values_have_another_effect(names):
         assert first != second, name
 
 
+@pytest.mark.slow
 def test_the_migration_guides_python_call_runs(names, scripts, served):
     (code_block,) = [block for block in of_kind("code", "000") if "from finetune import train" in block.text]
     settings = ", ".join(
@@ -273,9 +280,13 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(
-    "block", [one for one in BOS.values() if one != DIRECT], ids=lambda block: f"001-{block.number}"
-)
+OTHERS = [one for one in BOS.values() if one != DIRECT]
+QUICKLY = [
+    one for one in OTHERS if any(word in one.text for word in ("yaml.safe_load", "named_modules", "ploting import"))
+]
+
+
+@pytest.mark.parametrize("block", representatives(OTHERS, *QUICKLY), ids=lambda block: f"001-{block.number}")
 def test_every_other_command_of_the_bos_document_runs(block, names, scripts, served, trained):
     """Over all blocks, so none is forgotten; those that train do so in the order of the document."""
     left = [name for word, files in LEFT.items() if word in block.text for name in files]

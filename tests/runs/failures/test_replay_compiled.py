@@ -57,6 +57,7 @@ def spoilt_from(step, patch):
     patch.setattr(loop_module, "train_step", spoilt)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_looked_into_as_the_model_is_written(folder, monkeypatch):
     with monkeypatch.context() as patch:
         spoilt_from(BAD_STEP, patch)
@@ -71,6 +72,7 @@ def test_a_step_that_is_not_finite_is_looked_into_as_the_model_is_written(folder
     assert "bit for bit" in result.output
 
 
+@pytest.mark.slow
 def test_twin_a_look_at_compiled_code_does_not_find_it(folder, monkeypatch):
     with monkeypatch.context() as patch:
         spoilt_from(BAD_STEP, patch)

@@ -1,0 +1,22 @@
+"""The two tiers of the suite: what `make test` runs of a matrix, and what `make test-long` runs beside it.
+
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp"))
+@pytest.mark.parametrize(("stage", "adapter"), representatives(CASES, ("sft", "lora")))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def representatives(cases: Iterable[Any], *chosen: Any) -> list[Any]:
+    """All cases as parameters; those that are not among the chosen ones are marked `slow`."""
+    cases = list(cases)
+    assert all(one in cases for one in chosen), f"no case of this matrix: {[one for one in chosen if one not in cases]}"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in chosen else pytest.mark.slow)
+        for case in cases
+    ]
