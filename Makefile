@@ -7,7 +7,7 @@ TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-slow soak audit lock harness conformance bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -46,8 +46,8 @@ types: $(SETUP)
 contracts: $(SETUP)
 	$(BIN)/lint-imports
 
-test-slow: $(SETUP) test-older-cpus  ## the long versions: more kills, rebuilding the embedded model, the suite as on older processors
-	$(BIN)/pytest -n 2 -m slow
+test-long: $(SETUP) $(TRITON_SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; begins with an estimate; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)

@@ -1,5 +1,6 @@
-"""The notebook of examples/ runs from top to bottom in a real kernel, twice in the same one."""
+"""The notebook of examples/ runs from top to bottom; in the long tier in a real kernel, twice in the same one."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def book():
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
+def test_its_cells_run_one_behind_the_other(book, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            source = re.sub(r'"(\d+) steps"', lambda found: f'"{int(found[1]) // 15} steps"', cell.source)
+            exec(compile(source.replace('"examples": 40', '"examples": 4'), "first-run.ipynb", "exec"), names)
+    evaluated = [row["current_steps"] for row in names["rows"] if "eval_loss" in row]
+    assert (evaluated[-1], len(names["rows"]) > len(evaluated) > 2) == (4, True), evaluated
+    assert names["longer"].results["eval_loss"] > 0
+
+
+@pytest.mark.slow
 def test_it_runs_twice_in_one_kernel_and_prints_plain_lines(book, tmp_path):
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
     again = [nbformat.v4.new_code_cell(cell.source) for cell in cells]
@@ -48,6 +62,7 @@ def test_it_runs_twice_in_one_kernel_and_prints_plain_lines(book, tmp_path):
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 def test_twin_a_cell_that_fails_is_seen(tmp_path):
     broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import surefoot\nsurefoot.train('no.yaml')")])
     with pytest.raises(CellExecutionError, match="InputError"):

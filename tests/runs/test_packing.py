@@ -268,7 +268,7 @@ def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):
     ("way", "why"),
     [
         ({"attention": "eager"}, "eager was asked for"),
-        ({"compile": "default"}, "torch.compile"),
+        pytest.param({"compile": "default"}, "torch.compile", marks=pytest.mark.slow),
         ({"model": {"dropout": 0.1}}, "attention_dropout 0.1"),
     ],
 )

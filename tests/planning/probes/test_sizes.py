@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -55,23 +56,24 @@ def test_on_a_cpu_it_is_cut_to_what_takes_tenths_of_a_second():
     assert timed_size(replace(LLAMA_8B, length=100, device="cpu", rows=1), CPU).rows == 10  # short ones are many
 
 
-@pytest.mark.parametrize("free", [1, 7, 22, 139])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("heads", [(8, 8), (32, 8), (71, 1), (128, 128)])
+HEADS = [(8, 8), (32, 8), (71, 1), (128, 128)]
+WIDTH = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes of a number
+
+
 @pytest.mark.parametrize("length", [64, 2048, 4096, 32768, 131072])
-def test_no_request_takes_more_seconds_or_memory_than_there_are(length, heads, dtype, free):
+def test_no_request_takes_more_seconds_or_memory_than_there_are(length):
     """Of any length; by operations and bytes, counted here once more."""
-    room = Room(LIMITS["cuda"], free * GIB)
-    request = AttentionRequest(("flash",), *heads, 128, length, dtype, "cuda", rows=8)
-    size = timed_size(request, room)
-    assert PASSES * operations(size, 128) / SLOWEST[dtype] < LIMITS["cuda"].seconds / 3
-    numbers = size.rows * size.groups * size.kv_heads * size.tokens * 128
-    width = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
-    assert (
-        numbers * 4 * width + numbers * (18 if dtype == "fp32" else 12) <= room.free / 4
-    )  # inputs, and what is beside
-    if part := with_scores(size, room):
-        assert 14 * part.rows * part.groups * part.kv_heads * part.tokens**2 <= room.free / 2
+    for heads, dtype, free in product(HEADS, WIDTH, [1, 7, 22, 139]):
+        asked = f"{heads} heads, {dtype}, {free} GiB"
+        room = Room(LIMITS["cuda"], free * GIB)
+        request = AttentionRequest(("flash",), *heads, 128, length, dtype, "cuda", rows=8)
+        size = timed_size(request, room)
+        assert PASSES * operations(size, 128) / SLOWEST[dtype] < LIMITS["cuda"].seconds / 3, asked
+        numbers = size.rows * size.groups * size.kv_heads * size.tokens * 128
+        beside = 18 if dtype == "fp32" else 12  # bytes for each number of the inputs
+        assert numbers * (4 * WIDTH[dtype] + beside) <= room.free / 4, asked
+        if part := with_scores(size, room):
+            assert 14 * part.rows * part.groups * part.kv_heads * part.tokens**2 <= room.free / 2, asked
 
 
 def test_what_has_no_room_goes_rows_first_then_heads_then_tokens():
@@ -168,23 +170,22 @@ def test_documents_of_a_gpu_are_the_runs_own_in_a_row_as_long_as_its():
 LONG_AND_SHORT = (32768,) * 4 + (100,) * 28
 
 
-@pytest.mark.parametrize("free", [1, 7, 22, 139])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("heads", [(4, 8), (71, 1), (1, 128)])
-@pytest.mark.parametrize("micro", [1, 8, 64])
 @pytest.mark.parametrize("mix", [LONG_AND_SHORT, (131072,) * 32, (40,) * 32, tuple(range(1000, 33000, 1000))])
-def test_no_documents_take_more_than_there_is_packed_or_padded(mix, micro, heads, dtype, free):
-    room = Room(LIMITS["cuda"], free * GIB)
-    taken = timed_documents(mix, *heads, 128, dtype, micro * max(mix), room)
-    middle = (len(taken.lengths) + 1) // 2
-    halves = [half for half in (taken.lengths[:middle], taken.lengths[middle:]) if half]
-    rows = [max(half) for half in halves for _ in half]  # padded
-    for lengths in (taken.lengths, rows):
-        work = sum(operations(Size(1, heads[0], taken.kv_heads, one), 128) for one in lengths)
-        assert work <= LIMITS["cuda"].attention_operations / (4 if dtype == "fp32" else 1)
-        width = 4 if dtype == "fp32" else 2
-        beside = 18 if dtype == "fp32" else 12
-        assert heads[0] * taken.kv_heads * sum(lengths) * 128 * (4 * width + beside) <= room.free / 4
+def test_no_documents_take_more_than_there_is_packed_or_padded(mix):
+    grid = product([1, 8, 64], [(4, 8), (71, 1), (1, 128)], ["bf16", "fp32"], [1, 7, 22, 139])
+    for micro, heads, dtype, free in grid:
+        asked = f"{micro} rows, {heads} heads, {dtype}, {free} GiB"
+        room = Room(LIMITS["cuda"], free * GIB)
+        taken = timed_documents(mix, *heads, 128, dtype, micro * max(mix), room)
+        middle = (len(taken.lengths) + 1) // 2
+        halves = [half for half in (taken.lengths[:middle], taken.lengths[middle:]) if half]
+        rows = [max(half) for half in halves for _ in half]  # padded
+        for lengths in (taken.lengths, rows):
+            work = sum(operations(Size(1, heads[0], taken.kv_heads, one), 128) for one in lengths)
+            assert work <= LIMITS["cuda"].attention_operations / (4 if dtype == "fp32" else 1), asked
+            numbers = heads[0] * taken.kv_heads * sum(lengths) * 128
+            beside = 18 if dtype == "fp32" else 12
+            assert numbers * (4 * WIDTH[dtype] + beside) <= room.free / 4, asked
 
 
 @pytest.mark.parametrize("free", [7, 139])
