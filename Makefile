@@ -46,7 +46,7 @@ types: $(SETUP)
 contracts: $(SETUP)
 	$(BIN)/lint-imports
 
-test-long: $(SETUP) $(TRITON_SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
+test-long: $(SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; begins with an estimate; SOAK="--scale 0.01" for less
@@ -76,7 +76,7 @@ bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numb
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv
-	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/kernels tests/probe
+	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/kernels tests/planning/probes
 
 bench-gpu:  ## surefoot beside other trainers on one GPU, some 8 minutes a cell; CELLS="8b-lora" for one, BENCH=--list for none
 	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)

@@ -45,6 +45,7 @@ Outside
     benchmark_programs the programs of benchmarks/ as modules
 
 Speed
+    tiers              which cases of a matrix `make test` runs; the rest is for `make test-long`
     blank_pictures     an empty picture for each curve of a run
     no_fsync           flushes that return at once
 """
