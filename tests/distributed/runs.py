@@ -25,8 +25,7 @@ import yaml
 
 from helpers.forked_command import Forked
 from helpers.tiny_models import tiny_llama
-from surefoot.training import activity as beat
-from surefoot.training import watchdog
+from surefoot.training import activity, watchdog
 
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
 SILENT = 6.0  # seconds without a beat, where a test waits for it
@@ -138,7 +137,7 @@ def changed(
     rank_0: str = "pass",
     of: str = "surefoot.runs.steps",
     silent: float = watchdog.SILENT,
-    stalled: float = beat.LEAST_LIMIT,
+    stalled: float = activity.LEAST_LIMIT,
 ) -> dict[str, str]:
     """Environment for commands. rank_0, rank_1: what is changed there in module `of`. silent, stalled: with shorter
     ones a busy machine looks like a broken one, so they are for tests that wait for them."""

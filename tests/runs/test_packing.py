@@ -242,7 +242,7 @@ def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp
     assert chosen(tmp_path / "run")["value"] == "sdpa"
     longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
     with monkeypatch.context() as broken:  # twin
-        broken.setattr("surefoot.runs.run_plan._plain_as", lambda anew, plan, *names: plan)
+        broken.setattr("surefoot.runs.run_plan._drop_fast_paths", lambda anew, plan, *names: plan)
         with pytest.raises(EnvironmentFault, match=r"data\.packing"):
             train(longer, "resume")
     screen = " ".join(train(longer, "resume").split())

@@ -12,8 +12,8 @@ from torch.distributed import HashStore, TCPStore
 
 from surefoot.system import durable
 from surefoot.training import watchdog
-from surefoot.training.activity import LEAST_LIMIT, SLOWER, Activity, Beat, is_gone
-from surefoot.training.watchdog import Told, Watchdog, slowest, tell, told_fault
+from surefoot.training.activity import LEAST_LIMIT, SLOWER, Activity, Heartbeat, is_gone
+from surefoot.training.watchdog import RankFault, Watchdog, publish_fault, published_fault, slowest
 
 GONE = 2**22 + 1  # above the largest process id of Linux
 # A thread that "ends the process" ends itself in these tests.
@@ -21,17 +21,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 LONG = 30.0  # seconds: far more than any of this takes
 
 
-def beat(**changes) -> Beat:
-    return replace(Activity().beat(), **changes)
+def heartbeat(**changes) -> Heartbeat:
+    return replace(Activity().heartbeat(), **changes)
 
 
 def test_a_beat_arrives_as_it_was_sent():
-    one = beat(step=7, doing="training")
-    assert Beat.from_bytes(one.to_bytes()) == one
+    one = heartbeat(step=7, doing="training")
+    assert Heartbeat.from_bytes(one.to_bytes()) == one
 
 
 def test_a_process_that_ended_is_known_by_its_id_and_its_birth():
-    own = beat()
+    own = heartbeat()
     assert not is_gone(own, own.host)
     assert is_gone(replace(own, pid=GONE), own.host)
     assert is_gone(replace(own, born=own.born + 1), own.host), "another process has its number now"
@@ -39,14 +39,14 @@ def test_a_process_that_ended_is_known_by_its_id_and_its_birth():
 
 
 def test_the_rank_that_is_behind_is_named():
-    ahead, behind = beat(step=3, ticks=4), beat(step=3, ticks=2)
+    ahead, behind = heartbeat(step=3, ticks=4), heartbeat(step=3, ticks=2)
     assert slowest([ahead, behind]) == [1]
-    assert slowest([ahead, beat(step=2, ticks=9)]) == [1]
+    assert slowest([ahead, heartbeat(step=2, ticks=9)]) == [1]
     assert slowest([ahead, ahead]) == []
 
 
 def test_of_ranks_that_came_equally_far_the_one_outside_a_collective_is_named():
-    waits, works = beat(step=3, waiting=True), beat(step=3, waiting=False)
+    waits, works = heartbeat(step=3, waiting=True), heartbeat(step=3, waiting=False)
     assert slowest([waits, works, waits]) == [1]
     assert slowest([waits, waits]) == []
 
@@ -90,11 +90,11 @@ def test_what_is_declared_may_take_its_time_and_counts_as_no_step(monkeypatch):
 
 def test_the_first_word_counts():
     store = HashStore()
-    assert told_fault(store) is None
-    first, second = Told(1, 3, ("rank 0 is gone",)), Told(0, 2, ("bad",))
-    assert tell(store, first) == first
-    assert tell(store, second) == first
-    assert told_fault(store) == first
+    assert published_fault(store) is None
+    first, second = RankFault(1, 3, ("rank 0 is gone",)), RankFault(0, 2, ("bad",))
+    assert publish_fault(store, first) == first
+    assert publish_fault(store, second) == first
+    assert published_fault(store) == first
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def watch(store, monkeypatch, activity=None, **changes):
     ],
 )
 def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, other, said):
-    server.set("beat/1", beat(**other).to_bytes().decode())
+    server.set("heartbeat/1", heartbeat(**other).to_bytes().decode())
     notes = []
     dog, ended, codes = watch(server, monkeypatch, silent=1.0, note=notes.append)
     dog.start()
@@ -133,21 +133,21 @@ def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, 
     assert codes[0] == 3
     assert said in capfd.readouterr().err
     assert said in notes[0]
-    assert told_fault(server) is not None, "the others can read it"
+    assert published_fault(server) is not None, "the others can read it"
 
 
 def test_twin_a_rank_that_beats_or_is_over_ends_nothing(server, monkeypatch):
-    server.set("beat/1", beat(pid=GONE, over=True).to_bytes().decode())
+    server.set("heartbeat/1", heartbeat(pid=GONE, over=True).to_bytes().decode())
     dog, ended, _ = watch(server, monkeypatch, silent=0.5)
     dog.start()
     assert not ended.wait(1.5)
     dog.stop()
-    assert Beat.from_bytes(server.get("beat/0")).pid == os.getpid()
+    assert Heartbeat.from_bytes(server.get("heartbeat/0")).pid == os.getpid()
 
 
 def test_a_fault_of_another_rank_ends_this_one_with_its_code_and_without_a_word(server, monkeypatch, capfd):
-    server.set("beat/1", beat().to_bytes().decode())
-    tell(server, Told(1, 5, ("diverged",)))
+    server.set("heartbeat/1", heartbeat().to_bytes().decode())
+    publish_fault(server, RankFault(1, 5, ("diverged",)))
     dog, ended, codes = watch(server, monkeypatch)
     dog.start()
     assert ended.wait(LONG)
@@ -158,7 +158,7 @@ def test_a_fault_of_another_rank_ends_this_one_with_its_code_and_without_a_word(
 @pytest.mark.parametrize(("met", "said"), [(True, "rank 0 (pid 4194305) is gone"), (False, "error: rank 0 is gone")])
 def test_a_rank_that_goes_with_the_store_is_known_by_name_from_the_meeting_on(server, monkeypatch, capfd, met, said):
     """However soon: without the meeting (twin), nobody knows who it was."""
-    server.set("beat/0", beat(pid=GONE).to_bytes().decode())
+    server.set("heartbeat/0", heartbeat(pid=GONE).to_bytes().decode())
     monkeypatch.setattr(watchdog, "PERIOD", 0.0)
     codes = []
     dog = Watchdog(server, 1, 2, Activity(), end=codes.append)
@@ -171,7 +171,7 @@ def test_a_rank_that_goes_with_the_store_is_known_by_name_from_the_meeting_on(se
 
 def test_a_stall_names_who_is_behind(server, monkeypatch, capfd):
     monkeypatch.setattr("surefoot.training.activity.LEAST_LIMIT", 0.3)
-    server.set("beat/1", beat(step=2, ticks=0, doing="training").to_bytes().decode())
+    server.set("heartbeat/1", heartbeat(step=2, ticks=0, doing="training").to_bytes().decode())
     activity = Activity()
     activity.step_begins(1)
     activity.step_begins(2)
@@ -204,7 +204,7 @@ def test_twin_a_rank_that_comes_in_time_ends_nothing(server, monkeypatch):
     dog, ended, _ = watch(server, monkeypatch, meeting=1.0)
     dog.start()
     assert not ended.wait(0.3)
-    server.set("beat/1", beat().to_bytes().decode())
+    server.set("heartbeat/1", heartbeat().to_bytes().decode())
     assert not ended.wait(1.5)
     dog.stop()
 
@@ -214,7 +214,7 @@ def _full(line):
 
 
 def test_a_log_that_cannot_be_written_keeps_no_process_alive(server, monkeypatch, capfd):
-    server.set("beat/1", beat(pid=GONE).to_bytes().decode())
+    server.set("heartbeat/1", heartbeat(pid=GONE).to_bytes().decode())
     dog, ended, codes = watch(server, monkeypatch, note=_full)
     dog.start()
     assert ended.wait(LONG)
@@ -224,7 +224,7 @@ def test_a_log_that_cannot_be_written_keeps_no_process_alive(server, monkeypatch
 
 def test_what_is_half_written_is_removed_before_the_process_is_ended(server, monkeypatch, tmp_path):
     left = []
-    server.set("beat/1", beat(pid=GONE).to_bytes().decode())
+    server.set("heartbeat/1", heartbeat(pid=GONE).to_bytes().decode())
     dog, ended, _ = watch(server, monkeypatch, note=lambda line: left.extend(tmp_path.iterdir()))
     with durable.staged_folder(tmp_path / "checkpoint-4") as staging:
         (staging / "part").write_text("of it")

@@ -22,7 +22,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
-from surefoot.runs.run_plan import foresee
+from surefoot.runs.run_plan import plan_with_data
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.hub import is_signed_in
@@ -120,7 +120,7 @@ def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> Ru
 
 def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
     """Micro-batches depend on how long the examples are: another plan than the run's says another memory."""
-    return foresee(config)[0] if machine is None else make_plan(config, hardware=machine)
+    return plan_with_data(config)[0] if machine is None else make_plan(config, hardware=machine)
 
 
 def _left_to_do(given: Mapping[str, Any], migration: Migration) -> list[Check]:

@@ -38,9 +38,9 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.system import hardware, process
 
     if machine is None:
-        from surefoot.runs.run_plan import foresee
+        from surefoot.runs.run_plan import plan_with_data
 
-        made, unread = foresee(loaded.config)
+        made, unread = plan_with_data(loaded.config)
     else:
         from surefoot.runs.plan import make_plan
 

@@ -167,7 +167,7 @@ def _train(
             if launch.parent is not None:
                 process.end_with(launch.parent)
         from surefoot.commands.pushing import check_push, push_run
-        from surefoot.runs.profiling import ProfileWish
+        from surefoot.runs.profiling import ProfileOptions
         from surefoot.runs.run import train_run
 
         if name is not None and first:
@@ -179,7 +179,7 @@ def _train(
             console,
             typed=_typed(origin),
             dry_run=dry_run,
-            profile=ProfileWish(every, steps),
+            profile=ProfileOptions(every, steps),
             origin=origin,
             commits=commits,
         )

@@ -97,10 +97,10 @@ class Console:
         self.screen.print(renderable)
         self.note(as_plain_text(renderable))
 
-    def show_gist(self, gist: Any, details: Sequence[Any]) -> None:
+    def show_summary(self, summary: Any, details: Sequence[Any]) -> None:
         """What matters of `details` for the screen; run.log gets these, and a full screen them alone."""
         if not self.full:
-            self.screen.print(gist)
+            self.screen.print(summary)
         for one in details:
             self.show(one) if self.full else self.note(as_plain_text(one))
 

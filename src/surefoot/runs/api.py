@@ -34,7 +34,7 @@ from surefoot.report.results import ALL
 from surefoot.runs.custom import Custom
 from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
-from surefoot.runs.run_plan import foresee
+from surefoot.runs.run_plan import plan_with_data
 from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.training.evaluation import Metric
@@ -86,7 +86,7 @@ def train(
     # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
     console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
     custom = Custom(objective, metrics or {}, read_record, reward)
-    with _torch_as_it_was(), _told_in_python():
+    with _restored_torch_settings(), _python_advice():
         mode = "resume" if resume else "overwrite" if overwrite else "new"
         code = train_run(chosen, mode, console, typed=(), custom=custom)
     folder = Path(chosen.output)
@@ -99,11 +99,11 @@ def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str
     hardware_name: a machine from the table of presets, such as "h100", for which the data are not read; this one unless
     given.
     """
-    with _torch_as_it_was():
+    with _restored_torch_settings():
         chosen = _config(config, overrides)
         if hardware_name:
             return make_plan(chosen, hardware=hardware.preset(hardware_name))
-        return foresee(chosen)[0]
+        return plan_with_data(chosen)[0]
 
 
 def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
@@ -139,7 +139,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 @contextlib.contextmanager
-def _told_in_python() -> Iterator[None]:
+def _python_advice() -> Iterator[None]:
     """Errors whose advice names flags of the command line name arguments in their place."""
     try:
         yield
@@ -155,7 +155,7 @@ def _in_python(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _torch_as_it_was() -> Iterator[None]:
+def _restored_torch_settings() -> Iterator[None]:
     threads = torch.get_num_threads()
     products, convolutions = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision
     try:

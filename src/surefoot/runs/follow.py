@@ -19,7 +19,7 @@ from surefoot.runs.custom import Custom
 from surefoot.runs.faults import device_faults
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.profiling import NO_PROFILE, ProfileWish
+from surefoot.runs.profiling import NO_PROFILE, ProfileOptions
 from surefoot.runs.revisions import commits_from_json, commits_to_json
 from surefoot.runs.run_folder import Claim
 from surefoot.runs.steps import make_ready, take_steps
@@ -53,7 +53,7 @@ def hand_over_end(session: Session, code: int = 0) -> int:
 
 
 def follow(
-    config: RunConfig, session: Session, custom: Custom, console: Console, profile: ProfileWish = NO_PROFILE
+    config: RunConfig, session: Session, custom: Custom, console: Console, profile: ProfileOptions = NO_PROFILE
 ) -> int | None:
     """Returns the exit code, as the first rank's; None: steps were lost, and whether the run goes back the first rank
     says, to who follows again."""

@@ -35,7 +35,7 @@ from surefoot.runs.rollback import make_stage
 from surefoot.runs.run_folder import DATA, Claim, sentence
 from surefoot.runs.run_plan import carry_template, lengths_of, other_kernels, plan_of, with_template
 from surefoot.runs.setup import planned_tokenizer
-from surefoot.runs.summary import gist
+from surefoot.runs.summary import run_summary
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
@@ -56,7 +56,7 @@ def prepare(
     commits: those that another rank found, in place of the hub's word. phases: is told how long each part took.
     origin: as in RunPlan."""
     asked, phases = config, phases or Phases()
-    with _together_with(lambda: check_custom(config, custom)):
+    with _with_faults_of(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, found)
         known = saved_commits(found.folder / DATA) if found.checkpoint else {}
@@ -95,7 +95,7 @@ def prepare(
         eval_at_start=config.eval_at_start,
     )
     if found.plan is None:
-        console.show_gist(gist(config, plan, data, base, timetable), [plan_table(plan), audit_report(data)])
+        console.show_summary(run_summary(config, plan, data, base, timetable), [plan_table(plan), audit_report(data)])
     elif any(change.key.startswith("data.eval") for change in found.changes):
         console.show(audit_report(data))
     if found.checkpoint is not None:
@@ -118,7 +118,7 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
     """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
     when the run comes to it."""
     try:
-        with _together_with(lambda: check_custom(config, custom)):
+        with _with_faults_of(lambda: check_custom(config, custom)):
             make_plan(config, measure=False)
     except InputError as error:
         return error.faults
@@ -128,7 +128,7 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
 
 
 @contextmanager
-def _together_with(check: Callable[[], None]) -> Iterator[None]:
+def _with_faults_of(check: Callable[[], None]) -> Iterator[None]:
     """Raises what `check` refuses and what the block refuses as one InputError."""
     faults: tuple[Fault, ...] = ()
     try:

@@ -58,19 +58,24 @@ _KEPT = 100  # operators in profile.json
 
 
 @dataclass(frozen=True)
-class ProfileWish:
+class ProfileOptions:
     """every: print forward and backward times of every N-th step. steps: profile so many steps after some warm-up."""
 
     every: int | None = None
     steps: int | None = None
 
 
-NO_PROFILE = ProfileWish()
+NO_PROFILE = ProfileOptions()
 
 
 @contextmanager
 def profiled(
-    job: Job, wish: ProfileWish, arithmetic: Arithmetic, run: Path, start: int, observer: RunObserver | SilentObserver
+    job: Job,
+    wish: ProfileOptions,
+    arithmetic: Arithmetic,
+    run: Path,
+    start: int,
+    observer: RunObserver | SilentObserver,
 ) -> Iterator[Job]:
     """The job as wished, while the block runs. start: steps done before it. Ranks but the first are not profiled."""
     device = job.engine.device

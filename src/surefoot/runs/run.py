@@ -40,7 +40,7 @@ from surefoot.runs.observers import end_facts, find_voice, open_observer, open_t
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.prepare import conflicts, prepare
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileWish
+from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileOptions
 from surefoot.runs.publish import Published, is_published, publish
 from surefoot.runs.requirements import check_several, find_ranks
 from surefoot.runs.revisions import HUB, Commits, commits_to_json
@@ -72,7 +72,7 @@ def train_run(
     figures: Figures | None = None,
     prompt: str | None = None,
     custom: Custom = NOTHING,
-    profile: ProfileWish = NO_PROFILE,
+    profile: ProfileOptions = NO_PROFILE,
     origin: Translation | None = None,
     commits: Commits | None = None,
 ) -> int:
@@ -96,11 +96,11 @@ def train_run(
                 while (code := follow(config, session, custom, silence, profile)) is None:
                     gc.collect()
                 return code
-        asked = Asked(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
+        options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
         with captured_libraries(console):
-            _say(console, asked.voice.started())
-            while (code := _lead(config, mode, console, session, asked, traces)) is None:
-                asked = replace(asked, imports=0.0, commits=None)
+            _say(console, options.voice.started())
+            while (code := _lead(config, mode, console, session, options, traces)) is None:
+                options = replace(options, imports=0.0, commits=None)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
@@ -111,7 +111,7 @@ def _origin(found: Translation | None) -> Origin | None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What a caller of `train_run` wants besides the config."""
 
     typed: Sequence[str]
@@ -119,7 +119,7 @@ class Asked:
     figures: Figures | None
     prompt: str | None
     custom: Custom
-    profile: ProfileWish
+    profile: ProfileOptions
     origin: Translation | None
     commits: Commits | None
     imports: float
@@ -130,26 +130,26 @@ class Asked:
 
 
 def _lead(
-    config: RunConfig, mode: Mode, console: Console, session: Session, asked: Asked, traces: CrashTraces
+    config: RunConfig, mode: Mode, console: Console, session: Session, options: RunOptions, traces: CrashTraces
 ) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
-    phases = Phases(asked.imports)
+    phases = Phases(options.imports)
     with session.activity.during("planning and reading the data"):
-        found = _claim(config, mode, asked.custom)
+        found = _claim(config, mode, options.custom)
         if _is_untouched(found):
             return _nothing_to_do(found, console, session)
-        origin = _origin(asked.origin)
-        run = prepare(config, found, console, asked.custom, asked.commits, phases=phases, origin=origin)
+        origin = _origin(options.origin)
+        run = prepare(config, found, console, options.custom, options.commits, phases=phases, origin=origin)
     if _is_done(run):
         return _nothing_to_do(run.found, console, session)
-    if asked.dry_run:
+    if options.dry_run:
         steps = run.timetable.total_steps
         console.say(f"dry run: {counted(steps, 'step')} planned; nothing was written to {run.folder}")
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
     with hashed_beside(run.base) as hashes:
-        run, setup, verified = make_ready(run, session, asked.custom, console, phases)
+        run, setup, verified = make_ready(run, session, options.custom, console, phases)
         base = hashes()
     resumed = run.resumed
     if resumed:
@@ -159,10 +159,10 @@ def _lead(
         mended = _mended(run.found)
         for folder in rejected:
             console.say(f"set aside until the run is finished: {folder}", style="yellow")
-        to_try = {footer.TO_TRY: _to_try(run, asked.prompt)}
+        to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
         records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
         note_changes(run.found)
-        write_records(config, run.folder, run.plan, verified, records, asked.origin, shares)
+        write_records(config, run.folder, run.plan, verified, records, options.origin, shares)
         keep_base(run.folder, base, anew=not resumed)
         death = find_death(run.folder) if run.found.mode == "resume" else None  # a new line would hide its trace
         console.log_to(run.folder / LOG)
@@ -172,14 +172,14 @@ def _lead(
         console.say(phases.sentence())
         if death is not None:
             console.say(resumed_sentence(death, run.folder, setup.state.step), style="yellow")
-        for line in reminder(run.found, command=bool(asked.typed)):
+        for line in reminder(run.found, command=bool(options.typed)):
             console.say(line, style="yellow")
         session.note_with(partial(_note_error, console))
-        if asked.origin is not None:
-            _say(console, asked.voice.ready(run_facts(run, setup)))
+        if options.origin is not None:
+            _say(console, options.voice.ready(run_facts(run, setup)))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
-                return _train_and_publish(run, setup, console, session, asked, phases)
+                return _train_and_publish(run, setup, console, session, options, phases)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
                 setup.engine.release()
@@ -254,9 +254,9 @@ def _is_done(run: Prepared) -> bool:
 
 
 def _train_and_publish(
-    run: Prepared, setup: Setup, console: Console, session: Session, asked: Asked, phases: Phases
+    run: Prepared, setup: Setup, console: Console, session: Session, options: RunOptions, phases: Phases
 ) -> int:
-    folder, voice = run.folder, asked.voice
+    folder, voice = run.folder, options.voice
     trackers = open_trackers(run.config, folder, setup.state, console)
 
     def on_row(row: Row) -> None:
@@ -264,7 +264,7 @@ def _train_and_publish(
         trackers.row(row)
 
     with trackers, open_observer(run, setup, console, on_row) as observer:
-        outcome = take_steps(run, setup, session, asked.custom, observer, trackers.ids, asked.profile, phases)
+        outcome = take_steps(run, setup, session, options.custom, observer, trackers.ids, options.profile, phases)
         since = time.perf_counter()
         if outcome.reason != "interrupted":
             trackers.finished()
@@ -272,16 +272,16 @@ def _train_and_publish(
         _, cautions = draw_report(folder)
         for caution in cautions:
             console.say(caution, style="yellow")
-        command = footer.resume_command(asked.typed)
+        command = footer.resume_command(options.typed)
         total = run.timetable.total_steps
         for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
             console.say(line)
         return STOPPED_EXIT_CODE
-    more = asked.figures(setup.policy, run.tokenizer) if asked.figures else {}
+    more = options.figures(setup.policy, run.tokenizer) if options.figures else {}
     published = publish(run, outcome.state, rows=observer.rows, more=more)
     publishing = {"publishing": time.perf_counter() - since}
     here, whole = _taken(outcome.state, setup.state) | publishing, _taken(outcome.state) | publishing
-    _say_the_end(run, outcome, published, asked.prompt, here, whole, console)
+    _say_the_end(run, outcome, published, options.prompt, here, whole, console)
     _say(console, voice.finished(end_facts(run, published)))
     return 0
 

@@ -36,7 +36,7 @@ from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import Fault, InputError, SurefootError
 
 
-def foresee(config: RunConfig) -> tuple[RunPlan, str]:
+def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
     """The plan on this machine, and what keeps the data from being read; empty where they were.
 
     Raises as `make_plan` does. Records that the caller's own function would read are not."""
@@ -68,12 +68,14 @@ def plan_of(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
     try:
         anew = make_plan(as_settled(config, found.plan), lengths=lengths, measurements=found.plan.measurements)
     except InputError as error:
-        raise InputError([_that_can_be_followed(fault, drops) for fault in error.faults]) from None
+        raise InputError([_remedy_on_resume(fault, drops) for fault in error.faults]) from None
     plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
     if anew.parallel.engine.value in CUTTING:
-        plan = _plain_as(anew, plan, *SWITCHED)
+        plan = _drop_fast_paths(anew, plan, *SWITCHED)
     if drops:
-        plan = _plain_as(anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents", "last_block")
+        plan = _drop_fast_paths(
+            anew, replace(plan, dropout=anew.dropout, attention=anew.attention), "documents", "last_block"
+        )
     return plan
 
 
@@ -99,14 +101,14 @@ def other_kernels(found: Claim, plan: RunPlan) -> list[str]:
     ]
 
 
-def _plain_as(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
+def _drop_fast_paths(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
     """The plan with those of its fast paths plain that are plain in the one made anew."""
     gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value == PLAIN}
     gone = {name: choice for name, choice in gone.items() if getattr(plan.kernels, name).value != PLAIN}
     return replace(plan, kernels=replace(plan.kernels, **gone))
 
 
-def _that_can_be_followed(fault: Fault, drops: bool) -> Fault:
+def _remedy_on_resume(fault: Fault, drops: bool) -> Fault:
     """data.packing and kernels may not change on resume, so what has to give way is the key that did change."""
     if fault.where == "data.packing" and drops:
         return replace(fault, fix=f"leave {_DROPOUT} as it was")

@@ -140,7 +140,7 @@ def set_up(
         engine=engine,
         settings=StepSettings(
             seed=config.seed,
-            max_grad_norm=_limits(config, engine.groups),
+            max_grad_norm=_max_grad_norms(config, engine.groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
             per_look=tokens_per_look(whole.optimizer, whole.parameters, device.type),
@@ -166,7 +166,7 @@ def mapped_weights(model: nn.Module) -> int:
     return mapped_bytes((tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in held)
 
 
-def _limits(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:
+def _max_grad_norms(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:
     """Of each group of parameters the gradient norm that it is clipped to."""
     own = {CRITIC: config.ppo.critic_max_grad_norm}
     return {name: own.get(name, config.optim.max_grad_norm) for name in groups}

@@ -30,7 +30,7 @@ from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle
 from surefoot.runs.parity.packed_rows import as_planned, settle_packing
 from surefoot.runs.parity.room import settle_room
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.profiling import COMPILE, Phases, ProfileWish, arithmetic_of, profiled
+from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
 from surefoot.runs.setup import Setup, set_up
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
@@ -79,7 +79,7 @@ def take_steps(
     custom: Custom,
     observer: RunObserver | SilentObserver,
     trackers: Mapping[str, str],
-    profile: ProfileWish,
+    profile: ProfileOptions,
     phases: Phases | None = None,
 ) -> Outcome:
     """trackers: under which id each tracker knows the run. phases: of this start, so far."""

@@ -28,8 +28,8 @@ _OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # o
 _SAMPLE = 240  # characters of the example
 
 
-def gist(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> RenderableType:
-    """For `Console.show_gist`. base: folder of the model."""
+def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> RenderableType:
+    """For `Console.show_summary`. base: folder of the model."""
     shown = {what: value for what, value, _, _ in choice_rows(plan)}
     lines: list[tuple[str, str | Text]] = [
         ("model", _model(config, plan, base)),

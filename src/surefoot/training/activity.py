@@ -23,7 +23,7 @@ SLOWER = 5.0  # times the slowest step so far
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """number grows with every beat. host, pid, born: by which a process on the same machine is known. doing: in words.
     step, ticks: how far its main thread has come. place: of that thread, function and file. waiting: whether that lies
     in torch.distributed. over: its part is done."""
@@ -43,7 +43,7 @@ class Beat:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Beat:
+    def from_bytes(cls, data: bytes) -> Heartbeat:
         return cls(**json.loads(data))
 
     @property
@@ -108,9 +108,9 @@ class Activity:
         bounded = self._steps > 1 and not self._declared and not self.over
         return seconds if bounded and seconds > self.limit else None
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         self._numbers += 1
-        return Beat(self._numbers, *self._who, self.doing, self.step, self.ticks, *self._place(), self.over)
+        return Heartbeat(self._numbers, *self._who, self.doing, self.step, self.ticks, *self._place(), self.over)
 
     def _place(self) -> tuple[str, bool]:
         """Where the main thread is, and whether it waits there for other ranks."""
@@ -123,7 +123,7 @@ class Activity:
         )
 
 
-def is_gone(beat: Beat, host: str) -> bool:
+def is_gone(beat: Heartbeat, host: str) -> bool:
     """Whether the process of that beat, on this machine, has ended; False where that cannot be seen from here."""
     if beat.host != host:
         return False

@@ -9,8 +9,8 @@
         ...
 
 They meet in a store of torch.distributed that rank 0 (or torchrun) holds; no process group exists until `start_group`,
-so whoever tokenises may fork. A `Watchdog` runs from the beginning to the end. An error that leaves the block is told
-to all: it is raised by the rank that told it, and the others raise `EndedElsewhere`, which prints nothing.
+so whoever tokenises may fork. A `Watchdog` runs from the beginning to the end. An error that leaves the block is
+published to all: the rank that published it first raises it, the others raise `EndedElsewhere`, which prints nothing.
 
 A run that goes back to a checkpoint begins anew on all ranks (`begin_anew`), in the same process group.
 
@@ -34,7 +34,16 @@ from torch.distributed import PrefixStore, Store, rendezvous  # pyright: ignore[
 from surefoot.system.errors import EnvironmentFault, Fault, SurefootError
 from surefoot.training.activity import Activity
 from surefoot.training.ranks import Ranks
-from surefoot.training.watchdog import LINGER, MEETING, SILENT, Told, Watchdog, say_over, tell, told_fault
+from surefoot.training.watchdog import (
+    LINGER,
+    MEETING,
+    SILENT,
+    RankFault,
+    Watchdog,
+    mark_done,
+    publish_fault,
+    published_fault,
+)
 
 _LEAD = "lead"
 _POLL = 0.1  # seconds
@@ -44,12 +53,12 @@ _BACKEND = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset)|Broken pipe")
 
 
 class EndedElsewhere(SurefootError):
-    """Another rank told why the run ends; this one says nothing and leaves with the same code."""
+    """Another rank published why the run ends; this one prints nothing and leaves with the same code."""
 
-    def __init__(self, told: Told):
+    def __init__(self, fault: RankFault):
         super().__init__(())
-        self.args = ("\n".join(told.lines),)  # for the run's own log
-        self.exit_code = told.code
+        self.args = ("\n".join(fault.lines),)  # for the run's own log
+        self.exit_code = fault.code
 
 
 class Session:
@@ -63,7 +72,7 @@ class Session:
         self._beginning = 0  # what is handed over belongs to one
 
     def begin_anew(self) -> None:
-        """What ranks tell each other from here on is told for the first time. Every rank must."""
+        """Forget what ranks have handed over so far: the run starts again from a checkpoint. Every rank must call it."""
         self._beginning += 1
         self.activity.begin_anew()
 
@@ -77,7 +86,7 @@ class Session:
         assert self._store is not None
         with self.activity.during("waiting for rank 0"):
             while not self._store.check([self._key(_LEAD)]):
-                self._leave_if_told()
+                self._raise_published()
                 time.sleep(_POLL)
             return json.loads(self._store.get(self._key(_LEAD)))
 
@@ -90,7 +99,7 @@ class Session:
             return []
         keys = [self._key(f"{name}/{rank}") for rank in range(self.ranks.world)]
         while not self._store.check(keys):
-            self._leave_if_told()
+            self._raise_published()
             time.sleep(_POLL)
         return [json.loads(one) for one in self._store.multi_get(keys)]
 
@@ -117,21 +126,21 @@ class Session:
     def _key(self, name: str) -> str:
         return f"{self._beginning}/{name}"
 
-    def _leave_if_told(self) -> None:
+    def _raise_published(self) -> None:
         assert self._store is not None
-        if (told := told_fault(self._store)) is not None:
-            raise EndedElsewhere(told)
+        if (fault := published_fault(self._store)) is not None:
+            raise EndedElsewhere(fault)
 
     @contextmanager
     def shared_faults(self) -> Iterator[None]:
-        """What is raised in the block is told to all ranks; one of them raises it."""
+        """What is raised in the block is published to all ranks; one of them raises it."""
         try:
             yield
         except EndedElsewhere:
             raise
         except SurefootError as error:
             if self._store is not None:
-                self._tell(error.exit_code, tuple(map(str, error.faults)), error)
+                self._publish(error.exit_code, tuple(map(str, error.faults)), error)
                 if not self.ranks.is_first:  # whose word is the run's
                     error.faults = tuple(map(self._from_here, error.faults))
             raise
@@ -139,22 +148,22 @@ class Session:
             if self._store is not None:
                 if is_broken_connection(error):
                     self._await_the_cause()
-                self._tell(SurefootError.exit_code, (f"{type(error).__name__}: {error}",), error)
+                self._publish(SurefootError.exit_code, (f"{type(error).__name__}: {error}",), error)
             raise
 
     def _from_here(self, fault: Fault) -> Fault:
         return replace(fault, where=f"rank {self.ranks.rank}" + (f": {fault.where}" if fault.where else ""))
 
-    def _tell(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
+    def _publish(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
         """Raises EndedElsewhere where another rank was first."""
         assert self._store is not None
         try:
-            told = tell(self._store, Told(self.ranks.rank, code, lines))
+            fault = publish_fault(self._store, RankFault(self.ranks.rank, code, lines))
         except RuntimeError:  # the store went with its rank, and the watchdog is about to say so
             time.sleep(SILENT)
             return
-        if told.rank != self.ranks.rank:
-            raise EndedElsewhere(told) from error
+        if fault.rank != self.ranks.rank:
+            raise EndedElsewhere(fault) from error
 
     def _await_the_cause(self) -> None:
         """A collective breaks because a rank failed or is gone; which, the store or the watchdog knows soon."""
@@ -162,7 +171,7 @@ class Session:
         until = time.monotonic() + SILENT + _MARGIN
         while time.monotonic() < until:
             with suppress(RuntimeError):
-                self._leave_if_told()
+                self._raise_published()
             time.sleep(_POLL)
 
     def close(self, failed: bool) -> None:
@@ -172,7 +181,7 @@ class Session:
         self.activity.over = True
         self._watchdog.stop()
         with suppress(RuntimeError):
-            say_over(self._store, self.ranks.rank, self.ranks.world, LINGER if failed else _GOODBYE)
+            mark_done(self._store, self.ranks.rank, self.ranks.world, LINGER if failed else _GOODBYE)
         if dist.is_initialized() and not failed:  # with a rank gone it could wait for ever
             dist.destroy_process_group()
 

@@ -32,7 +32,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.activity import Activity, Beat, is_gone
+from surefoot.training.activity import Activity, Heartbeat, is_gone
 
 PERIOD = 1.0  # seconds from beat to beat
 SILENT = 30.0
@@ -62,16 +62,16 @@ class Watchdog:
         self._silent = SILENT if silent is None else silent
         self._host = socket.gethostname()
         self._watched = sorted({0, (rank + 1) % world} - {rank})
-        self._seen: dict[int, tuple[Beat, float]] = {}
+        self._seen: dict[int, tuple[Heartbeat, float]] = {}
         self._awaited: dict[int, float] = {}  # since when each is that has not come yet
-        self._known: dict[int, Beat] = {}  # the last beat of each, however old: who it was
+        self._known: dict[int, Heartbeat] = {}  # the last beat of each, however old: who it was
         self._halt = threading.Event()
         self._answered = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
         """The first beat is in the store when this returns."""
-        self._store.set(_key(self._rank), self._activity.beat().to_bytes().decode())
+        self._store.set(_key(self._rank), self._activity.heartbeat().to_bytes().decode())
         self._answered = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._guard, name="watchdog of the store", daemon=True).start()
@@ -81,7 +81,7 @@ class Watchdog:
         keys = {rank: _key(rank) for rank in self._watched}
         self._store.wait(list(keys.values()))
         for rank, key in keys.items():
-            self._known.setdefault(rank, Beat.from_bytes(self._store.get(key)))
+            self._known.setdefault(rank, Heartbeat.from_bytes(self._store.get(key)))
 
     def stop(self) -> None:
         """The last beat says that this rank's part is done."""
@@ -102,14 +102,15 @@ class Watchdog:
             looked = time.monotonic()
             self._answered = looked
             try:
-                store.set(_key(self._rank), self._activity.beat().to_bytes().decode())
+                store.set(_key(self._rank), self._activity.heartbeat().to_bytes().decode())
                 if halt:
                     return
                 line = self._fault_of_others(store) or self._stall(store)
                 if line is not None:
-                    self._finish(tell(store, Told(self._rank, EnvironmentFault.exit_code, (line,))), store)
-                elif (told := told_fault(store)) is not None and told.rank != self._rank:  # its own, it raises
-                    self._finish(told, store)
+                    own = RankFault(self._rank, EnvironmentFault.exit_code, (line,))
+                    self._finish(publish_fault(store, own), store)
+                elif (fault := published_fault(store)) is not None and fault.rank != self._rank:  # its own, it raises
+                    self._finish(fault, store)
             except RuntimeError:  # every failure of a store is one
                 if halt:
                     return
@@ -134,7 +135,7 @@ class Watchdog:
                     what = f"has not come within {self._meeting:.0f} s: not started, or it does not find the others"
                     return f"rank {rank} of {self._world} {what}"
                 continue
-            beat = Beat.from_bytes(store.get(_key(rank)))
+            beat = Heartbeat.from_bytes(store.get(_key(rank)))
             self._known[rank] = beat
             before = self._seen.get(rank)
             if before is None or beat.number != before[0].number:
@@ -142,7 +143,7 @@ class Watchdog:
             if beat.over:
                 continue
             if is_gone(beat, self._host):
-                latest = Beat.from_bytes(store.get(_key(rank)))
+                latest = Heartbeat.from_bytes(store.get(_key(rank)))
                 if not latest.over:
                     return _line(rank, latest, "has ended without a word", self._host)
             elif now - self._seen[rank][1] > self._silent:
@@ -154,7 +155,7 @@ class Watchdog:
         seconds = self._activity.stalled
         if seconds is None:
             return None
-        beats = [Beat.from_bytes(one) for one in store.multi_get([_key(rank) for rank in range(self._world)])]
+        beats = [Heartbeat.from_bytes(one) for one in store.multi_get([_key(rank) for rank in range(self._world)])]
         behind = slowest(beats)
         if not behind:
             return f"no rank gets on, each waits for the others for {seconds:.0f} s, at step {beats[0].step}"
@@ -162,7 +163,7 @@ class Watchdog:
         return _line(behind[0], beats[behind[0]], f"{what}, {beats[behind[0]].place}", self._host)
 
     def _without_store(self) -> None:
-        """The store is gone, and with it the word on who tells: the rank that watches rank 0 does."""
+        """The store is gone, so ranks cannot agree on who prints: the rank that watches rank 0 does."""
         if self._halt.is_set():
             return
         time.sleep(PERIOD)
@@ -172,19 +173,19 @@ class Watchdog:
             self._say(f"rank 0 {what}" if first is None else _line(0, first, what, self._host))
         self._leave(EnvironmentFault.exit_code)
 
-    def _finish(self, told: Told, store: Store) -> None:
-        for line in told.lines:
-            if told.rank == self._rank:
+    def _finish(self, fault: RankFault, store: Store) -> None:
+        for line in fault.lines:
+            if fault.rank == self._rank:
                 self._say(line)
             else:
                 self._note(line)
-        self._leave(told.code, store)
+        self._leave(fault.code, store)
 
     def _leave(self, code: int, store: Store | None = None) -> None:
         durable.discard_unfinished()
         if store is not None:
             with suppress(RuntimeError):
-                say_over(store, self._rank, self._world, LINGER)
+                mark_done(store, self._rank, self._world, LINGER)
         self._end(code)
 
     def _say(self, line: str) -> None:
@@ -196,7 +197,7 @@ class Watchdog:
             self.note(line)
 
 
-def slowest(beats: Sequence[Beat]) -> list[int]:
+def slowest(beats: Sequence[Heartbeat]) -> list[int]:
     """The ranks that are behind others or, where all have come equally far, those that do not wait in a collective
     while others do. None where nothing tells them apart."""
     least = min(beat.progress for beat in beats)
@@ -210,10 +211,10 @@ def slowest(beats: Sequence[Beat]) -> list[int]:
 
 
 def _key(rank: int) -> str:
-    return f"beat/{rank}"
+    return f"heartbeat/{rank}"
 
 
-def _line(rank: int, beat: Beat, what: str, host: str) -> str:
+def _line(rank: int, beat: Heartbeat, what: str, host: str) -> str:
     step = f", at step {beat.step}" if beat.step else ""
     where = "" if beat.host == host else f" on {beat.host}"
     return f"rank {rank} (pid {beat.pid}{where}) {what}; it was {beat.doing}{step}"
@@ -229,8 +230,8 @@ _FAULT = "fault"
 
 
 @dataclass(frozen=True)
-class Told:
-    """A fault that ends the run: by which rank it was told, with which exit code, in which lines."""
+class RankFault:
+    """A fault that ends the run: of which rank, with which exit code, in which lines."""
 
     rank: int
     code: int
@@ -240,22 +241,22 @@ class Told:
         return json.dumps([self.rank, self.code, self.lines])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Told:
+    def from_bytes(cls, data: bytes) -> RankFault:
         rank, code, lines = json.loads(data)
         return cls(rank, code, tuple(lines))
 
 
-def tell(store: Store, told: Told) -> Told:
-    """Say a fault to all ranks; returns the one that was told first."""
-    return Told.from_bytes(store.compare_set(_FAULT, "", told.to_text()))
+def publish_fault(store: Store, fault: RankFault) -> RankFault:
+    """Publish a fault to all ranks; returns the one that was published first."""
+    return RankFault.from_bytes(store.compare_set(_FAULT, "", fault.to_text()))
 
 
-def told_fault(store: Store) -> Told | None:
-    """What some rank has told, if any."""
-    return Told.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
+def published_fault(store: Store) -> RankFault | None:
+    """What some rank has published, if any."""
+    return RankFault.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
 
 
-def say_over(store: Store, rank: int, world: int, seconds: float) -> None:
+def mark_done(store: Store, rank: int, world: int, seconds: float) -> None:
     """This rank needs the store no longer. Rank 0, with which the store may go, waits for the others to say so."""
     store.set(f"over/{rank}", "")
     if rank == 0:

@@ -16,7 +16,7 @@ from surefoot.runs.custom import NOTHING
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import claim
-from surefoot.runs.run_plan import foresee
+from surefoot.runs.run_plan import plan_with_data
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def config(tmp_path_factory):
 def test_what_is_shown_is_what_a_run_goes_by(config):
     found = claim(config, "new")
     run = prepare(config, found, Console(io.StringIO()), NOTHING)
-    shown, unread = foresee(config)
+    shown, unread = plan_with_data(config)
     assert unread == ""
     assert plan_to_json(shown) == plan_to_json(run.plan)
     assert shown.measurements is not None
@@ -50,7 +50,7 @@ def test_what_is_shown_is_what_a_run_goes_by(config):
 
 def test_data_that_cannot_be_read_are_told_and_do_not_keep_the_plan(config, tmp_path):
     away = config.model_copy(update={"data": config.data.model_copy(update={"train": (_elsewhere(config, tmp_path),)})})
-    shown, unread = foresee(away)
+    shown, unread = plan_with_data(away)
     assert "absent.json" in unread
     assert plan_to_json(shown) == plan_to_json(make_plan(away))
 
