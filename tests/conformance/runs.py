@@ -87,7 +87,7 @@ def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = No
     where B is zero and hides most of an adapter's gradients. disturb: changes the model behind the comparison's back.
     """
     run = prepare(config, claim(config, "new"), _silent(), NOTHING)
-    setup = set_up(config, run.plan, run.base, run.tokenizer, None)
+    setup = set_up(config, run.plan, run.base, None)
     trainable = {name: p for name, p in setup.model.named_parameters() if p.requires_grad}
     if stirred:
         stir(trainable)

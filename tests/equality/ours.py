@@ -52,7 +52,7 @@ def run_until_step_1(config: dict, *, step: bool) -> Ours:
     rates = [schedule.rate(number) for number in range(prepared.timetable.total_steps)]
     if not step:
         return Ours(examples, rates, None, None)
-    setup = set_up(checked, prepared.plan, prepared.base, prepared.tokenizer, None)
+    setup = set_up(checked, prepared.plan, prepared.base, None)
     batches = prepared.stage.step_batches(1)
     weight = sum(batch.weight for batch in batches)
     sums = training_step.accumulate_gradients(

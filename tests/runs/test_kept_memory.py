@@ -8,7 +8,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.runs import setup
 from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.runs.setup import set_up
 from surefoot.system import process
 from surefoot.system.allocator import is_glibc
 
@@ -16,7 +16,7 @@ from surefoot.system.allocator import is_glibc
 def kept_of(base, **settings):
     config = run_config(model=str(base), data={"train": "unused.jsonl", "max_length": 64}, **settings)
     plan = make_plan(config)
-    done = set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None)
+    done = set_up(config, plan, Path(base), None)
     return getattr(done.settings.after_step, "__self__", None), plan.memory, done.model
 
 

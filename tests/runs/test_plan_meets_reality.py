@@ -10,7 +10,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import observe_kernels
 from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.runs.setup import set_up
 from surefoot.system.errors import EnvironmentFault
 
 SHORT = {"train": "unused.jsonl", "max_length": 64}
@@ -31,7 +31,7 @@ def carried_out(base, change=lambda plan: plan, **request):
     """Plan, set up (which verifies), run one forward pass; the plan and the kernels that ran."""
     config = run_config(model=str(base), data=SHORT, **request)
     plan = change(make_plan(config))
-    setup = set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None)
+    setup = set_up(config, plan, Path(base), None)
     ids = torch.tensor([[plan.tokenizer.pad_id, 1, 2, 3]])
 
     def forward():

@@ -6,12 +6,15 @@ import io
 
 import pytest
 
+import surefoot
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.precision import NARROW
 from surefoot.planning.serial import plan_to_json
 from surefoot.report.console import Console
+from surefoot.runs import plan as planning
+from surefoot.runs import run_plan
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
@@ -46,6 +49,26 @@ def test_what_is_shown_is_what_a_run_goes_by(config):
     # Twin: a plan that knows no lengths is another one.
     blind = make_plan(config)
     assert plan_to_json(blind) != plan_to_json(run.plan)
+
+
+def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch):
+    """And a draft before it reads the data, whose conflicts it refuses; the draft knows no lengths of examples."""
+
+    def resolved(output):
+        known = []
+        with monkeypatch.context() as counting:
+            original = planning.resolve
+            counting.setattr(
+                planning, "resolve", lambda *args, **kw: known.append(kw["lengths"]) or original(*args, **kw)
+            )
+            surefoot.train(config.model_copy(update={"output": str(output)}), stream=io.StringIO())
+        return ["draft" if lengths is None else "plan" for lengths in known]
+
+    assert resolved(tmp_path / "once") == ["draft", "plan"]
+    # Twin: whoever asks for the plan twice is seen.
+    once = run_plan.make_plan
+    monkeypatch.setattr(run_plan, "make_plan", lambda *args, **kw: (once(*args, **kw), once(*args, **kw))[1])
+    assert resolved(tmp_path / "twice") == ["draft", "plan", "plan"]
 
 
 def test_data_that_cannot_be_read_are_told_and_do_not_keep_the_plan(config, tmp_path):

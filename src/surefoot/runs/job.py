@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from surefoot.runs.setup import Setup
 from surefoot.system import durable
 from surefoot.training.activity import Activity
 from surefoot.training.background import BackgroundWriter
-from surefoot.training.checkpoint import begin_checkpoint, retain
+from surefoot.training.checkpoint import Begun, begin_checkpoint, retain
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
 from surefoot.training.state import Goal, RunState
@@ -32,8 +33,13 @@ def make_job(
     activity: Activity,
     writer: BackgroundWriter | None = None,
 ) -> Job:
-    """All the loop needs. run: its stage has its models. writer: what finishes checkpoints beside the steps, where the
-    run is one process."""
+    """All that the loop needs.
+
+    run: its stage has its models.
+    evaluate: step -> report, None where the run does not evaluate.
+    observer, activity: hear what the run is doing.
+    writer: what finishes checkpoints beside the steps, where the run is one process.
+    """
     config, stage, timetable = run.config, run.stage, run.timetable
     keep_best, stopping = _keeps_best(config), config.early_stopping
     return Job(
@@ -45,7 +51,7 @@ def make_job(
         total_steps=timetable.total_steps,
         evaluate=evaluate,
         eval_steps=timetable.eval_steps,
-        save=_saving(run, setup, observer, activity, writer),
+        save=partial(_save_checkpoint, run, setup, observer, activity, writer, LogCopies(run.folder)),
         saved=(lambda wait: ()) if writer is None else writer.finished,
         save_steps=timetable.save_steps,
         keep_best=keep_best,
@@ -64,52 +70,55 @@ def _keeps_best(config: RunConfig) -> bool:
     return config.checkpoint.best != "none"
 
 
-def _saving(
+def _save_checkpoint(
     run: Prepared,
     setup: Setup,
     observer: RunObserver | SilentObserver,
     activity: Activity,
     writer: BackgroundWriter | None,
-) -> Callable[[RunState], Path | None]:
-    """What writes a checkpoint, by way of the observer, so that its time is not counted as the step's; see `Job`."""
-    config, plan, stage = run.config, run.plan, run.stage
-    scale = plan.tokenizer.bos_scale.value
-    copies = LogCopies(run.folder)
+    copies: LogCopies,
+    state: RunState,
+) -> Path | None:
+    """Write a checkpoint; see `Job.save`. By way of the observer, so that its time is not counted as the step's.
 
-    def save(state: RunState) -> Path | None:
-        def write_model(folder: Path) -> None:
-            setup.write_model(folder)
-            if stage.write is not None:
-                stage.write(folder)
-            if scale != 1:
-                durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
-            copies.write(folder, state.step, evaluated=state.evaluated == state.step)
+    writer: what finishes it beside the steps; of one process alone, because ranks agree on a checkpoint by a
+        collective, which must not run beside those of a step.
+    """
+    with observer.during("saving"), activity.during("saving"):
+        observer.sync()
+        begun = begin_checkpoint(
+            run.folder,
+            setup.engine,
+            state,
+            carried=run.stage.memory.tensors() if run.stage.memory else None,
+            write_model=partial(_write_model, run, setup, copies, state),
+            trainer_state=_trainer_state(run, observer, state),
+            identity=run.identity,
+            frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
+        )
+        finish = partial(_finish_checkpoint, begun, run, setup, state)
+        return finish() if writer is None or setup.engine.world > 1 else writer.take(finish, begun.size, state)
 
-        with observer.during("saving"), activity.during("saving"):
-            observer.sync()
-            begun = begin_checkpoint(
-                run.folder,
-                setup.engine,
-                state,
-                carried=stage.memory.tensors() if stage.memory else None,
-                write_model=write_model,
-                trainer_state=_trainer_state(run, observer, state),
-                identity=run.identity,
-                frozen=plan.adapter is None or plan.tokenizer.added_rows > 0,
-            )
 
-            def finish() -> Path:
-                folder = begun.finish()
-                if setup.engine.rank == 0:
-                    best = state.best.step if _keeps_best(config) and state.best else None
-                    retain(run.folder, config.checkpoint.keep, best)
-                return folder
+def _write_model(run: Prepared, setup: Setup, copies: LogCopies, state: RunState, folder: Path) -> None:
+    """Weights, config and tokenizer as others read them, what the stage adds, and a copy of the logs."""
+    setup.write_weights(folder)
+    run.tokenizer.save_pretrained(folder)
+    if run.stage.write is not None:
+        run.stage.write(folder)
+    scale = run.plan.tokenizer.bos_scale.value
+    if scale != 1:
+        durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
+    copies.write(folder, state.step, evaluated=state.evaluated == state.step)
 
-            # Ranks agree on a checkpoint by a collective, which must not run beside those of a step.
-            beside = writer if setup.engine.world == 1 else None
-            return finish() if beside is None else beside.take(finish, begun.size, state)
 
-    return save
+def _finish_checkpoint(begun: Begun, run: Prepared, setup: Setup, state: RunState) -> Path:
+    """Commit the checkpoint, then delete older ones: in this order, so that a kill leaves at least one whole."""
+    folder = begun.finish()
+    if setup.engine.rank == 0:
+        best = state.best.step if _keeps_best(run.config) and state.best else None
+        retain(run.folder, run.config.checkpoint.keep, best)
+    return folder
 
 
 def _trainer_state(run: Prepared, observer: RunObserver | SilentObserver, state: RunState) -> dict[str, Any]:

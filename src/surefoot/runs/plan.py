@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +66,13 @@ def make_plan(
 ) -> RunPlan:
     """The plan of a run.
 
+    config: the run's.
     hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
-    measurements: those of an earlier plan; then nothing is measured. lengths: of the examples, where they are known.
+    measure: whether this machine may be measured.
+    measurements: those of an earlier plan; then nothing is measured.
+    lengths: of the examples, where they are known. They come from data that were tokenised by an earlier plan without
+        them, so that the conflicts of the config are known to be none: the plan is resolved once.
+
     Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is
     asked for does not work here.
     """
@@ -86,9 +91,10 @@ def make_plan(
     )
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
-        draft = resolved(measurements=None)  # faults come before anything that takes time
+        if lengths is None:
+            resolved(measurements=None)  # conflicts come before anything that takes time
         process.bound_product_caches(found.kind)  # the probes compute this process's first products
-        seen = _measure(config, model, found, environment, lengths, draft.batch)
+        seen = _measure(config, model, found, environment, lengths, cache(lambda: resolved(measurements=None).batch))
         machine.forget_peak(found.kind)  # of the probes
     return resolved(measurements=seen)
 
@@ -108,10 +114,11 @@ def _measure(
     hardware: Hardware,
     environment: Mapping[str, str],
     lengths: LengthFacts | None,
-    batch: BatchPlan,
+    batch: Callable[[], BatchPlan],
 ) -> Measurements | None:
     """What the request leaves open. A narrow model on a CPU is planned without, as there the defaults always stand; but
-    how slow a type is that somebody asked for can be seen nowhere else. batch: as it would be without."""
+    how slow a type is that somebody asked for can be seen nowhere else. batch: as it would be without measurements, for
+    a GPU's probes."""
     narrow = hardware.kind == "cpu" and model.hidden < NARROW
     if narrow and config.precision.compute in ("auto", "fp32"):
         return None
@@ -132,7 +139,8 @@ def _measure(
     if forms:
         length = lengths.typical if lengths else limit
         window = model.window if masked else None
-        request = attention_request(model, forms, length, dtype, hardware.kind, batch.micro.value, window)
+        rows = batch().micro.value if hardware.kind == "cuda" else 1
+        request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
         trials = measured_attention(request, kept)
         so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
     if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
@@ -144,7 +152,8 @@ def _measure(
     packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths))
     if isinstance(packed, str):
         return so_far
-    request = documents_request(model, packed, lengths, dtype, hardware.kind, batch)
+    rows = batch().micro.value if hardware.kind == "cuda" else 1
+    request = documents_request(model, packed, lengths, dtype, hardware.kind, rows)
     return replace(so_far, documents=measured_documents(request, kept))
 
 
@@ -165,15 +174,15 @@ def attention_request(
 
 
 def documents_request(
-    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, batch: BatchPlan
+    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
 ) -> DocumentsRequest:
     """The model's heads and documents of the data's lengths, for the probe; as many as a micro-batch has, which a CPU's
-    probe does not ask for. batch: with padded rows."""
+    probe does not ask for. rows: of a micro-batch of padded rows."""
     from surefoot.planning.probes.documents import PADDED, DocumentsRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
     request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
-    return replace(request, tokens=batch.micro.value * lengths.typical) if kind == "cuda" else request
+    return replace(request, tokens=rows * lengths.typical) if kind == "cuda" else request
 
 
 def pointwise_request(sizes: PointwiseSizes, dtype: DType, kind: str) -> PointwiseRequest:

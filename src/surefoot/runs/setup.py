@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,21 @@ from surefoot.training.step import StepSettings
 
 @dataclass(frozen=True)
 class Setup:
-    """What the loop needs. model: what the objective is given; policy: the language model in it. write_model: weights,
-    config and tokenizer into a folder, as others read them. checkpoint: what the run goes on from. verified: what was
-    found when reality was held against the plan. share: engine and elements of this rank, for environment.json. plan:
-    as it is carried out: without the fast paths that differ on these models. packing_fault: why the model cannot take
-    packed rows, where that had to be tried before its weights were shared out; empty where it can or nobody tried."""
+    """Models and engine of a run, ready for its first step.
+
+    plan: as it is carried out, without the fast paths that differ on these models.
+    model: what the objective is given.
+    policy: the language model in it.
+    engine: holds the parameters and moves them.
+    settings: of every step.
+    state: where the run goes on.
+    write_weights: weights and config into a folder, as others read them.
+    checkpoint: what the run goes on from; None at the start.
+    verified: what was found when reality was held against the plan.
+    share: engine and elements of this rank, for environment.json.
+    packing_fault: why the model cannot take packed rows, where that had to be tried before its weights were shared
+        out; empty where it can or nobody tried.
+    """
 
     plan: RunPlan
     model: nn.Module
@@ -57,7 +68,7 @@ class Setup:
     engine: Engine
     settings: StepSettings
     state: RunState
-    write_model: Callable[[Path], None]
+    write_weights: Callable[[Path], None]
     checkpoint: Checkpoint | None
     verified: dict[str, Any]
     share: dict[str, Any]
@@ -85,7 +96,6 @@ def set_up(
     config: RunConfig,
     plan: RunPlan,
     base: Path,
-    tokenizer: PreTrainedTokenizerBase,
     checkpoint: Checkpoint | None,
     ranks: Ranks = ALONE,
 ) -> Setup:
@@ -147,7 +157,7 @@ def set_up(
             after_step=kept.after_step if kept else lambda: None,
         ),
         state=state,
-        write_model=_writer(built, tokenizer),
+        write_weights=built.write,
         checkpoint=checkpoint,
         verified={
             **found,
@@ -180,12 +190,4 @@ def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:
 
 
 def _policy_alone(policy: nn.Module, plan: RunPlan) -> Built:
-    return Built(policy, policy, ONE_GROUP, lambda folder: write_policy(policy, plan, folder), lambda folder: None, {})
-
-
-def _writer(built: Built, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        built.write(folder)
-        tokenizer.save_pretrained(folder)
-
-    return write
+    return Built(policy, policy, ONE_GROUP, partial(write_policy, policy, plan), lambda folder: None, {})

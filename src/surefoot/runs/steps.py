@@ -138,7 +138,7 @@ def _watched(
 
 def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
     """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
-    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint, session.ranks)
+    setup = set_up(run.config, run.plan, run.base, run.found.checkpoint, session.ranks)
     setup = replace(setup, state=replace(setup.state, rollbacks=run.found.rollbacks))
     best = setup.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.folder / f"checkpoint-{best.step}") if best else []

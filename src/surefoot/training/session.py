@@ -72,7 +72,7 @@ class Session:
         self._beginning = 0  # what is handed over belongs to one
 
     def begin_anew(self) -> None:
-        """Forget what ranks have handed over so far: the run starts again from a checkpoint. Every rank must call it."""
+        """Forget what ranks handed over: the run starts again from a checkpoint. Every rank must call it."""
         self._beginning += 1
         self.activity.begin_anew()
 

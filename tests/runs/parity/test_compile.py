@@ -13,7 +13,7 @@ from helpers.toy_model import bits, same_bits
 from surefoot.data.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.runs.setup import set_up
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.step import train_step
 
@@ -37,7 +37,7 @@ def built(base, adapter, compile_mode):
         compile=compile_mode,
     )
     plan = make_plan(config)
-    return set_up(config, plan, Path(base), planned_tokenizer(Path(base), plan.tokenizer), None)
+    return set_up(config, plan, Path(base), None)
 
 
 def run(setup, first, last):

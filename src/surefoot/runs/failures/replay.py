@@ -168,7 +168,7 @@ def _from_checkpoint(
 
 def set_up_again(run: Prepared) -> Setup:
     """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
-    setup = set_up(run.config, run.plan, run.base, run.tokenizer, run.found.checkpoint)
+    setup = set_up(run.config, run.plan, run.base, run.found.checkpoint)
     packed = run.plan.kernels.documents.value
     paths = [] if packed == PLAIN else [packed_attention(packed)]
     for path in [*paths, *planned_paths(run.plan)]:
