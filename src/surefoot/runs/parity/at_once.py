@@ -33,8 +33,7 @@ from surefoot.runs.parity.fast_paths import (
     without_blocked,
 )
 from surefoot.runs.parity.in_fp32 import Look, look, rounds_as_plain
-from surefoot.runs.parity.packed_rows import leak_of
-from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
+from surefoot.runs.parity.passes import compared_batches, leak_of, nothing_at_zero, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault

@@ -19,22 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from surefoot.data.batch import Batch
 from surefoot.data.comparable import in_padded_rows
 from surefoot.methods.method import Stage
-from surefoot.models.fast.packing import NAME, NO_LEAK, leak, packed_attention, reason_of
+from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.forward import hidden_states
 from surefoot.models.modes import without_randomness
-from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.runs.parity.differences import differences
 from surefoot.runs.parity.fast_paths import GO_ON, STAYS, Settled, excused, judged, said_of
 from surefoot.runs.parity.in_fp32 import look, rounds_as_plain
-from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
+from surefoot.runs.parity.passes import compared_batches, leak_of, nothing_at_zero, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.rollback import make_stage
 from surefoot.runs.setup import Setup
@@ -127,38 +122,6 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
             record = excused(record, rounds_as_plain(setup, run.stage, padded, step, plain, other))
             undo = path.install(setup.engine.model)
     return undo, _Trial(record, moved, "")
-
-
-@torch.no_grad()
-def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
-    """How far all other documents' hidden states move when the first one says something else, as a share of how far
-    its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
-    ranks agree on that, as they have not begun to wait for one another. A row of one document, as where no two fit,
-    is taken for two: its halves."""
-    batch = _of_several(batch.to(setup.engine.device))
-    first = batch.documents[0]
-    ids = batch.input_ids.clone()
-    ids[0, :first] = batch.input_ids[0].flip(0)[:first]
-    share, fault = 0.0, ""
-    try:
-        with setup.settings.kernels(), setup.settings.forward():
-            one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
-        share = leak(two[0] - one[0], first)
-    except (EnvironmentFault, RuntimeError) as caught:
-        # Parts of parameters are handed round within the forward pass: there the ranks do wait.
-        if is_of_the_environment(caught) or setup.plan.parallel.engine.value in CUTTING:
-            raise
-        fault = reason_of(caught)
-    share, failed = setup.engine.totals([share, float(bool(fault))])
-    return share, fault or ("on another rank" if failed else "")
-
-
-def _of_several(row: Batch) -> Batch:
-    if len(row.documents) > 1:
-        return row
-    tokens = row.input_ids.shape[1]
-    halves = (tokens - tokens // 2, tokens // 2)
-    return replace(row, documents=halves, lengths=halves, examples=row.examples * 2)
 
 
 def _without(plan: RunPlan, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:

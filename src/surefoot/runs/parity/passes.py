@@ -10,16 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batch import Batch, Weighted
 from surefoot.data.comparable import part_within, shortest
 from surefoot.data.loader import dealt
 from surefoot.methods.method import Stage
+from surefoot.models.fast.packing import leak, reason_of
+from surefoot.models.forward import hidden_states
+from surefoot.planning.fast_paths import CUTTING
 from surefoot.runs.parity.differences import Pass
 from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
+from surefoot.system.errors import EnvironmentFault
+from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
 from surefoot.training.state import LossScale
 from surefoot.training.step import LOSS, add_gradient, draw, step_size
@@ -100,3 +106,35 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
     width is a power of two."""
     flat = gradient.detach().flatten()
     return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
+
+
+@torch.no_grad()
+def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
+    """How far all other documents' hidden states move when the first one says something else, as a share of how far
+    its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
+    ranks agree on that, as they have not begun to wait for one another. A row of one document, as where no two fit,
+    is taken for two: its halves."""
+    batch = _of_several(batch.to(setup.engine.device))
+    first = batch.documents[0]
+    ids = batch.input_ids.clone()
+    ids[0, :first] = batch.input_ids[0].flip(0)[:first]
+    share, fault = 0.0, ""
+    try:
+        with setup.settings.kernels(), setup.settings.forward():
+            one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
+        share = leak(two[0] - one[0], first)
+    except (EnvironmentFault, RuntimeError) as caught:
+        # Parts of parameters are handed round within the forward pass: there the ranks do wait.
+        if is_of_the_environment(caught) or setup.plan.parallel.engine.value in CUTTING:
+            raise
+        fault = reason_of(caught)
+    share, failed = setup.engine.totals([share, float(bool(fault))])
+    return share, fault or ("on another rank" if failed else "")
+
+
+def _of_several(row: Batch) -> Batch:
+    if len(row.documents) > 1:
+        return row
+    tokens = row.input_ids.shape[1]
+    halves = (tokens - tokens // 2, tokens // 2)
+    return replace(row, documents=halves, lengths=halves, examples=row.examples * 2)
