@@ -17,7 +17,7 @@ from surefoot.data.tokenise import ReadRecord
 from surefoot.methods.method import RewardFunction, Stage
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
-from surefoot.runs.parity.rehearsal import rehearsal
+from surefoot.runs.parity.passes import with_stand_ins
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
@@ -121,7 +121,7 @@ def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
     first = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0]
-    _, batch = rehearsal(objective, first, setup.engine.device, setup.plan)
+    _, batch = with_stand_ins(objective, first, setup.engine.device, setup.plan)
     with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:

@@ -24,9 +24,8 @@ from surefoot.runs.failures.recorder import FailureRecorder
 from surefoot.runs.faults import device_faults
 from surefoot.runs.job import make_job
 from surefoot.runs.pace import PaceObserver
-from surefoot.runs.parity.at_once import settle_at_once
 from surefoot.runs.parity.compiled import try_compiled
-from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle
+from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle, settle_at_once
 from surefoot.runs.parity.packed_rows import as_planned, settle_packing
 from surefoot.runs.parity.room import settle_room
 from surefoot.runs.prepared import Prepared

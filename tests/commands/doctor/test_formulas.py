@@ -13,7 +13,7 @@ from surefoot.kernels import packed_attention as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.forward import causal_model
-from surefoot.runs.parity import formulas, in_fp32
+from surefoot.runs.parity import in_fp32
 from surefoot.runs.parity.differences import LIMITS
 from surefoot.runs.trial import ready
 from surefoot.system.errors import EnvironmentFault
@@ -169,7 +169,7 @@ def test_what_the_run_itself_computes_in_16_bits_hides_a_wrong_scale(lines_of, m
 
 
 def test_twin_at_the_limit_of_16_bits_formulas_would_pass(lines_of, monkeypatch):
-    monkeypatch.setattr(formulas, "LIMIT", LIMITS["bf16"])
+    monkeypatch.setattr(in_fp32, "LIMIT", LIMITS["bf16"])
     assert [one.verdict for one in lines_of(scaled)] == ["ok", "ok"]
 
 
@@ -206,7 +206,7 @@ def test_beside_such_a_path_a_wrong_one_is_named(lines_of):
 def test_the_twin_is_left_as_it_was(lines_of, monkeypatch):
     """Each path is taken out before the next goes in."""
     seen = []
-    real = formulas.compare_formulas
+    real = in_fp32.compare_formulas
 
     def watched(setup, *args):
         def state():

@@ -170,7 +170,7 @@ def test_a_wrong_scale_is_named_in_every_stage(run_of, stage):
 def test_where_zeros_stay_zeros_a_wrong_scale_does_not_show_in_the_forward_pass(run_of, monkeypatch):
     """The twin: only the gradient of B has it then, and a loss that is right hides the rest."""
     config = run_of()
-    monkeypatch.setattr(parity, "nothing_at_zero", lambda parameters: nullcontext())
+    monkeypatch.setattr(parity, "nonzero_matrices", lambda parameters: nullcontext())
     with ready(config, 1) as one:
         right = own_pass(one).seen.loss
         wrong_scale(one)

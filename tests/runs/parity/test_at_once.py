@@ -14,7 +14,7 @@ from helpers.model_layouts import run_config
 from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
-from surefoot.runs.parity import at_once, packed_rows
+from surefoot.runs.parity import fast_paths, packed_rows
 from surefoot.runs.parity.passes import one_pass
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
@@ -38,7 +38,7 @@ def passes(monkeypatch) -> list[int]:
         counted.append(1)
         return plain(*given)
 
-    for module in ("at_once", "fast_paths", "packed_rows"):
+    for module in ("fast_paths", "packed_rows"):
         monkeypatch.setattr(f"surefoot.runs.parity.{module}.one_pass", count)
     return counted
 
@@ -83,9 +83,9 @@ def test_twin_one_that_differs_is_found_among_all_and_the_others_stay(workplace,
 
 
 def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monkeypatch):
-    sdpa, of = documents.FORMS["sdpa"], at_once.leak_of
+    sdpa, of = documents.FORMS["sdpa"], fast_paths.leak_of
     leaks = []
-    monkeypatch.setattr(at_once, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
+    monkeypatch.setattr(fast_paths, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
 
     def one_document(q, k, v, found, scale):
         from surefoot.kernels.packed_attention import documents_of
@@ -95,7 +95,7 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with pytest.raises(Exception, match="lets one document move another"):
         train(workplace, tmp_path / "run")
-    assert leaks[0][0] > at_once.NO_LEAK
+    assert leaks[0][0] > fast_paths.NO_LEAK
 
 
 def test_where_something_is_dropped_they_are_looked_at_one_by_one(workplace, tmp_path):

@@ -21,7 +21,7 @@ from surefoot.report.console import Console
 from surefoot.runs.parity import differences as module
 from surefoot.runs.parity import passes
 from surefoot.runs.parity.differences import Differences, Pass, differences
-from surefoot.runs.parity.in_fp32 import Look
+from surefoot.runs.parity.in_fp32 import Fp32Check
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.state import LossScale
@@ -60,8 +60,8 @@ def settled(workplace, tmp_path):
 @pytest.fixture(autouse=True)
 def by_themselves(monkeypatch):
     """What 16 bits see by themselves, as where fp32 has no room. With fp32: test_in_fp32."""
-    for looking in ("at_once", "fast_paths", "packed_rows"):
-        monkeypatch.setattr(f"surefoot.runs.parity.{looking}.look", lambda *_: Look())
+    for looking in ("fast_paths", "packed_rows"):
+        monkeypatch.setattr(f"surefoot.runs.parity.{looking}.check_in_fp32", lambda *_: Fp32Check())
 
 
 def longer(monkeypatch):
@@ -95,8 +95,8 @@ def other_base(monkeypatch):
     """Positions turn by the base of Llama 3, 500,000, in a model whose own is 10,000."""
     real = fast_pointwise.install
 
-    def wrong(model, by):
-        undo = real(model, by)
+    def wrong(model):
+        undo = real(model)
         turns = [one for one in model.modules() if hasattr(one, "inv_freq")]
         before = [one.inv_freq for one in turns]
         for one in turns:

@@ -115,7 +115,7 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
 
 def test_twin_where_b_is_0_another_scale_would_not_be_seen(workplace, tmp_path, monkeypatch):
     break_scale(monkeypatch)
-    monkeypatch.setattr("surefoot.runs.parity.fast_paths.nothing_at_zero", lambda parameters: nullcontext())
+    monkeypatch.setattr("surefoot.runs.parity.fast_paths.nonzero_matrices", lambda parameters: nullcontext())
     train(config(workplace, tmp_path / "run", duration="1 step"))
     assert recorded(tmp_path / "run")[0]["used"]
 

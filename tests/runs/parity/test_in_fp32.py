@@ -22,13 +22,13 @@ from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.precision import exact_products, widened
 from surefoot.report.console import Console
-from surefoot.runs.parity import at_once, fast_paths, in_fp32, packed_rows
+from surefoot.runs.parity import fast_paths, in_fp32, packed_rows
 from surefoot.runs.parity.differences import LIMITS
-from surefoot.runs.parity.formulas import LIMIT
+from surefoot.runs.parity.in_fp32 import LIMIT
 from surefoot.runs.run import train_run
 
 BY_LITTLE = 1.02
-LOOKING = (at_once, fast_paths, packed_rows)
+LOOKING = (fast_paths, packed_rows)
 PAIR = ("prompt", "chosen", "rejected")
 SEEDS = range(12)  # of OPT as a reward model; in some of them rounding alone passes the limit of bf16
 
@@ -53,7 +53,7 @@ def train(workplace, output, mode="new", **way):
 
 def without_fp32(monkeypatch):
     for module in LOOKING:
-        monkeypatch.setattr(module, "look", lambda *_: in_fp32.Look())
+        monkeypatch.setattr(module, "check_in_fp32", lambda *_: in_fp32.Fp32Check())
 
 
 def scaled(monkeypatch):
@@ -101,8 +101,7 @@ def fused(monkeypatch):
         kernels = replace(plan.kernels, pointwise=replace(plan.kernels.pointwise, value="fused"))
         return real(plan if plan.kernels.pointwise.source == "user" else replace(plan, kernels=kernels))
 
-    for module in (at_once, fast_paths):
-        monkeypatch.setattr(module, "planned_paths", planned)
+    monkeypatch.setattr(fast_paths, "planned_paths", planned)
     monkeypatch.setattr("surefoot.runs.steps.planned_paths", planned)
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor.parity import own_pass, parity_lines
 from surefoot.models.forward import causal_model
-from surefoot.runs.parity import rehearsal as module
+from surefoot.runs.parity import passes as module
 from surefoot.runs.trial import ready
 
 WORDS = 60  # of an answer: far less likely than a reference of zeros would have it, so that the sigmoid has no slope

@@ -20,7 +20,7 @@ from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import eval_mode
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.runs.parity.differences import LIMITS, largest_difference
-from surefoot.runs.parity.passes import nothing_at_zero, one_pass
+from surefoot.runs.parity.passes import nonzero_matrices, one_pass
 from surefoot.runs.trial import Ready
 from surefoot.system.messages import first_few
 
@@ -42,7 +42,7 @@ def split_line(one: Ready) -> Finding:
     together, apart = (in_micro_batches(one, micro) for micro in (size, 1))
     fullest = max(together, key=lambda batch: len(batch.examples))  # packed rows are of like length, not of like number
     same = _of_the_same(fullest.examples, apart)
-    with eval_mode(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
+    with eval_mode(setup.engine.model), nonzero_matrices(setup.engine.parameters.values()):
         whole = one_pass(setup, run.stage, [fullest], 1)
         parts = one_pass(setup, run.stage, same, 1)
     error = largest_difference(setup.engine, parts, whole)
@@ -90,7 +90,7 @@ def gradient_line(one: Ready) -> Finding:
     round its adapter, and nothing else shows it: the loss falls by what the other modules learn."""
     setup, stage = one.setup, one.run.stage
     without = list(setup.engine.parameters)
-    with nothing_at_zero(setup.engine.parameters.values()):
+    with nonzero_matrices(setup.engine.parameters.values()):
         for step in range(1, _LOOKED_FOR + 1):
             found = one_pass(setup, stage, few(stage.step_batches(step)), step).gradients
             without = [name for name in without if name not in found or not found[name].any()]

@@ -28,8 +28,8 @@ from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.runs.parity.differences import Pass, largest_difference
 from surefoot.runs.parity.fast_paths import planned_paths
-from surefoot.runs.parity.formulas import ATTENTION, LIMIT, Formulas, compare_formulas
-from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
+from surefoot.runs.parity.in_fp32 import ATTENTION, LIMIT, Formulas, compare_formulas
+from surefoot.runs.parity.passes import compared_batches, nonzero_matrices, one_pass
 from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Ready, ready
 from surefoot.system.messages import size_text
@@ -141,7 +141,7 @@ def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
 
 def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
     engine = one.setup.engine
-    with without_randomness(engine.model), nothing_at_zero(engine.parameters.values()):
+    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
         return one_pass(one.setup, one.run.stage, batches, 1)
 
 

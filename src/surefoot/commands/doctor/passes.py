@@ -13,7 +13,7 @@ from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.modes import eager_mode
 from surefoot.models.product_flops import ProductFlops
 from surefoot.planning.plan import Choice, SdpaKernel
-from surefoot.runs.parity.rehearsal import rehearsal
+from surefoot.runs.parity.passes import with_stand_ins
 from surefoot.runs.trial import Ready
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.step import StepSettings, add_gradient, draw
@@ -55,7 +55,7 @@ def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettin
 def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, watch: Watch) -> None:
     setup, stage = one.setup, one.run.stage
     engine, settings = setup.engine, settings or setup.settings
-    objective, batch = rehearsal(stage.objective, batch or stage.step_batches(1)[0], engine.device, setup.plan)
+    objective, batch = with_stand_ins(stage.objective, batch or stage.step_batches(1)[0], engine.device, setup.plan)
     draw(engine, settings, 1, 0)
     try:
         weight, scale = max(batch.weight, 1), setup.state.scale

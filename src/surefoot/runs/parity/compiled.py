@@ -14,8 +14,8 @@ from typing import Any
 from surefoot.models.fast.packing import reason_of
 from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.runs.parity.differences import Pass, differences
-from surefoot.runs.parity.fast_paths import STAYS, judged, said_of
-from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass
+from surefoot.runs.parity.fast_paths import STAYS, describe_difference, judged
+from surefoot.runs.parity.passes import compared_batches, nonzero_matrices, one_pass
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -41,7 +41,7 @@ def try_compiled(
         found = one_pass(setup, run.stage, batches, step)
         return found, time.perf_counter() - started
 
-    with without_randomness(engine.model), nothing_at_zero(engine.parameters.values()):
+    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
         with eager_mode(engine.model):
             timed()  # a first pass makes the programs of its products, on either way
             eager, eager_seconds = timed()
@@ -55,7 +55,7 @@ def try_compiled(
             raise EnvironmentFault(Fault("compile", what, _OFF, code="SF-FAST-PATH")) from None
     record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
     if record["outside"]:
-        what = f"{plan.compile.value} {said_of(record, 'the model as it is written')}"
+        what = f"{plan.compile.value} {describe_difference(record, 'the model as it is written')}"
         if not run.resumed:
             raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
         warn(f"compile: {what}; {STAYS}")

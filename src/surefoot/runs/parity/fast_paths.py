@@ -1,13 +1,14 @@
-"""Every fast path is held against the plain one before step 1, on the run's own weights and examples.
+"""Compare every fast path with the plain code before step 1, on the run's own weights and examples.
 
-Two micro-batches of the step that comes next go forward and backward without the path and with it. An adapter's B is 0
-before its first step, and whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as
-long as this takes. Loss and gradients may differ by rounding, for which `differences` has limits. A path that
-differs by more is taken out again, and the plan says so. A resumed run stays with what its plan says, as it would have
-had it never stopped: its paths are held against the plain one once more, on other weights and examples, and one that
-differs stays and is told. Nothing is timed.
+`settle_at_once` puts packed rows and all paths in together and compares two passes: the run as it will be, and the
+plain code in padded rows. It only ever says yes. Where the two differ, a path fails, or random numbers are drawn (masks
+of dropout fall otherwise in packed rows), it takes everything out again, and `packed_rows.settle_packing` and `settle`
+compare path by path, two passes each, to find out which is at fault.
 
-A path's gain is the business of whoever planned it; here it only has to be right.
+Loss and gradients may differ by rounding, for which `differences` has limits; `in_fp32` checks the formulas where 16
+bits could hide a fault. A path that differs by more is taken out, and the plan says so. A resumed run keeps what its
+plan says, as it would have had it never stopped: its paths are compared once more, on other weights and examples, and
+one that now differs stays, with a caution. Nothing is timed: whether a path is worth it was decided by the plan.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from surefoot.data.batch import Weighted
+from surefoot.data.comparable import in_padded_rows
 from surefoot.methods.method import Stage
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
+from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.fast.pointwise import pointwise_path
+from surefoot.models.modes import highest_dropout
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
-from surefoot.runs.parity.in_fp32 import Look, look, rounds_as_plain
-from surefoot.runs.parity.passes import compared_batches, nothing_at_zero, one_pass, short_batch
+from surefoot.runs.parity.in_fp32 import Fp32Check, check_in_fp32, rounds_as_plain
+from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
+from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.engine import Engine
@@ -96,14 +102,14 @@ def settle(
         return rounds_as_plain(setup, stage, batches, step, plain, other)
 
     short = short_batch(stage, engine, step)
-    seen = look(setup, stage, possible, short, short, step)
-    with nothing_at_zero(engine.parameters.values()):
+    seen = check_in_fp32(setup, stage, possible, short, short, step)
+    with nonzero_matrices(engine.parameters.values()):
         plain = run()
         good: list[FastPath] = []
         for path in possible:
             record = _compared(setup, path, plain, run, seen, rounds, resumed=resumed)
             record = found[path.name] = of_form(path, record)
-            plan = _weighed(plan, path.name, record, said_of(record), say, resumed=resumed)
+            plan = _weighed(plan, path.name, record, describe_difference(record), say, resumed=resumed)
             if record["used"]:
                 good.append(path)
         installed = [path.install(engine.model) for path in good]
@@ -119,7 +125,7 @@ def settle(
                     installed = [path.install(engine.model) for path in good]
             for path in good if together["outside"] else ():
                 record = found[path.name] = of_form(path, together)
-                what = f"together with others {said_of(record)}"
+                what = f"together with others {describe_difference(record)}"
                 plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
     return Settled(plan, found)
 
@@ -143,7 +149,7 @@ def _compared(
     path: FastPath,
     plain: Pass,
     run: Callable[[], Pass],
-    seen: Look,
+    seen: Fp32Check,
     rounds: Callable[[Pass, Pass], dict[str, Any]],
     *,
     resumed: bool,
@@ -216,7 +222,7 @@ def _weighed(
     return plan
 
 
-def said_of(record: Mapping[str, Any], plain: str = "the plain path") -> str:
+def describe_difference(record: Mapping[str, Any], plain: str = "the plain path") -> str:
     """Of a record of a path that was compared, as if it were not within its limits."""
     if "fault" in record:
         return f"fails on this model ({record['fault']})"
@@ -230,3 +236,91 @@ def said_of(record: Mapping[str, Any], plain: str = "the plain path") -> str:
 def _take_out(installed: Sequence[Undo]) -> None:
     for undo in reversed(installed):
         undo()
+
+
+def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:
+    """Put in packed attention and every fast path of the plan, and leave them in, where together they compute what the
+    plain model does; None where that is not seen here, and nothing is put in then. say: is told of paths that this
+    model has no room for. Every rank must ask."""
+    plan, engine, resumed = setup.plan, setup.engine, run.resumed
+    form = plan.kernels.documents.value
+    paths = [*([] if form == PLAIN else [packed_attention(form)]), *planned_paths(plan)]
+    obstacles = obstacles_of(paths, engine)
+    possible = [path for path in paths if path.name not in obstacles]
+    if len(possible) < 2 or NAME in obstacles or setup.packing_fault or _draws(run, setup):
+        return None
+    step = run.timetable.next_step(setup.state.step)
+    batches = compared_batches(run.stage, engine, step)
+    short = short_batch(run.stage, engine, step)
+    exact = check_in_fp32(setup, run.stage, possible, short, in_padded_rows(short, plan.tokenizer.pad_id), step)
+    if exact.wrong:
+        return None
+    with nonzero_matrices(engine.parameters.values()):
+        seen = _all_in(run, setup, possible, batches, step, exact, leaks=form != PLAIN, resumed=resumed)
+    if seen is None:
+        return None
+    record = {**excused(judged(seen.found, plan, resumed=resumed), seen.rounds), "together": True}
+    plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
+    together: dict[str, Any] = {path.name: of_form(path, record | exact.record(path)) for path in possible}
+    if form != PLAIN:
+        together[NAME] |= {"form": form, "leak": seen.leak}
+    return Settled(plan, found | together)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others. rounds:
+    what fp32 says for them where they are more than 16 bits should make."""
+
+    found: Differences
+    leak: float
+    rounds: Mapping[str, Any]
+
+
+def _all_in(
+    run: Prepared,
+    setup: Setup,
+    paths: Sequence[FastPath],
+    batches: Sequence[Weighted],
+    step: int,
+    exact: Fp32Check,
+    *,
+    leaks: bool,
+    resumed: bool,
+) -> _Seen | None:
+    """The paths, put in, and what was seen; None, and the paths taken out, where that is more than rounding, or one
+    fails. Where other ranks wait in the middle of a pass a failure ends the run."""
+    engine, moved, fault = setup.engine, 0.0, ""
+    undos: list[Undo] = []
+    padded = [in_padded_rows(one, setup.plan.tokenizer.pad_id) for one in batches]
+    plain = one_pass(setup, run.stage, padded, step)
+    found = other = None
+    try:
+        undos.extend(path.install(engine.model) for path in paths)
+        if leaks:
+            moved, fault = leak_of(setup, batches[0].rows)
+        if not fault and moved <= NO_LEAK:
+            other = one_pass(setup, run.stage, batches, step)
+            found = differences(engine, plain, other)
+            if not judged(found, setup.plan, resumed=resumed)["outside"]:
+                return _Seen(found, moved, {})
+    except RuntimeError as caught:
+        if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
+            raise
+        if engine.world > 1:
+            what = f"fast paths fail on this model ({reason_of(caught)}), and the run began with them"
+            raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
+    for undo in reversed(undos):
+        undo()
+    if found is None or other is None or not all(map(exact.is_right, paths)):
+        return None
+    rounds = rounds_as_plain(setup, run.stage, padded, step, plain, other)
+    if not rounds:
+        return None
+    for path in paths:
+        path.install(engine.model)
+    return _Seen(found, moved, rounds)
+
+
+def _draws(run: Prepared, setup: Setup) -> bool:
+    return run.config.optim.neftune_alpha is not None or highest_dropout(setup.engine.model) > 0

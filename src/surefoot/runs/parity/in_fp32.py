@@ -1,16 +1,18 @@
-"""What 16 bits hide: the run's own paths in fp32, before step 1, and how far 16 bits may take them from there.
+"""The fast paths of a run compared with the plain code in fp32, where rounding cannot hide a wrong formula.
 
-In 16 bits honest rounding is as large as a small fault. In fp32 it is not, and the model at hand can go in fp32 for a
-moment: what trains is in fp32 anyway, and widening what is frozen is exact. So two things are asked of it:
+In 16 bits honest rounding is as large as a small fault: a scale that is off by a fiftieth is well within the limit. In
+fp32 two orders of the same sums agree to some parts in a million. The model at hand can run in fp32 for a moment: what
+trains is in fp32 anyway, and widening what is frozen is exact. Two questions are answered:
 
-    formulas    every path against the plain way, both in fp32, on two short examples and a decoder of few layers: one
-                of each make, the first of it, and the last. A path does the same in every layer of a make. 1e-3 is
-                allowed, as doctor allows it. This always runs where it can.
-    rounding    where two ways differ by more than 16 bits should: each against the plain way in fp32, on the whole
-                model and the same examples. A path that is about as far from it as the plain one is rounds as that
-                one does, and is right. This runs where it has to decide something.
+    formulas    every path against the plain code, both in fp32, on two short examples and a decoder of few layers: of
+                each kind of layer the first, and the last of all. A path does the same in every layer of a kind. All
+                paths run together; where that differs or fails, each runs alone, to find out which. 1e-3 is allowed,
+                as doctor allows it. Checked whenever it can run.
+    rounding    where two ways differ by more than 16 bits should: each against the plain code in fp32, on the whole
+                model and the same examples. A path about as far from fp32 as the plain code is rounds as that does, and
+                is right. Checked only where the answer decides something.
 
-Afterwards the very tensors that were there are back, and nothing was drawn: the run is the run that nobody looked at.
+Afterwards the very same tensors are back and no random number was drawn, so the run is unchanged.
 """
 
 from __future__ import annotations
@@ -27,19 +29,84 @@ from surefoot.data.batch import Weighted
 from surefoot.methods.method import Stage
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of
-from surefoot.models.fast.path import FastPath
-from surefoot.models.modes import eager_mode
+from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import RunPlan
-from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
-from surefoot.runs.parity.formulas import LIMIT, Formulas, compare_formulas, key_of
-from surefoot.runs.parity.passes import one_pass
+from surefoot.runs.parity.differences import LIMITS, Differences, Pass, differences, largest_difference, limits_in
+from surefoot.runs.parity.passes import nonzero_matrices, one_pass
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
 from surefoot.system.messages import size_text
 from surefoot.training.failure import is_of_the_environment
+
+LIMIT = LIMITS["fp32"]
+ATTENTION = "attention"
+_KEYS = {NAME: "data.packing", ATTENTION: "attention"}  # in the config; others are under `kernels:`
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """compared: the keys of the config whose paths were looked at. error: the largest difference, of all together or
+    of the one that differs most. wrong: key -> by how much it differs, alone. unseen: key -> why it cannot go in fp32,
+    as where a kernel knows 16 bits only."""
+
+    compared: tuple[str, ...]
+    error: float
+    wrong: dict[str, float]
+    unseen: dict[str, str]
+
+
+def compare_formulas(
+    setup: Setup,
+    stage: Stage,
+    paths: Sequence[FastPath],
+    rows: Sequence[Weighted],
+    padded: Sequence[Weighted],
+    step: int,
+) -> Formulas:
+    """setup: of a model in fp32 that has none of the paths, and is left so. rows: micro-batches as the run lays them
+    out. padded: the same examples in padded rows."""
+    engine = setup.engine
+
+    def differ(some: Sequence[FastPath]) -> float | str:
+        """By how much, or why it fails."""
+        batches = rows if any(path.name == NAME for path in some) else padded
+        undos: list[Undo] = []
+        try:
+            undos.extend(path.install(engine.model) for path in some)
+            return largest_difference(engine, plain, one_pass(setup, stage, batches, step))
+        except (EnvironmentFault, RuntimeError) as caught:
+            if is_of_the_environment(caught) or engine.world > 1:  # other ranks wait in the middle of the pass
+                raise
+            return reason_of(caught)
+        finally:
+            for undo in reversed(undos):
+                undo()
+
+    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
+        plain = one_pass(setup, stage, padded, step)
+        together = differ(paths)
+        if isinstance(together, float) and together <= LIMIT:
+            return Formulas(tuple(key_of(path) for path in paths), together, {}, {})
+        alone = {key_of(path): differ([path]) for path in paths}
+    errors = {key: found for key, found in alone.items() if isinstance(found, float)}
+    wrong = {key: error for key, error in errors.items() if not error <= LIMIT}
+    if isinstance(together, float) and not wrong:
+        wrong = {" with ".join(errors): together}
+    return Formulas(
+        tuple(errors),
+        max(wrong.values(), default=max(errors.values(), default=0.0)),
+        wrong,
+        {key: found for key, found in alone.items() if isinstance(found, str)},
+    )
+
+
+def key_of(path: FastPath) -> str:
+    return _KEYS.get(path.name, f"kernels.{path.name}")
+
 
 # How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
 # equally far but for chance, which in the kind of parameters that differs most makes up to 2.9 of it. A length may be
@@ -50,7 +117,7 @@ _16_BITS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Look:
+class Fp32Check:
     """found: of the paths that were looked at in fp32. why: there is nothing of that; empty also in a run in fp32, in
     which the comparison itself says it all."""
 
@@ -80,30 +147,37 @@ class Look:
         return {"fp32": {"differs": self.found.error if error is None else error, "limit": LIMIT}}
 
 
-def look(setup: Setup, stage: Stage, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int) -> Look:
-    """The formulas of paths that are not in the model yet. rows: short examples as the run lays them out; padded: in
-    padded rows. A form of packed attention that knows 16 bits only is left out. Every rank must ask."""
+def check_in_fp32(
+    setup: Setup, stage: Stage, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int
+) -> Fp32Check:
+    """Compare the formulas of paths that are not in the model yet. Every rank must call it.
+
+    paths: a packed attention that computes in 16 bits alone is left out.
+    rows: short examples as the run lays them out.
+    padded: the same examples in padded rows.
+    step: whose random numbers are drawn.
+    """
     if setup.plan.precision.compute.value == "fp32":
-        return Look()
+        return Fp32Check()
     paths = [path for path in paths if path.name != NAME or _goes_in_fp32(setup)]
     if not paths:
-        return Look(why="it goes in 16 bits only")
+        return Fp32Check(why="it goes in 16 bits only")
     if why := _unsuited(setup.plan):
-        return Look(why=why)
+        return Fp32Check(why=why)
     with few_layers(setup.engine.model):
         why = _no_room(setup)
         if not why and not setup.engine.totals([float(rows.weight)])[0]:
             why = "the shortest examples have nothing to learn from"
         if why:
-            return Look(why=why)
+            return Fp32Check(why=why)
         try:
             with _in_fp32(setup) as exact:
-                return Look(compare_formulas(exact, stage, paths, [rows], [padded], step))
+                return Fp32Check(compare_formulas(exact, stage, paths, [rows], [padded], step))
         except Exception as caught:  # a model with fewer layers than its config has may fail in any way
             if setup.engine.world > 1 or (isinstance(caught, RuntimeError) and is_of_the_environment(caught)):
                 raise
             said = reason_of(caught) if isinstance(caught, EnvironmentFault | RuntimeError) else repr(caught)
-            return Look(why=f"a part of its decoder does not go in fp32 ({said})")
+            return Fp32Check(why=f"a part of its decoder does not go in fp32 ({said})")
 
 
 def rounds_as_plain(

@@ -27,9 +27,9 @@ from surefoot.models.modes import without_randomness
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.runs.parity.differences import differences
-from surefoot.runs.parity.fast_paths import GO_ON, STAYS, Settled, excused, judged, said_of
-from surefoot.runs.parity.in_fp32 import look, rounds_as_plain
-from surefoot.runs.parity.passes import compared_batches, leak_of, nothing_at_zero, one_pass, short_batch
+from surefoot.runs.parity.fast_paths import GO_ON, STAYS, Settled, describe_difference, excused, judged
+from surefoot.runs.parity.in_fp32 import check_in_fp32, rounds_as_plain
+from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.rollback import make_stage
 from surefoot.runs.setup import Setup
@@ -62,7 +62,7 @@ def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> S
         return Settled(plan, {NAME: {"form": form, "used": False, "fault": trial.fault}})
     leaks = not trial.leak <= NO_LEAK  # what is not a number does, too
     found = trial.record | {"form": form, "leak": trial.leak}
-    what = said_of(found, "padded rows") if found["outside"] else ""
+    what = describe_difference(found, "padded rows") if found["outside"] else ""
     if leaks:
         found |= {"used": resumed, "outside": True}
         what = f"lets one document move another by {trial.leak:.2g} of what it moves itself, on this model"
@@ -101,8 +101,8 @@ def _try(run: Prepared, setup: Setup, path: FastPath, *, resumed: bool) -> tuple
     pad = setup.plan.tokenizer.pad_id
     padded = [in_padded_rows(batch, pad) for batch in batches]
     short = short_batch(run.stage, setup.engine, step)
-    seen = look(setup, run.stage, [path], short, in_padded_rows(short, pad), step)
-    with without_randomness(setup.engine.model), nothing_at_zero(setup.engine.parameters.values()):
+    seen = check_in_fp32(setup, run.stage, [path], short, in_padded_rows(short, pad), step)
+    with without_randomness(setup.engine.model), nonzero_matrices(setup.engine.parameters.values()):
         plain = one_pass(setup, run.stage, padded, step)
         undo = path.install(setup.engine.model)
         moved, fault = leak_of(setup, batches[0].rows)

@@ -1,8 +1,14 @@
-"""A pass before step 1: forward and backward of a part of the step that comes next, with what it leaves of a gradient.
+"""Forward and backward passes before step 1, over a part of the step that comes next.
 
-Two micro-batches of the step that comes next go forward and backward. An adapter's B is 0 before its first step, and
-whatever is multiplied by 0 agrees: so parameters that are 0 are given small numbers for as long as this takes. The
-weights stay as they are, and so does whatever is drawn in the run: every micro-batch seeds its own draws.
+Two micro-batches of that step go forward and backward, and a sample of each gradient is kept. An adapter's B is 0
+before its first step, and whatever is multiplied by 0 agrees: so matrices that are 0 hold small numbers for as long as
+this takes. Weights are unchanged afterwards, and so is every random number of the run: each micro-batch seeds its own.
+
+Batches at this point lack what a method computes before each step, so `with_stand_ins` fills it in. A policy that is
+held to a reference is its own reference: before its first step it is one, and numbers from anywhere else would drive
+the loss to where it has no slope, so that nothing could be compared. KL estimates take any number where only shapes, or
+two ways of computing the same, are compared. PPO's prompts have no answers yet; there the policy predicts the prompts,
+and the critic is run beside it.
 """
 
 from __future__ import annotations
@@ -13,22 +19,65 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from surefoot.data.batch import Batch, Weighted
+from surefoot.data.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.data.comparable import part_within, shortest
 from surefoot.data.loader import dealt
+from surefoot.methods.losses.logprobs import frozen
 from surefoot.methods.method import Stage
 from surefoot.models.fast.packing import leak, reason_of
 from surefoot.models.forward import hidden_states
+from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.plan import RunPlan
+from surefoot.planning.reference import NONE
 from surefoot.runs.parity.differences import Pass
-from surefoot.runs.parity.rehearsal import rehearsal
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
-from surefoot.training.device_errors import is_of_the_environment
 from surefoot.training.engine import Engine
+from surefoot.training.failure import is_of_the_environment
+from surefoot.training.objective import LossSum, Objective
 from surefoot.training.state import LossScale
 from surefoot.training.step import LOSS, add_gradient, draw, step_size
+
+
+def with_stand_ins(
+    objective: Objective, batch: Weighted, device: torch.device, plan: RunPlan
+) -> tuple[Objective, Weighted]:
+    """The objective, or what stands in for it, and the batch with stand-ins for what it lacks, on the device."""
+    batch = batch.to(device)
+    if isinstance(batch, PromptBatch):
+        return _prompts, batch
+    if isinstance(batch, JudgedBatch) and batch.kl is None:
+        batch = replace(batch, kl=0.0)
+    if isinstance(batch, PairBatch | JudgedBatch) and batch.reference is None:
+        batch = replace(batch, reference=torch.zeros(batch.rows.sequences, device=device))
+        if plan.reference is not None and plan.reference.value != NONE:
+            return _held_to_itself(objective), batch
+    return objective, batch
+
+
+def _held_to_itself(objective: Objective) -> Objective:
+    def held(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
+        return objective(model, replace(batch, reference=frozen(model)(batch.rows)))
+
+    return held
+
+
+def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
+    """Cross entropy of each prompt's own tokens, plus the critic's values."""
+    assert isinstance(model, PPOModels)
+    ids = batch.rows.input_ids
+    real = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(batch.rows.lengths, device=ids.device)[:, None]
+    next_is_real = F.pad(real[:, 1:], (0, 1))
+    places = next_is_real.flatten().nonzero().squeeze(1)
+    logits = model.actor_logits_at(batch.rows, places)
+    targets = ids.flatten().index_select(0, places + 1)
+    values = model.values(batch.rows)[real]
+    return LossSum(F.cross_entropy(logits.float(), targets, reduction="sum") + values.float().sum())
+
 
 _BATCHES = 2
 _SHORT = 2  # sequences, of which fp32 needs no more than see each other's ends: a formula is wrong for all or for none
@@ -51,7 +100,7 @@ def short_batch(stage: Stage, engine: Engine, step: int) -> Weighted:
 
 
 @contextmanager
-def nothing_at_zero(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
     ranks."""
     zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
@@ -91,7 +140,7 @@ def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int,
     try:
         for number, batch in enumerate(batches):
             draw(engine, setup.settings, step, number)
-            objective, batch = rehearsal(stage.objective, batch, engine.device, setup.plan)
+            objective, batch = with_stand_ins(stage.objective, batch, engine.device, setup.plan)
             sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
             loss += float(sums[LOSS])
         engine.reduce()
