@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from helpers.zoo import ZOO
 from surefoot.models import beams as beams_module
-from surefoot.models.beams import Way, beam_answers, beam_search
+from surefoot.models.beams import Beam, beam_answers, beam_search
 
 FAMILIES = ["llama3", "qwen2", "phi3", "opt", "gpt2", "gemma2", "mistral"]
 NEW = 10
@@ -46,7 +46,7 @@ def reference(model, stops: list[int], beams: int, prompts=PROMPTS) -> list[list
 
 def ours(model, stops: list[int], beams: int, prompts=PROMPTS) -> list[list[int]]:
     found = beam_search(model, prompts, beams=beams, max_new_tokens=NEW, stop_ids=frozenset(stops), pad_id=stops[0])
-    return [list(way.tokens) for way in found]
+    return [list(beam.tokens) for beam in found]
 
 
 @pytest.mark.parametrize(("beams", "width"), [(4, 1), (4, 3), (4, MANY), (1, 1)])
@@ -70,7 +70,7 @@ def test_twin_a_mean_over_all_positions_is_noticed(model, monkeypatch):
 
     def sums(search, candidates, beams, stop_ids, *, last):
         parents = advance(search, candidates, beams, stop_ids, last=last)
-        search.finished = [Way(way.tokens, way.score / 10 ** len(way.tokens)) for way in search.finished]
+        search.finished = [Beam(beam.tokens, beam.score / 10 ** len(beam.tokens)) for beam in search.finished]
         return parents
 
     advance = beams_module._advance

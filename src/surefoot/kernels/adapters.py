@@ -35,8 +35,15 @@ from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
 
 @dataclass(frozen=True)
 class Projection:
-    """One layer for one forward pass. weight: [O, I], frozen, of any floating dtype and layout. bias: [O], frozen.
-    b: [O, r], as it trains. scale: s. up: f s B, [O, r], in the dtype of the products. factor: of DoRA."""
+    """One layer for one forward pass.
+
+    weight: [O, I], frozen, of any floating dtype and layout.
+    bias: [O], frozen.
+    b: [O, r], as it trains.
+    scale: s.
+    up: f s B, [O, r], in the dtype of the products.
+    factor: of DoRA.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -48,9 +55,13 @@ class Projection:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers with one input. down: of each its A, [r, I], in the dtype of the products. stacked: the same one below the
-    other. dropped: of each which numbers of its adapter's input are 0, bool, shaped as the input; None: without
-    dropout. kept: by what the others are multiplied then, 1 / (1 - p)."""
+    """Layers with one input.
+
+    down: of each its A, [r, I], in the dtype of the products.
+    stacked: the same one below the other.
+    dropped: of each which numbers of its adapter's input are 0, bool, shaped as the input; None: without dropout.
+    kept: by what the others are multiplied then, 1 / (1 - p).
+    """
 
     projections: tuple[Projection, ...]
     down: tuple[torch.Tensor, ...]
@@ -78,7 +89,10 @@ def plain_projection(
     magnitude: torch.Tensor | None = None,
     masked: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One layer by the equations, for autograd. masked: the adapter's input, where it is not x."""
+    """One layer by the equations, for autograd.
+
+    masked: the adapter's input, where it is not x.
+    """
     u = x if masked is None else masked
     update = u @ a.T @ b.T * scale
     base = F.linear(x, weight, bias)
@@ -209,7 +223,10 @@ def _magnitude_gradient(
     *,
     masked: bool,
 ) -> torch.Tensor:
-    """dm. kept: see `_output`; None where z cannot be divided by f, and a dense product takes its place."""
+    """dm.
+
+    kept: see `_output`; None where z cannot be divided by f, and a dense product takes its place.
+    """
     if kept is None:
         dense = (dy.T @ _flat(u)).to(change.dtype) * layer.weight.to(change.dtype)
         return (dense.sum(dim=1) + change) / factor.norm

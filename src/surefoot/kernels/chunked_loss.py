@@ -36,8 +36,11 @@ _HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest numb
 
 @dataclass(frozen=True)
 class Head:
-    """weight [V, H], bias [V] or None. rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits
-    6 V. see: is shown these logits, [rows or fewer, V], on their way into a loss."""
+    """weight [V, H], bias [V] or None.
+
+    rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits 6 V.
+    see: is shown these logits, [rows or fewer, V], on their way into a loss.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -193,8 +196,10 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: to
 
 def _lift(bound: torch.Tensor) -> torch.Tensor:
     """By what gradients of softmax, which are at most 1, are multiplied before they are narrowed to fp16, where numbers
-    below 6e-8 are 0: a power of two that changes no other digit. bound: on their product without it, which must not
-    overflow with it either."""
+    below 6e-8 are 0: a power of two that changes no other digit.
+
+    bound: on their product without it, which must not overflow with it either.
+    """
     room = torch.finfo(torch.float16).max / 2 / bound
     return room.log2().floor().clamp(0, _HIGHEST_LIFT).exp2()
 

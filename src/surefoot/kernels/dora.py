@@ -46,8 +46,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class Rare:
-    """share: [O], of the tokens at which an output moves to the next number of its type; above 1 at all of them.
-    then, else_: [O], f - 1 at these and at the others."""
+    """Row factors that move only a few outputs in 16 bits.
+
+    share: [O], of the tokens at which an output moves to the next number of its type; above 1 at all of them.
+    then, else_: [O], f - 1 at these and at the others.
+    """
 
     share: torch.Tensor
     then: torch.Tensor

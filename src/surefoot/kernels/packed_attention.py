@@ -34,8 +34,11 @@ SHORT = 384
 
 @dataclass(frozen=True)
 class Documents:
-    """lengths: tokens of each document, in the order of the row. ends: [documents + 1] int32, where each begins and the
-    last one ends, on the device of the row."""
+    """Where the documents of a packed row begin and end.
+
+    lengths: tokens of each document, in the order of the row.
+    ends: [documents + 1] int32, where each begins and the last one ends, on the device of the row.
+    """
 
     lengths: tuple[int, ...]
     ends: torch.Tensor
@@ -171,7 +174,10 @@ class _Products(torch.autograd.Function):
 
 
 def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
-    """[H, L, L] in the type of the queries, from logits that are not rounded to it. sums: [H, up to L]."""
+    """[H, L, L] in the type of the queries, from logits that are not rounded to it.
+
+    sums: [H, up to L].
+    """
     wide = wide_type(queries.dtype)
     shift = F.pad(sums, (0, queries.shape[1] - sums.shape[1])).neg_().unsqueeze(2)
     with _products_of(queries.dtype), _wider_than(queries.dtype):

@@ -41,9 +41,13 @@ _NUMBERS = 98_304
 
 @dataclass(frozen=True)
 class NormForm:
-    """How a family writes RMSNorm. eps: added to the mean square. shift: what the weight is added to, 0 or 1 (Gemma).
+    """How a family writes RMSNorm.
+
+    eps: added to the mean square.
+    shift: what the weight is added to, 0 or 1 (Gemma).
     narrow_first: the normalised row is rounded to the input's type and then multiplied, as in Llama; Gemma multiplies
-    in fp32 and rounds the product to the input's type."""
+        in fp32 and rounds the product to the input's type.
+    """
 
     eps: float
     shift: float
@@ -95,8 +99,11 @@ def plain_turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def stored_bytes(width: int, number: int, *, fused: bool, trains: bool = False) -> int:
-    """What one RMSNorm over `width` numbers keeps for the backward pass, in bytes per row. number: bytes of one number
-    of its input. trains: the weight has a gradient. A turn by positions keeps nothing that grows with the heads."""
+    """What one RMSNorm over `width` numbers keeps for the backward pass, in bytes per row.
+
+    number: bytes of one number of its input.
+    trains: the weight has a gradient. A turn by positions keeps nothing that grows with the heads.
+    """
     if fused:
         return width * number + 4
     # fp32 input is kept as it is, 16-bit input as the fp32 copy that was squared; h beside it, in the type of the input

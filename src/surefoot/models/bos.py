@@ -43,7 +43,10 @@ _INSTALLED = "_surefoot_bos_scaling"  # attribute of the decoder, so that a copy
 
 
 class BosScaling:
-    """The scaling of one model. scale: the factor in force; may be set, and `remove` ends it."""
+    """The scaling of one model.
+
+    scale: the factor in force; may be set, and `remove` ends it.
+    """
 
     def __init__(self, decoder: nn.Module, layers: nn.ModuleList, scale: float) -> None:
         self.scale = scale
@@ -302,7 +305,10 @@ def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False) -> torch.Tensor:
     """[B, T, H] in float64, of the batch's own tokens: what fills a packed row up behind them is scaled, too, and does
-    not count. silenced: the first embedding of every example is set to zero here."""
+    not count.
+
+    silenced: the first embedding of every example is set to zero here.
+    """
     seen: list[torch.Tensor] = []
 
     def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

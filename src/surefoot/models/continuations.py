@@ -104,7 +104,10 @@ def _with_tails(
 def _last_logits(
     model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, wanted: Sequence[int], cache: DynamicCache | None
 ) -> list[torch.Tensor]:
-    """For each row of ids[B, T] the logits of its last so many positions, [wanted, V] in fp32. mask: [B, S]."""
+    """For each row of ids[B, T] the logits of its last so many positions, [wanted, V] in fp32.
+
+    mask: [B, S].
+    """
     rows, width = ids.shape
     places = [
         row * width + width - count + step

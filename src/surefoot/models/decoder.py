@@ -68,9 +68,12 @@ _LINEAR = (nn.Linear, Conv1D, LoraLayer)
 
 @dataclass(frozen=True)
 class LastLayer:
-    """norm: what stands before its attention, None where that reads the layer's own input.
-    projection: the linear layer that attention ends with. final: the norm that reads the layer's output, None where
-    another kind of module does."""
+    """The parts of the last decoder layer that pruning needs.
+
+    norm: what stands before its attention, None where that reads the layer's own input.
+    projection: the linear layer that attention ends with.
+    final: the norm that reads the layer's output, None where another kind of module does.
+    """
 
     layer: nn.Module
     norm: nn.Module | None

@@ -58,7 +58,10 @@ class FoundModel:
 
 
 def find_model(path: str, revision: str | None = None, *, weights: bool) -> FoundModel:
-    """A model or adapter. path: a folder, or a hub id such as org/name. weights: fetch those as well.
+    """A model or adapter.
+
+    path: a folder, or a hub id such as org/name.
+    weights: fetch those as well.
 
     Raises InputError for a folder that does not exist or a model or revision that the hub does not have,
     EnvironmentFault for a hub that cannot be reached or denies access, and for a disk without room.

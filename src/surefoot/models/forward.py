@@ -134,7 +134,9 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
 
 
 def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
-    """What the output head sees: [B, T, H], after the final norm. read: see `reading`; None: all of them.
+    """What the output head sees: [B, T, H], after the final norm.
+
+    read: see `reading`; None: all of them.
 
     Not what to compute logits from: a model may do more than apply its head to them. They are taken on their way into
     the head, which then gets none of them, because an engine that shards a model gathers it when the model's own

@@ -42,8 +42,13 @@ class Generated:
 
 @dataclass(frozen=True)
 class Decoding:
-    """stop_ids: each ends an answer. pad_id: fills the columns before a shorter prompt; masked, so any id will do.
-    temperature: 0 takes the likeliest token. top_p: draw from the fewest likeliest tokens that add up to it."""
+    """How answers are decoded.
+
+    stop_ids: each ends an answer.
+    pad_id: fills the columns before a shorter prompt; masked, so any id will do.
+    temperature: 0 takes the likeliest token.
+    top_p: draw from the fewest likeliest tokens that add up to it.
+    """
 
     max_new_tokens: int
     stop_ids: Collection[int]
@@ -90,8 +95,11 @@ def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
 
 @dataclass(frozen=True)
 class Drawn:
-    """The next token of each answer that goes on. rows: of which prompts, as they were given. logprobs: of each token
-    among all, at the temperature (1 where that is 0), whatever top_p left to choose from."""
+    """The next token of each answer that goes on.
+
+    rows: of which prompts, as they were given.
+    logprobs: of each token among all, at the temperature (1 where that is 0), whatever top_p left to choose from.
+    """
 
     rows: list[int]
     tokens: list[int]
@@ -106,10 +114,13 @@ def draw_steps(
     places: Sequence[int] | None = None,
     keep_going: Callable[[bool], bool] = bool,
 ) -> Iterator[Drawn]:
-    """As `decode`, with what was drawn and how likely it was. places: name each prompt's stream of draws, in place of
-    its row. keep_going: asked before every step, with whether an answer still goes on here; where ranks wait for each
-    other in the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
-    prompts."""
+    """As `decode`, with what was drawn and how likely it was.
+
+    places: name each prompt's stream of draws, in place of its row.
+    keep_going: asked before every step, with whether an answer still goes on here; where ranks wait for each other in
+        the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
+        prompts.
+    """
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     device = next(model.parameters()).device
@@ -165,8 +176,11 @@ def stream_text(
 def next_logits(
     model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache, past: int = 0
 ) -> torch.Tensor:
-    """[B, V] in fp32, after the new ids[B, n]. mask: [B, S] over everything so far, or None where nothing is padding
-    and `past` tokens came before; the cache grows by n."""
+    """[B, V] in fp32, after the new ids[B, n].
+
+    mask: [B, S] over everything so far, or None where nothing is padding and `past` tokens came before; the cache grows
+        by n.
+    """
     rows, new = ids.shape
     if mask is None:
         positions = torch.arange(past, past + new, device=ids.device).expand(rows, new)

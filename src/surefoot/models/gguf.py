@@ -32,8 +32,13 @@ _ROTARY_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class AskedWith:
-    """What the file says of how the model is asked. bos_id: put before every text; None where none is. stops: ids that
-    end an answer, EOS first. pad_id: None where it has none. chat_template: Jinja."""
+    """What the file says of how the model is asked.
+
+    bos_id: put before every text; None where none is.
+    stops: ids that end an answer, EOS first.
+    pad_id: None where it has none.
+    chat_template: Jinja.
+    """
 
     bos_id: int | None
     stops: tuple[int, ...]
@@ -212,8 +217,14 @@ class NotInGguf(Exception):
 
 @dataclass(frozen=True)
 class GgufVocabulary:
-    """model: "gpt2" for byte-level BPE, "llama" for scores. pre: name of the pre-tokenizer, "" where the model needs
-    none. tokens, kinds: one per row of the embedding. merges: of "gpt2". scores: of "llama"."""
+    """A vocabulary as GGUF stores it.
+
+    model: "gpt2" for byte-level BPE, "llama" for scores.
+    pre: name of the pre-tokenizer, "" where the model needs none.
+    tokens, kinds: one per row of the embedding.
+    merges: of "gpt2".
+    scores: of "llama".
+    """
 
     model: str
     pre: str

@@ -31,8 +31,13 @@ _AT_ONCE = 1 << 22  # values that are compared at once: 16 MB in fp32
 
 @dataclass(frozen=True)
 class Merged:
-    """model: a plain transformers model. layers: names of those that the adapter changed. replaced: of modules that it
-    trained in full. untied: the head was tied to the embedding and no longer can be."""
+    """A model with its adapter merged.
+
+    model: a plain transformers model.
+    layers: names of those that the adapter changed.
+    replaced: of modules that it trained in full.
+    untied: the head was tied to the embedding and no longer can be.
+    """
 
     model: PreTrainedModel
     layers: tuple[str, ...]
@@ -166,8 +171,12 @@ def _digest(tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Weights:
-    """As the module works with them. weight: as the base holds it ([out, in]; Conv1D: [in, out]), fp32 where an adapter
-    changes it. before: the base's own, where an adapter changes it. bias: None where there is none."""
+    """As the module works with them.
+
+    weight: as the base holds it ([out, in]; Conv1D: [in, out]), fp32 where an adapter changes it.
+    before: the base's own, where an adapter changes it.
+    bias: None where there is none.
+    """
 
     weight: torch.Tensor | None
     bias: torch.Tensor | None

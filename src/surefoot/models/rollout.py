@@ -49,9 +49,13 @@ from surefoot.system.posting import Server
 
 @dataclass(frozen=True)
 class Rollout:
-    """prompt, response: token ids; the response ends with its stop token, where it has one. stopped: by that, not by
-    the limit. logprobs: of each response token at the temperature, before top_p; None where the engine cannot tell. A
-    model that has lost its way gives numbers that are not finite: they are handed on."""
+    """One answer of the policy.
+
+    prompt, response: token ids; the response ends with its stop token, where it has one.
+    stopped: by that, not by the limit.
+    logprobs: of each response token at the temperature, before top_p; None where the engine cannot tell. A model that
+        has lost its way gives numbers that are not finite: they are handed on.
+    """
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
@@ -63,15 +67,21 @@ class Rollouts(Protocol):
     def answer(
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
-        """One for each prompt (token ids, at least one), in their order. places: number each prompt among those of all
-        ranks, so that its draws are its own; None: their order here."""
+        """One for each prompt (token ids, at least one), in their order.
+
+        places: number each prompt among those of all ranks, so that its draws are its own; None: their order here.
+        """
         ...
 
 
 class EmbeddedRollouts:
-    """The policy in this process, with a key-value cache. rows: prompts in a batch; prompts of like length go together.
-    context: autocast as in training, or nothing. keep_going: see `generate.draw_steps`; it is asked before every batch
-    as well, so that ranks with fewer prompts go along until the last has answered its own."""
+    """The policy in this process, with a key-value cache.
+
+    rows: prompts in a batch; prompts of like length go together.
+    context: autocast as in training, or nothing.
+    keep_going: see `generate.draw_steps`; it is asked before every batch as well, so that ranks with fewer prompts go
+        along until the last has answered its own.
+    """
 
     def __init__(
         self,
@@ -125,8 +135,11 @@ class VllmRollouts:
         self._adapter: str | None = None
 
     def synchronise(self, folder: Path, name: str) -> None:
-        """Answer with the adapter in `folder` (as `save_adapter` writes it) from now on. name: not used before.
-        Raises InputError for a folder that is no LoRA adapter, EnvironmentFault where the server does not take it."""
+        """Answer with the adapter in `folder` (as `save_adapter` writes it) from now on.
+
+        name: not used before.
+        Raises InputError for a folder that is no LoRA adapter, EnvironmentFault where the server does not take it.
+        """
         _check_adapter(folder)
         self._server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
         before, self._adapter = self._adapter, name

@@ -37,7 +37,10 @@ def shared_prefixes(rows: Batch, common: Sequence[int]) -> tuple[int, ...] | Non
 
 def tokens_with_shared(lengths: Sequence[int], common: Sequence[int]) -> int:
     """Tokens that go through the decoder for 2P padded rows of these lengths, padding counted, where what pairs begin
-    with is computed once wherever that is worth it. lengths, common: as in `PairBatch`."""
+    with is computed once wherever that is worth it.
+
+    lengths, common: as in `PairBatch`.
+    """
     prefixes = _prefixes(lengths, common)
     return _tokens(lengths, prefixes) if _worth_it(lengths, prefixes) else len(lengths) * max(lengths)
 

@@ -59,9 +59,11 @@ class ScoredModel(nn.Module):
     def forward(
         self, batch: Batch, prefixes: Sequence[int] | None = None, read: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """One value for every position, [B, T] fp32; those of padding mean nothing. prefixes: of pairs, what both rows
-        begin with and is computed once; it gets no values, but zeros. read: see `forward.reading`; values elsewhere
-        mean nothing."""
+        """One value for every position, [B, T] fp32; those of padding mean nothing.
+
+        prefixes: of pairs, what both rows begin with and is computed once; it gets no values, but zeros.
+        read: see `forward.reading`; values elsewhere mean nothing.
+        """
         if prefixes is None:
             return self.v_head(hidden_states(self.backbone, batch, read))
         states, places = states_behind(self.backbone, batch, prefixes)

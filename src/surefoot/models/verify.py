@@ -155,8 +155,12 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """largest: difference of two logits. share: of the largest logit of the first model. top1: share of the positions
-    whose likeliest token is the same. Not finite where a logit is not."""
+    """How far two models are apart on the same texts.
+
+    largest: difference of two logits.
+    share: of the largest logit of the first model.
+    top1: share of the positions whose likeliest token is the same. Not finite where a logit is not.
+    """
 
     largest: float
     share: float

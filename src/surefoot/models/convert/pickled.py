@@ -34,7 +34,10 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "module")  # what trai
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pickled file. keep: dotted beginnings of what is wanted of it; everything without them."""
+    """A pickled file.
+
+    keep: dotted beginnings of what is wanted of it; everything without them.
+    """
 
     file: Path
     keep: tuple[str, ...] = ()

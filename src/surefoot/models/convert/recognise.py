@@ -106,9 +106,14 @@ _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|weight_m_wdecomp|modules_to_save|orig
 
 @dataclass(frozen=True)
 class Recognised:
-    """layouts: names from `models.convert.layouts`, in the order found; () for the family's own. rules: in order to
-    apply. tensors: after them. value_head: those of a reward model's head, under `v_head.summary`. faults: what still
-    differs from the model, counted."""
+    """What a state dict was recognised as.
+
+    layouts: names from `models.convert.layouts`, in the order found; () for the family's own.
+    rules: in order to apply.
+    tensors: after them.
+    value_head: those of a reward model's head, under `v_head.summary`.
+    faults: what still differs from the model, counted.
+    """
 
     layouts: tuple[str, ...]
     rules: tuple[Rule, ...]
@@ -134,7 +139,9 @@ class _Reading:
 
 
 def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
-    """The way from `tensors` to the layout that transformers gives the model. where: for messages.
+    """The way from `tensors` to the layout that transformers gives the model.
+
+    where: for messages.
 
     A head that the config ties may be there or not. Raises InputError for what is ambiguous.
     """

@@ -63,7 +63,11 @@ def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyT
 
 
 def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognisedAdapter:
-    """The way to PEFT's names. config: adapter_config.json's. Raises InputError for what is unknown or ambiguous."""
+    """The way to PEFT's names.
+
+    config: adapter_config.json's.
+    Raises InputError for what is unknown or ambiguous.
+    """
     layouts: list[str] = []
     rules: list[Rule] = []
 

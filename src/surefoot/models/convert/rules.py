@@ -354,7 +354,11 @@ def shares_a(tensors: Tensors, parts: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """kind: a row of KINDS. settings: its parameters, JSON-able; the inverse has the same."""
+    """One exact change, as data.
+
+    kind: a row of KINDS.
+    settings: its parameters, JSON-able; the inverse has the same.
+    """
 
     kind: str
     settings: Settings
@@ -362,7 +366,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Kind:
-    """inverse: the kind that undoes it; None where what is left out cannot be had back. sentence: what it does."""
+    """A kind of rule.
+
+    inverse: the kind that undoes it; None where what is left out cannot be had back.
+    sentence: what it does.
+    """
 
     inverse: str | None
     sentence: str

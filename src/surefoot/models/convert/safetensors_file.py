@@ -26,7 +26,10 @@ _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor on disk. dtype: the safetensors name, such as "BF16"."""
+    """One tensor on disk.
+
+    dtype: the safetensors name, such as "BF16".
+    """
 
     file: Path
     dtype: str

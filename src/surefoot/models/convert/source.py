@@ -44,7 +44,11 @@ class Scratch:
 
 
 def open_source(path: Path, scratch: Scratch) -> Source:
-    """The weights at `path`, unread. scratch: kept until they are. Raises InputError for what holds none."""
+    """The weights at `path`, unread.
+
+    scratch: kept until they are.
+    Raises InputError for what holds none.
+    """
     files_or_checkpoint = weight_files(path)
     if isinstance(files_or_checkpoint, Path):
         files: list[Path] = []

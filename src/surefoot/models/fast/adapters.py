@@ -73,7 +73,10 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The one adapter that a layer hears. drops: its input goes through `dropout` now."""
+    """The one adapter that a layer hears.
+
+    drops: its input goes through `dropout` now.
+    """
 
     name: str
     a: torch.Tensor

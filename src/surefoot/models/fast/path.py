@@ -17,10 +17,14 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class FastPath:
-    """name: the key under `kernels:` that switches it, or "documents". install: patches a model in place, leaving names
-    and values of its parameters as they are, and returns what takes the patch out again. obstacle: why it cannot be put
-    into this model, which only the model itself shows; empty where it can. form: which of several ways to compute it
-    this is, for the record; empty where there is one."""
+    """A faster way to compute the same, which can be put into a model and taken out.
+
+    name: the key under `kernels:` that switches it, or "documents".
+    install: patches a model in place, leaving names and values of its parameters as they are, and returns what takes
+        the patch out again.
+    obstacle: why it cannot be put into this model, which only the model itself shows; empty where it can.
+    form: which of several ways to compute it this is, for the record; empty where there is one.
+    """
 
     name: str
     install: Callable[[nn.Module], Undo]

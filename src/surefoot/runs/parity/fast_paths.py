@@ -45,8 +45,11 @@ SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this m
 
 @dataclass(frozen=True)
 class Settled:
-    """plan: with the paths that were taken out. found: path -> differences, limits and whether it stays, for
-    environment.json."""
+    """The outcome of comparing fast paths.
+
+    plan: with the paths that were taken out.
+    found: path -> differences, limits and whether it stays, for environment.json.
+    """
 
     plan: RunPlan
     found: dict[str, Any]
@@ -81,8 +84,11 @@ def settle(
     resumed: bool,
     say: Callable[[str], None],
 ) -> Settled:
-    """Put in every path that computes what the plain one does, and leave it in; all of them where `resumed`. last: the
-    last step of the run. say: is told of each that does not. Every rank must ask.
+    """Put in every path that computes what the plain one does, and leave it in; all of them where `resumed`.
+
+    last: the last step of the run.
+    say: is told of each that does not.
+    Every rank must ask.
 
     Raises EnvironmentFault for one that was asked for by name and does not, and, where `resumed`, for one that fails.
     """
@@ -154,9 +160,13 @@ def _compared(
     *,
     resumed: bool,
 ) -> dict[str, Any]:
-    """What is recorded of a path. One that fails, as where a model writes into what the path keeps, is not used; where
-    other ranks wait it cannot be taken out, and neither does another path help against too little memory. seen: what
-    fp32 showed of it."""
+    """What is recorded of a path.
+
+    One that fails, as where a model writes into what the path keeps, is not used; where other ranks wait it cannot be
+    taken out, and neither does another path help against too little memory.
+
+    seen: what fp32 showed of it.
+    """
     engine, wrong = setup.engine, seen.error_of(path) is not None
     if wrong and not resumed:
         return {"used": False, "outside": True, **seen.record(path)}
@@ -214,7 +224,10 @@ def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *,
 def _weighed(
     plan: RunPlan, name: str, record: Mapping[str, Any], what: str, say: Callable[[str], None], *, resumed: bool
 ) -> RunPlan:
-    """The plan after a comparison. what: of a path that is not used, or stays although it is outside its limit."""
+    """The plan after a comparison.
+
+    what: of a path that is not used, or stays although it is outside its limit.
+    """
     if not record["used"]:
         return _without(plan, name, what, say, resumed=resumed)
     if record["outside"]:
@@ -240,8 +253,11 @@ def _take_out(installed: Sequence[Undo]) -> None:
 
 def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:
     """Put in packed attention and every fast path of the plan, and leave them in, where together they compute what the
-    plain model does; None where that is not seen here, and nothing is put in then. say: is told of paths that this
-    model has no room for. Every rank must ask."""
+    plain model does; None where that is not seen here, and nothing is put in then.
+
+    say: is told of paths that this model has no room for.
+    Every rank must ask.
+    """
     plan, engine, resumed = setup.plan, setup.engine, run.resumed
     form = plan.kernels.documents.value
     paths = [*([] if form == PLAIN else [packed_attention(form)]), *planned_paths(plan)]

@@ -49,9 +49,13 @@ _KEYS = {NAME: "data.packing", ATTENTION: "attention"}  # in the config; others 
 
 @dataclass(frozen=True)
 class Formulas:
-    """compared: the keys of the config whose paths were looked at. error: the largest difference, of all together or
-    of the one that differs most. wrong: key -> by how much it differs, alone. unseen: key -> why it cannot go in fp32,
-    as where a kernel knows 16 bits only."""
+    """The outcome of comparing formulas in fp32.
+
+    compared: the keys of the config whose paths were looked at.
+    error: the largest difference, of all together or of the one that differs most.
+    wrong: key -> by how much it differs, alone.
+    unseen: key -> why it cannot go in fp32, as where a kernel knows 16 bits only.
+    """
 
     compared: tuple[str, ...]
     error: float
@@ -67,8 +71,12 @@ def compare_formulas(
     padded: Sequence[Weighted],
     step: int,
 ) -> Formulas:
-    """setup: of a model in fp32 that has none of the paths, and is left so. rows: micro-batches as the run lays them
-    out. padded: the same examples in padded rows."""
+    """Compare paths with the plain code in fp32, together and, where that differs, one by one.
+
+    setup: of a model in fp32 that has none of the paths, and is left so.
+    rows: micro-batches as the run lays them out.
+    padded: the same examples in padded rows.
+    """
     engine = setup.engine
 
     def differ(some: Sequence[FastPath]) -> float | str:
@@ -118,8 +126,11 @@ _16_BITS = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Fp32Check:
-    """found: of the paths that were looked at in fp32. why: there is nothing of that; empty also in a run in fp32, in
-    which the comparison itself says it all."""
+    """What the check in fp32 found, if it could run.
+
+    found: of the paths that were looked at in fp32.
+    why: there is nothing of that; empty also in a run in fp32, in which the comparison itself says it all.
+    """
 
     found: Formulas | None = None
     why: str = ""

@@ -38,8 +38,10 @@ from surefoot.training.failure import is_of_the_environment
 
 
 def settle_packing(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
-    """Put the attention in and leave it in. say: is told where it was taken out, or stays and differs. Every rank must
-    ask.
+    """Put the attention in and leave it in.
+
+    say: is told where it was taken out, or stays and differs.
+    Every rank must ask.
 
     Raises EnvironmentFault where packing was asked for and differs or fails, and where it fails in a run that goes on.
     """

@@ -20,8 +20,11 @@ from surefoot.training.engine import Engine
 
 def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[str], None]) -> RunPlan:
     """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
-    settled: the run's plan without the paths that were taken out. say: is told of smaller micro-batches, and of a
-    forecast that does not fit; the plan keeps the line. Every rank must ask."""
+
+    settled: the run's plan without the paths that were taken out.
+    say: is told of smaller micro-batches, and of a forecast that does not fit; the plan keeps the line.
+    Every rank must ask.
+    """
     if run.resumed or settled.kernels == run.plan.kernels:
         return settled
     config = as_settled(run.config, settled)
