@@ -23,7 +23,7 @@ from typing import Any
 from bases import SIZES, build_base
 from fresh import told_by
 
-from surefoot.planning.plainest import PLAINEST
+from surefoot.planning.fast_paths import PLAINEST
 
 LR = 2e-4
 LENGTH = 512  # tokens of an example at most, and of every one in the equal league, unless --length says otherwise

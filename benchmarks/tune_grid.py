@@ -32,9 +32,8 @@ from surefoot.commands.tune.space import Space, beside_the_plan, given_keys, mak
 from surefoot.commands.tune.trials import ROUNDS, with_settings
 from surefoot.config.load import check_config, load_config
 from surefoot.planning.measurements import LengthFacts, measurements_from_json
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import diff_plans
-from surefoot.report.silent import silent_console
+from surefoot.planning.plan import RunPlan, diff_plans
+from surefoot.report.observer import silent_console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare

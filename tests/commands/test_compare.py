@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from surefoot.planning.serial import Difference
+from surefoot.planning.plan import Difference
 from surefoot.report import comparison
 from surefoot.report.comparison import (
     Comparison,
@@ -25,7 +25,7 @@ from surefoot.report.comparison import (
     shared_curve,
     verdict_lines,
 )
-from surefoot.report.tables.verify import MOST_SHOWN
+from surefoot.report.verification import MOST_SHOWN
 from surefoot.system.durable import write_json
 from surefoot.training.manifest import sealed
 

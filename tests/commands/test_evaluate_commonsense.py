@@ -17,7 +17,7 @@ from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.commonsense import answers as stage
 from surefoot.models import generate
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import plan_to_json
 
 ROUNDING = 2e-4  # nats; sums of a dozen fp32 log probabilities
 GOLD = ("true", "false", "true", "true", "false")

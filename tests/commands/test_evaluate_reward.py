@@ -13,7 +13,7 @@ from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.report.record import read_run
-from surefoot.report.shares import wilson
+from surefoot.report.tables.evaluation import wilson
 from surefoot.report.views import commands
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from helpers.model_layouts import LLAMA32_1B, llama3_tokenizer, model_facts
 from surefoot.commands.main import main
-from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.planning.plan import plan_from_json, plan_to_json
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_a_text_of_its_own_gets_the_blank_that_its_tokenizer_puts_and_the_twin_d
 
 
 def test_ollama_gets_the_words_without_the_marks():
-    from surefoot.report.cards.modelfile import go_template, template_obstacle
+    from surefoot.report.cards.export import go_template, template_obstacle
     from surefoot.runs.export.files import served_row
 
     row = next(row for row in ROWS if row.name == "llamafactory-phi")

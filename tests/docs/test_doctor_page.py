@@ -12,7 +12,7 @@ from surefoot.commands.doctor.codes import BACKWARD, CODES
 from surefoot.commands.doctor.findings import FORMAT
 from surefoot.commands.main import main
 from surefoot.planning.environment import VARIABLES
-from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.timing import LIMITS
 
 PAGE = ROOT / "docs" / "doctor.md"
 TEXT = PAGE.read_text(encoding="utf-8")

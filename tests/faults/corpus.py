@@ -43,7 +43,7 @@ from helpers.other_tools import COMMANDS, FILES
 from helpers.plans import adapter_plan, run_plan
 from helpers.run_folders import audit, log_rows
 from interop.compat.seeds import of_kind
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import plan_to_json
 from surefoot.system.durable import json_text
 from surefoot.training.manifest import sealed
 

@@ -31,8 +31,8 @@ from surefoot.interop.tools import translate_command, translate_file
 from surefoot.models.convert.safetensors_file import read_header
 from surefoot.models.folder import read_config, weight_files
 from surefoot.models.saved_adapter import read_adapter
+from surefoot.planning.plan import plan_from_json
 from surefoot.planning.probes.kept import Kept
-from surefoot.planning.serial import plan_from_json
 from surefoot.report import journal
 from surefoot.runs.rollback import RECORD, read_rollbacks
 from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError

@@ -14,15 +14,14 @@ from helpers.doctor_runs import clean_base, clean_run
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
 from surefoot.kernels.packed_attention import FORMS, documents_of
-from surefoot.planning.kernels import ORDER
+from surefoot.planning.attention import ORDER
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.planning.probes.attention import attention_trials
-from surefoot.planning.probes.copy import copy_rate
 from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
-from surefoot.planning.probes.limits import LIMITS
 from surefoot.planning.probes.matmul import product_rates, tf32_rate
 from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.planning.probes.sizes import AttentionRequest
+from surefoot.planning.probes.timing import LIMITS, copy_rate
 from surefoot.runs.kernel_probes import pointwise_ways
 from surefoot.runs.trial import run_trial
 from surefoot.system.hardware import Hardware, detect

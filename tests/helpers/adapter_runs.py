@@ -12,8 +12,7 @@ from helpers.plans import adapter_plan, choice, linear_names, run_plan
 from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
 from surefoot.models.save import save_adapter
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import RunPlan, plan_to_json
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.plans import run_plan
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import plan_to_json
 from surefoot.report.events import append_event, append_samples
 from surefoot.report.journal import append
 

@@ -22,8 +22,7 @@ from surefoot.models.generate import Decoding, decode
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_head
 from surefoot.planning.adapter import plan_adapter
-from surefoot.planning.attention import plan_attention
-from surefoot.planning.kernels import mask_reason
+from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.notes import Notes
 from surefoot.system.hardware import preset
 

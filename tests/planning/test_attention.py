@@ -10,9 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from helpers.model_layouts import run_config
 from surefoot.config.contradictions import contradictions
 from surefoot.planning import attention as module
-from surefoot.planning import kernels
-from surefoot.planning.attention import plan_attention
-from surefoot.planning.kernels import ORDER, obstacle
+from surefoot.planning.attention import ORDER, obstacle, plan_attention
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.notes import Notes
 from surefoot.system.hardware import Hardware, preset
@@ -82,7 +80,7 @@ def test_the_rules_agree_with_torch_on_a_cpu(dtype, dropout):
 
 def test_a_rule_that_forgets_dropout_is_noticed(monkeypatch):
     def forgetful(kernel, hardware, compute, head_dim, dropout):
-        return kernels.obstacle(kernel, hardware, compute, head_dim, 0.0)
+        return module.obstacle(kernel, hardware, compute, head_dim, 0.0)
 
     monkeypatch.setitem(globals(), "obstacle", forgetful)
     with pytest.raises(AssertionError):
@@ -322,7 +320,7 @@ class TestWindow:
             dropout=0.0,
             trials=(),
             notes=notes,
-            masked=kernels.mask_reason(window, longest),
+            masked=module.mask_reason(window, longest),
         )
         return plan, notes
 

@@ -21,12 +21,10 @@ from surefoot.kernels.pointwise import stored_bytes
 from surefoot.models.fast.adapters import _Made, adapter_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import hidden_states
-from surefoot.planning import layer_memory
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
-from surefoot.planning.layer_memory import layer_bytes
-from surefoot.planning.memory import fits, forecast, usable
+from surefoot.planning.memory import fits, forecast, layer_bytes, usable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice
@@ -181,7 +179,7 @@ def fast_kept(work, adapter, monkeypatch):
 
 
 def test_twin_outputs_that_others_keep_anyway_counted_twice_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_memory, "_KEPT_ANYWAY", ())
+    monkeypatch.setattr(module, "_KEPT_ANYWAY", ())
     with pytest.raises(AssertionError):
         test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, DORA, "bf16")
 
@@ -190,7 +188,7 @@ def test_twin_outputs_that_others_keep_anyway_counted_twice_would_be_noticed(tmp
 def test_fused_norms_keep_what_their_kernel_says(tmp_path, number):
     adapter = LORA if number == 2 else None
     work = replace(workload(tmp_path, adapter=adapter, precision="bf16"), fused_norms=True)
-    assert layer_memory._norm_bytes(work) == 2 * stored_bytes(CONFIG["hidden_size"], number, fused=True)
+    assert module._norm_bytes(work) == 2 * stored_bytes(CONFIG["hidden_size"], number, fused=True)
 
 
 PACKED = [(None, "fp32"), (LORA, "fp32"), (LORA, "bf16"), (DORA, "bf16")]
@@ -208,7 +206,7 @@ def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
 
 
 def test_twin_a_row_that_is_joined_where_none_is_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_memory, "_SHORT", 0)
+    monkeypatch.setattr(module, "_SHORT", 0)
     with pytest.raises(AssertionError):
         test_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
 
@@ -228,19 +226,19 @@ def test_attention_of_packed_rows_by_hand(tmp_path, form, length, own):
     """And the row of 3 072 bytes that the next layer reads."""
     sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
     work = replace(workload(tmp_path, config=CONFIG | sizes), documents=form)
-    assert layer_memory._attention_bytes(work, length) == own + 3_072
+    assert module._attention_bytes(work, length) == own + 3_072
 
 
 def test_longer_documents_count_as_without_packing(tmp_path):
     work = workload(tmp_path, attention={"flash": "off"})
     assert work.attention.expected.value == "math"
-    long = layer_memory._attention_bytes(work, 4096)
-    assert layer_memory._attention_bytes(replace(work, documents="matmul"), 4096) == long
-    assert layer_memory._attention_bytes(replace(work, documents="matmul"), 384) < long / 4
+    long = module._attention_bytes(work, 4096)
+    assert module._attention_bytes(replace(work, documents="matmul"), 4096) == long
+    assert module._attention_bytes(replace(work, documents="matmul"), 384) < long / 4
 
 
 def test_the_length_up_to_which_documents_go_by_products_is_the_kernels():
-    assert layer_memory._SHORT == SHORT
+    assert module._SHORT == SHORT
 
 
 def _cast_per_layer(work):
@@ -299,7 +297,7 @@ def test_a_fact_of_a_family_that_is_wrong_would_be_noticed(tmp_path, monkeypatch
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_memory, "_adapter_token_bytes", lambda work: 0)
+    monkeypatch.setattr(module, "_adapter_token_bytes", lambda work: 0)
     with pytest.raises(AssertionError):
         test_activations_are_what_autograd_keeps(tmp_path, DORA, "fp32", "flash")
 
@@ -460,8 +458,8 @@ def test_our_adapter_arithmetic_holds_a_copy_of_its_matrices_from_step_to_step(t
         adapted(input_ids=torch.zeros(2, 8, dtype=torch.long)).logits.sum().backward()
     made = [one for one in gc.get_objects() if isinstance(one, _Made) and id(one) not in known]
     held = sum(tensor.nbytes for one in made for tensor in (one.stacked, *one.up))
-    assert layer_memory.adapter_copies(work) == held > 0
-    assert layer_memory.adapter_copies(replace(work, fast_adapter=False)) == 0  # twin: PEFT's own has none
+    assert module.adapter_copies(work) == held > 0
+    assert module.adapter_copies(replace(work, fast_adapter=False)) == 0  # twin: PEFT's own has none
     weights, without = (
         forecast(one, examples=1, length=8, supervised=1.0, checkpointing=OFF, available=GIB).weights
         for one in (work, replace(work, fast_adapter=False))

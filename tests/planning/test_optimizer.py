@@ -12,7 +12,7 @@ from surefoot.config.schema import OptimConfig
 from surefoot.planning import optimizer
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor, caution_rate, plan_optimizer, state_bytes
-from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.planning.plan import plan_from_json, plan_to_json
 from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import set_up
 from surefoot.system import hardware

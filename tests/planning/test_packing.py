@@ -10,8 +10,7 @@ from helpers.architectures import LLAMA
 from helpers.model_layouts import model_facts, run_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, longest_document
 from surefoot.planning.notes import Notes
-from surefoot.planning.packing import open_forms, plan_packing
-from surefoot.planning.shared_prompts import may_share
+from surefoot.planning.packing import may_share, open_forms, plan_packing
 from surefoot.system.hardware import preset
 
 FAST = (AttentionTrial("matmul", 0.01, ""), AttentionTrial("sdpa", 0.03, ""), AttentionTrial("padded", 0.02, ""))

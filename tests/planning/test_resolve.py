@@ -312,7 +312,7 @@ def test_environment_reaches_the_plan(decide):
 
 
 def test_planning_imports_no_torch():
-    program = "import sys, surefoot.planning.resolve, surefoot.planning.serial; print(sorted(sys.modules))"
+    program = "import sys, surefoot.planning.resolve, surefoot.planning.plan; print(sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "'torch'" not in out
     assert "'transformers'" not in out

@@ -7,8 +7,7 @@ import pytest
 from helpers import zoo
 from helpers.model_layouts import run_config
 from surefoot.planning import memory
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows
 from surefoot.runs.plan import make_plan
 from surefoot.system.errors import InputError

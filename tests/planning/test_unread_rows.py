@@ -16,7 +16,7 @@ from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.forward import hidden_at
-from surefoot.planning.layer_memory import unread_bytes
+from surefoot.planning.memory import unread_bytes
 from surefoot.planning.workload import Workload
 
 MORE = 1.35  # adapters' A x, a norm's copy under autocast and inputs of other types are not counted

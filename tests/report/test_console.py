@@ -1,4 +1,9 @@
-"""On a pipe: no escape codes, no carriage returns, each line at once. In run.log: the same words, with a time."""
+"""On a pipe: no escape codes, no carriage returns, each line at once. In run.log: the same words, with a time.
+
+Long values go on below themselves and leave no blanks at line ends.
+"""
+
+from __future__ import annotations
 
 import io
 import os
@@ -10,11 +15,12 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+import rich.console
 from rich.table import Table
 from rich.text import Text
 
 from surefoot.report import console as console_module
-from surefoot.report.console import Console, as_plain_text, open_console
+from surefoot.report.console import Console, Hanging, as_plain_text, open_console
 from surefoot.system import durable
 from surefoot.system.messages import clean
 from surefoot.system.process import TerminalWishes
@@ -270,3 +276,26 @@ def test_twin_a_log_of_two_names_is_written_through_both(tmp_path):
     os.link(tmp_path / "kept.log", tmp_path / "run.log")
     durable.append_line(tmp_path / "run.log", "after")
     assert (tmp_path / "kept.log").read_text() == "before\nafter\n"
+
+
+def printed(text: str, width: int) -> list[str]:
+    out = io.StringIO()
+    rich.console.Console(file=out, width=width).print(Hanging(Text("  name  "), Text(text)))
+    return out.getvalue().splitlines()
+
+
+def test_a_full_line_goes_on_below_the_text():
+    assert printed("one two three four five six seven", 30) == ["  name  one two three four", "        five six seven"]
+
+
+def test_short_texts_and_line_ends_of_their_own():
+    assert printed("one", 30) == ["  name  one"]
+    assert printed("one\n\ntwo \n", 30) == ["  name  one", "", "        two", ""]
+
+
+@pytest.mark.parametrize("width", [28, 45, 200])
+def test_no_word_is_lost_and_no_line_ends_with_blanks(width):
+    words = "a longer text of several words and one_word_that_is_longer_than_any_line_can_be " * 3
+    lines = printed(words, width)
+    assert "".join("".join(lines).split()) == "name" + "".join(words.split())
+    assert all(line == line.rstrip() for line in lines)

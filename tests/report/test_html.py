@@ -1,4 +1,7 @@
-"""report.html without a browser: it is complete, self-contained, escaped, and written whatever the folder holds."""
+"""The files from elsewhere that lie in the package are those that the note beside them names.
+
+report.html without a browser: it is complete, self-contained, escaped, and written whatever the folder holds.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,30 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from importlib import resources
 
 import pytest
 
 from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
-from surefoot.report import html, page
-from surefoot.report.html import draw_report, write_report
-from surefoot.report.page import render
+from surefoot.report import html
+from surefoot.report import html as page
+from surefoot.report.html import draw_report, render, write_report
+
+ASSETS = resources.files("surefoot.report") / "assets"
+
+
+def test_the_vendored_files_are_unchanged():
+    said = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (ASSETS / "README.md").read_text(), flags=re.MULTILINE))
+    found = {path.name: path for path in ASSETS.iterdir() if path.name.startswith("uPlot")}
+    assert {name: digest for digest, name in said.items()} == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()
+    }
+
+
+def test_their_version_is_the_one_that_the_page_names():
+    assert "(v1.6.32)" in (ASSETS / "uPlot.iife.min.js").read_text(encoding="utf-8")[:100]
+    assert "uPlot 1.6.32" in (ASSETS / "report.html").read_text(encoding="utf-8")
+
 
 DAMAGE = ["plan.json", "config.yaml", "environment.json", "data.json", "all_results.json"]
 LOGS = ["trainer_log.jsonl", "events.jsonl", "samples.jsonl"]

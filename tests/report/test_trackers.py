@@ -17,8 +17,16 @@ from typing import Any
 import pytest
 
 from surefoot.report.trackers import adapters, fan_out
-from surefoot.report.trackers.adapters import FOLDER, make_trackers, require_trackers
-from surefoot.report.trackers.base import Numbers, RunFacts, Status, flat_config, numbers_of
+from surefoot.report.trackers.adapters import (
+    FOLDER,
+    Numbers,
+    RunFacts,
+    Status,
+    flat_config,
+    make_trackers,
+    numbers_of,
+    require_trackers,
+)
 from surefoot.report.trackers.fan_out import MOST_FAILURES, Trackers
 from surefoot.system import process
 from surefoot.system.errors import EnvironmentFault

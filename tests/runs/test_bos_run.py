@@ -24,7 +24,7 @@ from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.open_model import conversation_ids, open_for_use
 from surefoot.models import bos
 from surefoot.models.bos import install_bos_scaling, installed_scaling
-from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.planning.plan import plan_from_json, plan_to_json
 from surefoot.report.verification import compare_folders, verify_folder
 from surefoot.runs.export.parts import find_export_parts
 from surefoot.system.errors import EnvironmentFault, InputError

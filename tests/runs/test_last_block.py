@@ -12,7 +12,7 @@ from helpers.growing_records import sky_rows
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import last_block
-from surefoot.planning.serial import plan_from_json
+from surefoot.planning.plan import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode

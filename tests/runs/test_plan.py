@@ -9,7 +9,6 @@ import pytest
 import surefoot.planning.probes.attention
 import surefoot.planning.probes.child
 import surefoot.planning.probes.matmul
-import surefoot.planning.probes.threads
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
@@ -119,7 +118,7 @@ def test_threads_are_measured_where_nobody_has_said_how_many(folder, probes, mon
     monkeypatch.delenv("MKL_NUM_THREADS")
     monkeypatch.setattr(machine, "detect", lambda: replace(HERE, cores=8))
     monkeypatch.setattr(
-        surefoot.planning.probes.threads, "thread_rates", lambda shape, counts: {1: 1.0, 2: 2.0, 4: 4.0, 8: 1.5}
+        surefoot.planning.probes.matmul, "thread_rates", lambda shape, counts: {1: 1.0, 2: 2.0, 4: 4.0, 8: 1.5}
     )
     plan = make_plan(run_config(model=folder))
     assert (plan.threads.value, plan.threads.source) == (4, "measured")

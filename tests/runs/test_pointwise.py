@@ -15,8 +15,8 @@ from helpers.tiny_models import tiny_llama
 from surefoot.kernels import pointwise
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseTrial
+from surefoot.planning.plan import plan_from_json
 from surefoot.planning.precision import NARROW
-from surefoot.planning.serial import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs import plan as planned
 from surefoot.runs.parity import fast_paths

@@ -14,10 +14,9 @@ from helpers.trained_runs import heron_folder, heron_trained
 from surefoot.data.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
+from surefoot.report import profile as profile_picture
 from surefoot.report.html import write_report
-from surefoot.report.pictures import profile as profile_picture
-from surefoot.report.pictures.profile import _LONGEST, _fitted
-from surefoot.report.profile import ProfileReport, headline, notes, profile_table
+from surefoot.report.profile import _LONGEST, ProfileReport, _fitted, headline, notes, profile_table
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.runs import profiling

@@ -8,7 +8,7 @@ from helpers.model_layouts import run_config
 from helpers.plans import run_plan
 from helpers.toy_model import save_checkpoint, toy_engine
 from surefoot.config.load import dump_config
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import plan_to_json
 from surefoot.runs import output_folder as occupied
 from surefoot.runs import run_folder as module
 from surefoot.runs.run_folder import Claim, claim, occupy

@@ -10,8 +10,8 @@ import surefoot
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
+from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
-from surefoot.planning.serial import plan_to_json
 from surefoot.report.console import Console
 from surefoot.runs import plan as planning
 from surefoot.runs import run_plan

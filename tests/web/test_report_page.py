@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
+from surefoot.report.comparison import overlay_page
 from surefoot.report.html import write_report
-from surefoot.report.overlay import overlay_page
 from surefoot.report.views import Table
 
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}

@@ -101,8 +101,8 @@ def capture(
     import sys
 
     from surefoot.evaluate.capturing import capture as run_capture
+    from surefoot.report.capture import layer_table, warning_lines
     from surefoot.report.console import open_console
-    from surefoot.report.tables.capture import layer_table, warning_lines
     from surefoot.system import process
 
     captured = run_capture(
@@ -152,8 +152,8 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
 def _show_comparison(found: CaptureComparison, out: Path) -> None:
     import sys
 
+    from surefoot.report.capture import difference_table
     from surefoot.report.console import open_console
-    from surefoot.report.tables.capture import difference_table
     from surefoot.system import process
 
     console = open_console(sys.stdout, process.terminal_wishes())

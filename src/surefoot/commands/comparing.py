@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.config.resume_policy import diff_configs
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import read_json
-from surefoot.planning.serial import Difference, diff_plans, diff_values, plan_from_json
+from surefoot.planning.plan import Difference, diff_plans, diff_values, plan_from_json
 from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row

@@ -87,7 +87,7 @@ def commonsense(
     from surefoot.methods.open_model import open_for_use
     from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
-    from surefoot.report.tables.scores import draw_scores, score_table
+    from surefoot.report.tables.evaluation import draw_scores, score_table
     from surefoot.system import process
 
     opened = open_for_use(model, adapter)

@@ -70,8 +70,7 @@ def harness(
     from surefoot.methods.open_model import open_for_use
     from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
-    from surefoot.report.tables.harness import harness_table
-    from surefoot.report.tables.scores import draw_scores
+    from surefoot.report.tables.evaluation import draw_scores, harness_table
     from surefoot.system import process
 
     asked = HarnessRequest(

@@ -56,7 +56,7 @@ def loss(
     from surefoot.evaluate.measure_loss import as_evaluated, loss_to_json, measure_loss
     from surefoot.methods.open_model import open_for_use
     from surefoot.report.console import open_console
-    from surefoot.report.tables.loss import loss_lines, loss_table
+    from surefoot.report.tables.evaluation import loss_lines, loss_table
     from surefoot.system import process
 
     opened = as_evaluated(open_for_use(model, adapter))

@@ -64,11 +64,10 @@ def reward(
     from surefoot.evaluate.measure_loss import as_evaluated
     from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
     from surefoot.methods.open_model import open_reward
-    from surefoot.report.calibration import calibration_bins
+    from surefoot.report.calibration import calibration_bins, calibration_picture
     from surefoot.report.console import open_console
-    from surefoot.report.pictures.calibration import calibration_picture
     from surefoot.report.pictures.plots import png
-    from surefoot.report.tables.reward import calibration_table, reward_lines
+    from surefoot.report.tables.evaluation import calibration_table, reward_lines
     from surefoot.system import process
 
     opened = open_reward(model, adapter)

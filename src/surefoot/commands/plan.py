@@ -48,7 +48,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     if unread:
         echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
     if as_json:
-        from surefoot.planning.serial import plan_to_json
+        from surefoot.planning.plan import plan_to_json
 
         echo_json(plan_to_json(made))
         return
@@ -72,7 +72,7 @@ def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
 def _show_scale(config: RunConfig, machine: str) -> None:
     from surefoot.commands.scale import forecast_scale
     from surefoot.report.console import open_console
-    from surefoot.report.tables.scale import scale_table
+    from surefoot.report.tables.plan import scale_table
     from surefoot.system import process
 
     console = open_console(sys.stdout, process.terminal_wishes())

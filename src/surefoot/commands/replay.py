@@ -45,7 +45,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     if own_process:
         found = _of_death(folder, moved, plain)
     else:
-        from surefoot.report.capture import captured_libraries
+        from surefoot.report.library_messages import captured_libraries
 
         with captured_libraries(console):
             found = _of_failure(folder, moved, plain)

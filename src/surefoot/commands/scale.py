@@ -7,7 +7,7 @@ from dataclasses import replace
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
-from surefoot.planning.plainest import plain_kernels
+from surefoot.planning.fast_paths import plain_kernels
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
 from surefoot.runs.plan import make_plan

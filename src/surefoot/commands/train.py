@@ -151,7 +151,7 @@ def _train(
             console.say(_read_as(origin, read_from))
         commits = None
         if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
-            from surefoot.report.capture import captured_libraries
+            from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 
             console.say(_beginning(config))

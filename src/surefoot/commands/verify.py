@@ -41,8 +41,15 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     from surefoot.commands.comparing import config_differences
     from surefoot.config.dump import shown
     from surefoot.report.console import open_console
-    from surefoot.report.tables.verify import counts_line, differences_table, files_table, verdict
-    from surefoot.report.verification import compare_folders, is_finished, verify_folder
+    from surefoot.report.verification import (
+        compare_folders,
+        counts_line,
+        differences_table,
+        files_table,
+        is_finished,
+        verdict,
+        verify_folder,
+    )
     from surefoot.system import process
     from surefoot.system.errors import Fault, IntegrityError
 

@@ -10,7 +10,7 @@ import torch
 
 from surefoot.evaluate.capture_comparison import CaptureComparison
 from surefoot.evaluate.capture_folder import COMPARISON_PICTURE
-from surefoot.report.pictures.heatmaps import Panel, difference_sheet, layer_sheet, overview
+from surefoot.report.capture import Panel, difference_sheet, layer_sheet, overview
 from surefoot.report.pictures.plots import png
 from surefoot.system import durable
 

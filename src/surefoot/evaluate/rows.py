@@ -21,8 +21,8 @@ from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath
+from surefoot.planning.attention import mask_reason
 from surefoot.planning.fast_paths import head_rows
-from surefoot.planning.kernels import mask_reason
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN
 

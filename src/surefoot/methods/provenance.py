@@ -14,8 +14,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import read_json
 from surefoot.models.folder import base_fingerprint, resolve_folder
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_from_json
+from surefoot.planning.plan import RunPlan, plan_from_json
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.system.folders import CONFIG, PLAN, run_of
 

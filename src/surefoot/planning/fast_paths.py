@@ -1,8 +1,17 @@
-"""Which of surefoot's own kernels a run uses. Whether they compute the same is looked at before step 1."""
+"""Which of surefoot's own kernels a run uses, and the plainest form of a config that everything faster is held against.
+
+Whether the kernels compute the same is measured before step 1. `plainly(config)` asks for textbook attention, every
+example in a row of its own, no kernel of surefoot's, nothing compiled; doctor, tune and the benchmarks each add in
+which type products are, and how much goes through the model at once.
+"""
 
 from __future__ import annotations
 
-from surefoot.config.schema import KernelsConfig
+from collections.abc import Mapping
+
+from surefoot.config.dump import plain_config
+from surefoot.config.overrides import with_settings
+from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan
@@ -97,3 +106,21 @@ def _choice(key: str, asked: str, fast: str, obstacle: str, notes: Notes) -> Cho
     if asked == "auto":
         return Choice(fast, "the same up to rounding, which is checked before step 1", "default")
     return Choice(asked, "asked for", "user")
+
+
+PLAINEST: Mapping[str, str] = {  # dotted key -> value, short forms among them
+    "attention": "eager",
+    "data.packing": "off",
+    "compile": "off",
+    **{f"kernels.{name}": PLAIN for name in KernelsConfig.model_fields},
+}
+
+
+def plainly(config: RunConfig) -> RunConfig:
+    """The config with these in place of what it has."""
+    return RunConfig.model_validate(with_settings(plain_config(config), PLAINEST))
+
+
+def plain_kernels() -> KernelsConfig:
+    """None of surefoot's."""
+    return KernelsConfig.model_validate(dict.fromkeys(KernelsConfig.model_fields, PLAIN))

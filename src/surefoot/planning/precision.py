@@ -1,7 +1,8 @@
 """Which types the numbers have: matrix products, frozen base, trainable parameters; and whether a scaler exists.
 
 The rules stand against three ways of losing a run: fp16 trainable parameters under a gradient scaler ("Attempting to
-unscale FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights.
+unscale FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights. What cannot be
+held in 4 bits is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -9,9 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.config.schema import PrecisionConfig
+from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import BaseType, Choice, DType, PrecisionPlan
+from surefoot.planning.plan import AdapterPlan, BaseType, Choice, DType, PrecisionPlan
 from surefoot.system.hardware import Hardware
+
+_BASE = "hold the base in 16 bits (precision.base: bf16)"
+
+
+def check_packed_base(model: ModelFacts, adapter: AdapterPlan | None, notes: Notes) -> None:
+    """Refuse precision.base: nf4 for layers that have no 4-bit form, and for modules that shall train in full."""
+    if model.family and any(linear.transposed for linear in model.family.linears):
+        what = f"nf4: the linear layers of {model.model_type} hold their weights transposed, which has no 4-bit form"
+        notes.refuse("precision.base", what, _BASE)
+    for name in adapter.modules_to_save if adapter else ():
+        if any(module.in_layer and module.linear and module.name.endswith(name) for module in model.modules):
+            what = f"{name} would train in full, and precision.base: nf4 holds it in 4 bits, which cannot train"
+            notes.refuse("adapter.modules_to_save", what, f"leave it out, or {_BASE}")
+
 
 # A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
 _PRODUCT_GAIN = 1.5

@@ -14,13 +14,10 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.adapter import plan_adapter
-from surefoot.planning.attention import plan_attention
+from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
-from surefoot.planning.dropout import as_trained, plan_dropout
 from surefoot.planning.environment import environment_findings
 from surefoot.planning.fast_paths import plan_kernels
-from surefoot.planning.hazards import plan_hazards
-from surefoot.planning.kernels import mask_reason
 from surefoot.planning.measurements import (
     LengthFacts,
     Measurements,
@@ -29,9 +26,9 @@ from surefoot.planning.measurements import (
     measurements_to_json,
 )
 from surefoot.planning.memory import base_bytes, forecast
-from surefoot.planning.notes import Notes
+from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
 from surefoot.planning.optimizer import caution_rate, plan_optimizer
-from surefoot.planning.packing import STAGES, plan_packing
+from surefoot.planning.packing import STAGES, may_share, plan_packing, plan_shared_prompts
 from surefoot.planning.parallel import (
     ONE_RANK,
     RanksFacts,
@@ -54,11 +51,9 @@ from surefoot.planning.plan import (
 )
 from surefoot.planning.pointwise import plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
-from surefoot.planning.precision import plan_precision
-from surefoot.planning.quantisation import check_packed_base
+from surefoot.planning.precision import check_packed_base, plan_precision
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import plan_reward
-from surefoot.planning.shared_prompts import may_share, plan_shared_prompts
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.workload import Workload, with_kernels, workload_of

@@ -1,24 +1,59 @@
-"""Two runs side by side: what `surefoot compare` shows, as tables, JSON and a picture.
-
-The curves are sampled at a few steps that both runs logged; the picture has every point.
-"""
+"""Two or more runs side by side, as `surefoot compare` shows them: tables, JSON, a picture, a self-contained page."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.keys import as_yaml
-from surefoot.planning.serial import Difference
-from surefoot.report.difference_words import spoken
+from surefoot.planning.plan import Difference
+from surefoot.report import curves
+from surefoot.report.curves import Chart, Line, thinned, to_json
+from surefoot.report.html import render
 from surefoot.report.rows import Row, is_eval_row, without_timing
+from surefoot.report.views import Table
 from surefoot.report.wording import duration_text, number
 from surefoot.system.messages import counted, size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
+
+
+_RANK = re.compile(r"rank (\d+)\.(.+)")
+_OF_A_RANK = {
+    "parameters": "parameters held",
+    "gradients": "gradients held",
+    "optimizer": "parameters with moments",
+    "of": "parameters of the model",
+    "of_trainable": "parameters that train",
+}
+# How far a fast path was off in the comparison before step 1, and how far it may be: measured on other rows by each
+# run, by limits that its precision sets.
+_MEASURED = re.compile(r"rank \d+\.fast_paths\..+\.(differs|limits|together)(\..+)?")
+
+
+def spoken(part: str, differences: Sequence[Difference]) -> list[tuple[str, Difference]]:
+    """Those that are shown, each with what it is called. part: config, plan, environment or data."""
+    if part == "plan":
+        # The plan's words on environment variables: these stand in the environment's own table.
+        return [(one.path.removesuffix(".value"), one) for one in differences if one.path != "environment"]
+    if part != "environment":
+        return [(one.path, one) for one in differences]
+    shown = [one for one in differences if not _MEASURED.fullmatch(one.path)]
+    several = any(one.path.startswith("rank ") and not one.path.startswith("rank 0") for one in shown)
+    return [(_of_environment(one.path, several), one) for one in shown]
+
+
+def _of_environment(path: str, several: bool) -> str:
+    """several: ranks; of one alone nobody needs its number."""
+    if match := _RANK.fullmatch(path):
+        name = _OF_A_RANK.get(match[2], match[2].replace("fast_paths.", "fast path "))
+        return f"rank {match[1]}: {name}" if several else name
+    return path.removeprefix("environment.")
+
 
 FIGURES = (  # of all_results.json, with what they are called on the screen
     ("train_loss", "training loss"),
@@ -227,3 +262,61 @@ def _is_size(key: str) -> bool:
     """Bytes: of the plan's forecast, of the machine, of the log."""
     forecast = key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed"
     return forecast or key in ("peak_memory", "device.memory")
+
+
+_QUANTITIES = (
+    ("loss", "Training loss", "nats per token"),
+    ("eval_loss", "Evaluation loss", "nats per token"),
+    ("grad_norm", "Gradient norm", "before clipping"),
+)
+
+
+def run_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
+    """Losses and gradient norms by step, for the quantities that any run logged. runs: rows of trainer_log.jsonl by the
+    name of the line. A value that is not finite is a gap."""
+    charts = []
+    for key, title, unit in _QUANTITIES:
+        lines = [
+            Line(name, "line", tuple((row["current_steps"], curves.number(row[key])) for row in rows if key in row))
+            for name, rows in runs.items()
+        ]
+        if kept := tuple(line for line in lines if line.points):
+            charts.append(Chart(key, title, unit, kept))
+    return charts
+
+
+def position_chart(key: str, title: str, values: Mapping[str, Sequence[float]], most: int) -> Chart:
+    """values: by the name of the line, one per position; the first `most` are drawn, counted from 1."""
+    lines = [
+        Line(name, "line", tuple((place, curves.number(value)) for place, value in enumerate(row[:most], start=1)))
+        for name, row in values.items()
+    ]
+    return Chart(key, title, "mean norm", tuple(lines), x="position")
+
+
+def layer_chart(key: str, title: str, unit: str, values: Mapping[str, Sequence[float | None]]) -> Chart:
+    """values: by the name of the line, one per layer."""
+    lines = [
+        Line(name, "line", tuple((layer, curves.number(value)) for layer, value in enumerate(row)))
+        for name, row in values.items()
+    ]
+    return Chart(key, title, unit, tuple(lines), x="layer")
+
+
+def overlay_page(
+    title: str,
+    summary: str,
+    charts: Sequence[Chart],
+    tables: Sequence[tuple[str, Table]],
+    cautions: Sequence[str] = (),
+) -> str:
+    """The page, ready to be written. tables: each with its heading."""
+    values = {
+        "title": title,
+        "summary": summary,
+        "cautions": list(cautions),
+        "tables": list(tables),
+        "curves": {"charts": to_json(thinned(charts)), "marks": []},
+        "live": "",
+    }
+    return render("overlay.html", values)

@@ -14,6 +14,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -191,3 +192,26 @@ def _ascii_form(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("surefoot.ascii", _ascii_form)
+
+
+_LEAST = 20  # columns of text, however narrow the terminal is
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """A renderable. The text may hold line ends of its own; empty lines stay empty."""
+
+    label: Text
+    text: Text
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        indent = self.label.cell_len
+        width = max(_LEAST, options.max_width - indent)
+        lines = [
+            line for part in self.text.split("\n", allow_blank=True) for line in part.wrap(console, width) or [part]
+        ]
+        for number, line in enumerate(lines):
+            line.rstrip()
+            yield self.label + line if number == 0 else Text(" " * indent if line else "") + line

@@ -18,7 +18,7 @@ from surefoot.data.audit import Audit, Sample, cautions
 from surefoot.data.facts import Place
 from surefoot.data.kind import Kind
 from surefoot.data.prepare import PreparedData
-from surefoot.report.hanging import Hanging
+from surefoot.report.console import Hanging
 from surefoot.system.messages import first_few
 
 _HEAD, _TAIL = 320, 120  # characters shown of a long stretch of a sample

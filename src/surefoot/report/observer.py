@@ -1,11 +1,13 @@
-"""Listens to the training loop: progress on the screen, rows in trainer_log.jsonl, sentences in events.jsonl.
+"""Listen to the training loop: progress on the screen, rows in trainer_log.jsonl, sentences in events.jsonl.
 
-Nothing here reaches back into the run. Use it as a context manager: entering it cuts the events to where the run goes
-on, leaving it gives the terminal back and notes how the loop ended, whatever happened inside.
+Nothing here reaches back into the run. Use `RunObserver` as a context manager: entering it cuts the events to where the
+run goes on, leaving it gives the terminal back and notes how the loop ended, whatever happened inside. Ranks other than
+the first use `SilentObserver` and `silent_console`, which take the same calls and write nothing.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -176,3 +178,44 @@ class RunObserver:
     def _timing(self, step: int) -> Timing:
         timing = self._pace.timing(self._total - step, self._peak_memory())
         return timing if self._unit == "tokens" else replace(timing, supervised_throughput=None)
+
+
+class SilentObserver:
+    """Has what `RunObserver` has for the loop and for saving."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
+        pass
+
+    def step(self, report: StepReport, state: RunState) -> None:
+        pass
+
+    def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None:
+        pass
+
+    def saved(self, folder: Path, state: RunState) -> None:
+        pass
+
+    def caution(self, sentence: str) -> None:
+        pass
+
+    def tell(self, sentence: str, *, caution: bool = True) -> None:
+        pass
+
+    def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
+        pass
+
+    @contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        yield
+
+    def sync(self) -> None:
+        pass
+
+
+@contextmanager
+def silent_console() -> Iterator[Console]:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        yield Console(nowhere)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import read_json
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import plan_from_json
+from surefoot.planning.plan import RunPlan, plan_from_json
 from surefoot.report import journal, profile
 from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.results import ALL

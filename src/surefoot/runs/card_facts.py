@@ -11,8 +11,7 @@ from surefoot.config.schema import OptimConfig, RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
 from surefoot.planning.plan import RunPlan
-from surefoot.report.cards.reward import ending_token
-from surefoot.report.cards.run import CardFacts, DataFile
+from surefoot.report.cards.run import CardFacts, DataFile, ending_token
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_plan import is_on_texts

@@ -14,8 +14,7 @@ from surefoot.data.loader import dealt
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.table import KINDS
 from surefoot.models.forward import causal_model
-from surefoot.report.observer import RunObserver
-from surefoot.report.silent import SilentObserver
+from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.schema import RunConfig
-from surefoot.planning.serial import plan_from_json, plan_to_json
+from surefoot.planning.plan import plan_from_json, plan_to_json
 from surefoot.report.console import Console
-from surefoot.report.silent import SilentObserver
+from surefoot.report.observer import SilentObserver
 from surefoot.runs.custom import Custom
 from surefoot.runs.faults import device_faults
 from surefoot.runs.prepare import prepare

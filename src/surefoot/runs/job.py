@@ -11,9 +11,8 @@ from typing import Any
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.report.log_copies import LogCopies
-from surefoot.report.observer import RunObserver
+from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.report.rows import trainer_state
-from surefoot.report.silent import SilentObserver
 from surefoot.runs.prepared import Prepared, make_schedules
 from surefoot.runs.setup import Setup
 from surefoot.system import durable

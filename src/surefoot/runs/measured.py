@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.kept import Kept
-from surefoot.planning.probes.limits import HELD
+from surefoot.planning.probes.timing import HELD
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
@@ -58,24 +58,24 @@ def measured_tf32(shapes: Iterable[Shape], device: torch.device, kept: Kept) -> 
 
 def measured_threads(shapes: Iterable[Shape], cores: int, kept: Kept) -> dict[int, float]:
     """See `probe.threads.thread_rates`. cores: the largest number of threads to try."""
-    from surefoot.planning.probes import threads
+    from surefoot.planning.probes import matmul
 
     largest = largest_of(shapes)
-    counts = threads.thread_counts(cores)
+    counts = matmul.thread_counts(cores)
     return kept.get(
         "threads",
         {"shape": largest, "counts": counts},
         dict[int, float],
-        lambda: threads.thread_rates(largest, counts),
+        lambda: matmul.thread_rates(largest, counts),
         cores=max(counts),
     )
 
 
 def measured_copy(device: torch.device, kept: Kept) -> float:
     """See `probe.copy.copy_rate`."""
-    from surefoot.planning.probes import copy
+    from surefoot.planning.probes import timing
 
-    return kept.get("copy", {"device": device.type}, float, lambda: copy.copy_rate(device))
+    return kept.get("copy", {"device": device.type}, float, lambda: timing.copy_rate(device))
 
 
 def measured_attention(request: AttentionRequest, kept: Kept) -> tuple[AttentionTrial, ...]:

@@ -18,9 +18,8 @@ from surefoot.report.console import Console
 from surefoot.report.events import append_event
 from surefoot.report.observer import RunObserver
 from surefoot.report.rows import Row
-from surefoot.report.trackers.adapters import make_trackers
-from surefoot.report.trackers.base import RunFacts as TrackedRun
-from surefoot.report.trackers.base import flat_config
+from surefoot.report.trackers.adapters import RunFacts as TrackedRun
+from surefoot.report.trackers.adapters import flat_config, make_trackers
 from surefoot.report.trackers.fan_out import Trackers
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step

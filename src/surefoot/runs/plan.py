@@ -16,8 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
-from surefoot.planning.dropout import as_trained
-from surefoot.planning.kernels import ORDER, mask_reason, obstacle
+from surefoot.planning.attention import ORDER, mask_reason, obstacle
 from surefoot.planning.measurements import (
     LengthFacts,
     Measurements,
@@ -26,7 +25,7 @@ from surefoot.planning.measurements import (
     longest_example,
     measurements_from_json,
 )
-from surefoot.planning.notes import Notes
+from surefoot.planning.notes import Notes, as_trained
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import PLAIN, BatchPlan, DType, RunPlan
 from surefoot.planning.pointwise import pointwise_obstacle

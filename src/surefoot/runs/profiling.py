@@ -32,8 +32,7 @@ from surefoot.planning.limits import (
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.probes.matmul import product_rates
 from surefoot.report.console import as_plain_text
-from surefoot.report.observer import RunObserver
-from surefoot.report.pictures.profile import draw_profile
+from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.report.profile import (
     BETWEEN,
     FOLDER,
@@ -45,9 +44,9 @@ from surefoot.report.profile import (
     LimitFacts,
     OperatorTime,
     ProfileReport,
+    draw_profile,
     profile_table,
 )
-from surefoot.report.silent import SilentObserver
 from surefoot.runs.plan import linear_shapes
 from surefoot.system import durable
 from surefoot.system.errors import SurefootError

@@ -22,15 +22,15 @@ from surefoot.interop.translation import Translation, said_keys
 from surefoot.interop.voice import Voice
 from surefoot.planning.plan import Origin
 from surefoot.report import footer
-from surefoot.report.capture import captured_libraries
 from surefoot.report.console import Console
 from surefoot.report.crash_trace import CrashTraces
 from surefoot.report.data_audit import audit_to_json
 from surefoot.report.death import LOG, find_death, resumed_sentence
 from surefoot.report.html import draw_report
+from surefoot.report.library_messages import captured_libraries
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs
+from surefoot.report.observer import silent_console
 from surefoot.report.rows import Row
-from surefoot.report.silent import silent_console
 from surefoot.runs.card_facts import example_question
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults

@@ -16,8 +16,7 @@ from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
 from surefoot.report.console import Console
-from surefoot.report.observer import RunObserver
-from surefoot.report.silent import SilentObserver
+from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.runs.custom import Custom, check_objective
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.failures.recorder import FailureRecorder

@@ -17,7 +17,7 @@ from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
-from surefoot.report.silent import silent_console
+from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare

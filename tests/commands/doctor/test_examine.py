@@ -299,7 +299,7 @@ def test_measuring_anew_forgets_what_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
     asked = []
-    monkeypatch.setattr("surefoot.planning.probes.copy.copy_rate", lambda device: asked.append(device) or 1e10)
+    monkeypatch.setattr("surefoot.planning.probes.timing.copy_rate", lambda device: asked.append(device) or 1e10)
     examine(None)
     examine(None)
     assert len(asked) == 1

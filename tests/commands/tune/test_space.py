@@ -9,7 +9,7 @@ from surefoot.commands.tune.space import given_keys, make_space
 from surefoot.commands.tune.trials import with_settings
 from surefoot.config.load import check_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, Measurements, measurements_to_json
-from surefoot.planning.serial import diff_plans
+from surefoot.planning.plan import diff_plans
 from surefoot.runs.plan import make_plan
 from surefoot.system.hardware import preset
 

@@ -28,7 +28,7 @@ from surefoot.evaluate.side_by_side import Side
 from surefoot.methods import open_model
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.forward import causal_model
-from surefoot.report.tables.scores import Cell
+from surefoot.report.tables.evaluation import Cell
 from surefoot.system.errors import InputError
 from surefoot.system.libraries import is_installed
 

@@ -8,7 +8,7 @@ from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.probes import documents as module
 from surefoot.planning.probes.attention import GATE
 from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
-from surefoot.planning.probes.limits import LIMITS
+from surefoot.planning.probes.timing import LIMITS
 
 CPU = torch.device("cpu")
 D = 16

@@ -137,7 +137,7 @@ def test_what_was_measured_beside_other_programs_stands_while_they_run(tmp_path,
 
 
 def test_measuring_threads_takes_as_many_cores_as_there_are_threads(monkeypatch):
-    monkeypatch.setattr("surefoot.planning.probes.threads.thread_rates", lambda shape, counts: {})
+    monkeypatch.setattr("surefoot.planning.probes.matmul.thread_rates", lambda shape, counts: {})
     asked = []
 
     class Told:

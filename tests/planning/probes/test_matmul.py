@@ -1,10 +1,13 @@
 """Rates of matrix products: what is measured, and that a hopeless type does not hold up the start."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
 from surefoot.planning.probes import matmul
-from surefoot.planning.probes.matmul import product_rates
+from surefoot.planning.probes.matmul import product_rates, tf32_rate, thread_counts, thread_rates
+from surefoot.planning.probes.timing import copy_rate
 
 CPU = torch.device("cpu")
 
@@ -67,3 +70,40 @@ def test_thread_count_comes_back_after_an_error(monkeypatch):
     with pytest.raises(MemoryError):
         product_rates([(64, 64)], CPU, dtypes=("fp32",))
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (64, (1, 2, 4, 8, 16, 32, 64))]
+)
+def test_counts(cores, counts):
+    assert thread_counts(cores) == counts
+
+
+def test_every_count_is_timed_with_that_many_threads_and_the_setting_is_put_back(monkeypatch):
+    seen = []
+    monkeypatch.setattr(matmul.F, "linear", lambda x, weight: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    rates = thread_rates((64, 64), (1, 2), budget=0.01)
+    assert set(seen) == {1, 2}
+    assert torch.get_num_threads() == before
+    assert set(rates) == {1, 2}
+    assert all(rate > 0 for rate in rates.values())
+
+
+def test_the_setting_is_put_back_after_an_error(monkeypatch):
+    def fail(x, weight):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(matmul.F, "linear", fail)
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="no"):
+        thread_rates((64, 64), (1, 3))
+    assert torch.get_num_threads() == before
+
+
+def test_copying_has_a_rate():
+    assert copy_rate(torch.device("cpu"), budget=0.01) > 1e7
+
+
+def test_there_is_no_tf32_on_a_cpu():
+    assert tf32_rate([(64, 64)], torch.device("cpu")) is None

@@ -14,7 +14,6 @@ from surefoot.planning.probes import attention
 from surefoot.planning.probes import documents as documents_module
 from surefoot.planning.probes.attention import attention_trials
 from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
-from surefoot.planning.probes.limits import HELD, LIMITS
 from surefoot.planning.probes.sizes import (
     AttentionRequest,
     Room,
@@ -27,6 +26,7 @@ from surefoot.planning.probes.sizes import (
     timed_size,
     with_scores,
 )
+from surefoot.planning.probes.timing import HELD, LIMITS
 from surefoot.system import hardware
 
 GIB = 2**30

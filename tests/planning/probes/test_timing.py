@@ -1,8 +1,15 @@
-"""Timing under a budget, on a clock that the test moves."""
+"""Timing under a budget, on a clock that the test moves.
+
+What ends a form, and what ends the process: a GPU that nobody can use any more is no later form's fault.
+"""
+
+from __future__ import annotations
 
 import pytest
+import torch
 
-from surefoot.planning.probes.timing import best_seconds
+from surefoot.planning.probes.attention import check, check_cases
+from surefoot.planning.probes.timing import attempt, best_seconds, seconds_or_failures
 
 
 class Bench:
@@ -51,3 +58,64 @@ def test_it_waits_for_the_device_before_and_after():
 
 def test_nothing_to_time():
     assert best_seconds({}, budget=1, rounds=3) == {}
+
+
+BROKEN = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand advice")
+
+
+def failing(error):
+    def run(*given):
+        raise error
+
+    return run
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A process that has one. What its list holds, the next wait for it raises."""
+    pending = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: failing(pending.pop())() if pending else None)
+    return pending
+
+
+def test_what_runs_and_what_does_not():
+    assert attempt(lambda: 3) == (3, "")
+    assert attempt(failing(RuntimeError("No kernel.\nmore"))) == (None, "No kernel.")
+    assert attempt(failing(RuntimeError())) == (None, "RuntimeError")
+    assert attempt(failing(torch.OutOfMemoryError("CUDA out of memory"))) == (None, "CUDA out of memory")
+    with pytest.raises(ZeroDivisionError):
+        attempt(lambda: 1 // 0)
+
+
+def test_a_broken_gpu_is_raised_by_whatever_way_it_came(gpu):
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        attempt(failing(BROKEN))
+    gpu.append(BROKEN)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        attempt(failing(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")))
+
+
+def test_twin_a_gpu_that_goes_on_is_not(gpu):
+    assert attempt(failing(RuntimeError("No kernel."))) == (None, "No kernel.")
+    gpu.append(BROKEN)
+    assert attempt(failing(torch.OutOfMemoryError("CUDA out of memory")))[1]  # nobody waits for that
+
+
+def test_neither_the_check_nor_the_timing_blames_a_form_for_it():
+    with pytest.raises(torch.AcceleratorError):
+        check(failing(BROKEN), check_cases(1, 8, "fp32", torch.device("cpu"))[:1], "fp32")
+    for maker in (failing(BROKEN), lambda: failing(BROKEN)):
+        with pytest.raises(torch.AcceleratorError):
+            seconds_or_failures({"flash": maker}, budget=0.0, rounds=1)
+
+
+@pytest.mark.parametrize("where", ["made", "run"])
+def test_one_that_cannot_be_made_or_run_is_not_timed_and_the_rest_is(where):
+    fails, log = failing(torch.OutOfMemoryError("CUDA out of memory")), []
+    makers = {"large": fails if where == "made" else lambda: fails, "small": lambda: lambda: None}
+    seconds, untimed = seconds_or_failures(makers, budget=0.0, rounds=1, begin=log.append)
+    assert list(seconds) == ["small"]
+    assert untimed == {"large": "cannot be timed: CUDA out of memory"}
+    assert log[:2] == ["large", "small"]  # each is announced before it is made
+    assert log.count("small") == 3  # and before each run

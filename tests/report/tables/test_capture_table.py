@@ -4,8 +4,8 @@ import io
 from dataclasses import replace
 
 from surefoot.evaluate.capture_comparison import TensorDifference
+from surefoot.report.capture import difference_table
 from surefoot.report.console import Console
-from surefoot.report.tables.capture import difference_table
 
 
 def difference(layer, relative):

@@ -12,9 +12,8 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command
 from surefoot.interop.translation import said_keys
-from surefoot.planning.plan import Origin
+from surefoot.planning.plan import Origin, plan_from_json, plan_to_json
 from surefoot.planning.resolve import resolve
-from surefoot.planning.serial import plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows, plan_changes, plan_table, who_and_why
 from surefoot.system.hardware import preset
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from surefoot.planning.scale import ScaleRow
-from surefoot.report.tables import scale
-from surefoot.report.tables.scale import scale_cells
+from surefoot.report.tables import plan as plan_tables
+from surefoot.report.tables.plan import scale_cells
 
 
 def times(compute: float, traffic: float) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def test_a_short_time_is_not_nothing() -> None:
 
 
 def test_twin_in_seconds_alone_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "_seconds", lambda value: f"{value:.2f} s")
+    monkeypatch.setattr(plan_tables, "_seconds", lambda value: f"{value:.2f} s")
     assert times(3.25e-6, 0.0) == ("0.00 s", "0.00 s")
     with pytest.raises(AssertionError):
         check_times()

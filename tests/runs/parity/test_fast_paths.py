@@ -14,8 +14,7 @@ from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import adapters as fast_adapters
-from surefoot.planning.plan import KernelsPlan
-from surefoot.planning.serial import plan_from_json
+from surefoot.planning.plan import KernelsPlan, plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.plan import make_plan

@@ -14,7 +14,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses import sft
 from surefoot.planning.memory import fits
-from surefoot.planning.serial import plan_from_json
+from surefoot.planning.plan import plan_from_json
 from surefoot.report.console import Console
 from surefoot.runs import steps
 from surefoot.runs.run import train_run

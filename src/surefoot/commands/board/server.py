@@ -27,8 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from surefoot.commands.board.listing import Overview, Run, list_runs, status_now
 from surefoot.commands.board.streams import Message, follow_all, follow_run
-from surefoot.report.html import report_page
-from surefoot.report.page import policy, render
+from surefoot.report.html import policy, render, report_page
 from surefoot.report.record import read_run
 from surefoot.system.errors import EnvironmentFault, Fault
 

@@ -17,8 +17,7 @@ from surefoot.commands.board.listing import Glance, Overview, status_now
 from surefoot.commands.board.tail import Tail
 from surefoot.report import curves, views
 from surefoot.report.events import EVENTS, SAMPLES
-from surefoot.report.html import curve_values, live_values
-from surefoot.report.page import part
+from surefoot.report.html import curve_values, live_values, part
 from surefoot.report.record import RunRecord, sound_events, sound_rows
 from surefoot.report.trainer_log import NAME as LOG
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from surefoot.commands.doctor.findings import Finding
 from surefoot.commands.doctor.steps import number_lines, take
 from surefoot.config.schema import ParallelConfig, RunConfig
-from surefoot.report.capture import captured_libraries
-from surefoot.report.silent import silent_console
+from surefoot.report.library_messages import captured_libraries
+from surefoot.report.observer import silent_console
 from surefoot.report.wording import number
 from surefoot.runs.trial import ready
 from surefoot.training.report import StepReport

@@ -39,16 +39,15 @@ from surefoot.commands.doctor.times import attention_line, backward_line, compil
 from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.audit import Audit, cautions
 from surefoot.models.facts import facts_of
-from surefoot.planning.attention import EAGER_ROUNDS
+from surefoot.planning.attention import EAGER_ROUNDS, ORDER, mask_reason
 from surefoot.planning.environment import environment_without_plan
-from surefoot.planning.kernels import ORDER, mask_reason
 from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import Choice, DType, MemoryPlan
 from surefoot.planning.probes.kept import Kept, open_kept
 from surefoot.planning.probes.sizes import AttentionRequest
-from surefoot.report.capture import captured_libraries
-from surefoot.report.silent import silent_console
+from surefoot.report.library_messages import captured_libraries
+from surefoot.report.observer import silent_console
 from surefoot.runs.measured import (
     largest_of,
     measured_attention,

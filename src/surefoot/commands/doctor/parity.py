@@ -22,9 +22,9 @@ from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.models.modes import without_randomness
+from surefoot.planning.fast_paths import plainly
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import usable
-from surefoot.planning.plainest import plainly
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.runs.parity.differences import Pass, largest_difference
 from surefoot.runs.parity.fast_paths import planned_paths

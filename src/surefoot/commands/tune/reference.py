@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.overrides import with_settings
-from surefoot.planning.plainest import PLAINEST
+from surefoot.planning.fast_paths import PLAINEST
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import EnvironmentFault, Fault
 

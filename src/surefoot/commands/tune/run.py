@@ -19,7 +19,7 @@ from surefoot.commands.tune.trials import ROUNDS, Attempt, Terms, Trials, refusa
 from surefoot.config.load import check_config
 from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import measurements_from_json
-from surefoot.report.silent import silent_console
+from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared

@@ -14,8 +14,7 @@ from surefoot.config.load import check_config
 from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.plan import RunPlan
-from surefoot.planning.serial import diff_plans
+from surefoot.planning.plan import RunPlan, diff_plans
 from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, Fault, InputError

@@ -10,7 +10,7 @@ from surefoot.evaluate.commonsense.answers import BEAMS, NEW_TOKENS
 from surefoot.evaluate.commonsense.evaluation import CommonsenseFound, CommonsenseRequest
 from surefoot.evaluate.commonsense.protocol import AnswerSet, Score, average, average_interval
 from surefoot.evaluate.commonsense.published import LLM_ADAPTERS, PUBLISHED, PublishedRow
-from surefoot.report.tables.scores import Cell, ScoreRow
+from surefoot.report.tables.evaluation import Cell, ScoreRow
 
 
 def score_rows(found: CommonsenseFound, sets: Sequence[AnswerSet]) -> list[ScoreRow]:

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.evaluate.harness.needs import require_harness
 from surefoot.evaluate.side_by_side import Only, Side, sides
 from surefoot.methods.open_model import OpenModel
-from surefoot.report.tables.scores import Cell, ScoreRow
+from surefoot.report.tables.evaluation import Cell, ScoreRow
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.messages import nearest_word
 

@@ -23,9 +23,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
-from surefoot.planning.probes.draws import draws
-from surefoot.planning.probes.faults import attempt
-from surefoot.planning.probes.limits import Limits
 from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
 from surefoot.planning.probes.sizes import (
     STORING,
@@ -38,7 +35,7 @@ from surefoot.planning.probes.sizes import (
     timed_size,
     with_scores,
 )
-from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+from surefoot.planning.probes.timing import Limits, attempt, draws, one_thread, seconds_or_failures
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

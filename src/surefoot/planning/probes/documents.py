@@ -34,11 +34,9 @@ from surefoot.planning.probes.attention import (
     random_inputs,
     trial_of,
 )
-from surefoot.planning.probes.faults import attempt
-from surefoot.planning.probes.limits import Limits
 from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
 from surefoot.planning.probes.sizes import less_than_asked, padded_halves, room_on, timed_at, timed_documents
-from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+from surefoot.planning.probes.timing import Limits, attempt, one_thread, seconds_or_failures
 
 PADDED = "padded"
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row

@@ -1,25 +1,24 @@
-"""How fast this machine multiplies matrices of the model's shapes in each type.
+"""How fast this machine multiplies matrices of the model's shapes, in each type and by how many threads.
 
 On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32, with them several
 times faster. So every type first multiplies something small, and one that would take too long skips the full shape.
-
-CPU products are timed on one thread: the types compare the same, and a thread that waits for another one, which some
-other program has pushed aside, would drown the difference.
+Types are compared on one thread: a thread that waits for another one, which some other program has pushed aside, would
+drown the difference. The number of threads is measured apart: more threads than cores wait for each other, and so do
+threads of a container that may use fewer cores than it sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
 from surefoot.planning.plan import DType
-from surefoot.planning.probes.draws import draws
-from surefoot.planning.probes.limits import LIMITS
-from surefoot.planning.probes.timing import best_seconds, one_thread
+from surefoot.planning.probes.timing import LIMITS, best_seconds, draws, one_thread
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALL_NUMBERS, _SMALL_ROWS = 2**18, 16  # 42 ms even where bf16 is 500 times slower than fp32
@@ -101,3 +100,34 @@ def _rates(
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds = best_seconds(runs, budget=budget, rounds=rounds, wait=wait)
     return {dtype: 2 * rows * inputs * outputs / seconds[dtype] for dtype in runs}
+
+
+_ROWS = 512  # tokens in flight
+_NUMBERS = 2**21  # in the weight at most
+
+
+def thread_counts(cores: int) -> tuple[int, ...]:
+    """What is worth trying: powers of two below `cores`, and `cores`."""
+    return (*(2**power for power in range(cores.bit_length()) if 2**power < cores), cores)
+
+
+def thread_rates(shape: tuple[int, int], counts: Sequence[int], *, budget: float = 0.4) -> dict[int, float]:
+    """FLOP/s in fp32 by number of threads for x [rows, inputs] times weight [outputs, inputs], `shape` (inputs,
+    outputs). budget: seconds, exceeded where single runs are slower."""
+    inputs, outputs = slice_of(shape, _NUMBERS)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    before = torch.get_num_threads()
+    try:
+        runs = {str(count): partial(_product, count, x, weight) for count in counts}
+        seconds = best_seconds(runs, budget=budget, rounds=20)
+    finally:
+        torch.set_num_threads(before)
+    return {count: 2 * _ROWS * inputs * outputs / seconds[str(count)] for count in counts}
+
+
+@torch.no_grad()
+def _product(count: int, x: torch.Tensor, weight: torch.Tensor) -> None:
+    torch.set_num_threads(count)
+    F.linear(x, weight)

@@ -18,11 +18,8 @@ import torch
 from surefoot.planning.measurements import PointwiseSizes, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.attention import GATE
-from surefoot.planning.probes.draws import draws
-from surefoot.planning.probes.faults import attempt
-from surefoot.planning.probes.limits import LIMITS
 from surefoot.planning.probes.matmul import TORCH_DTYPE
-from surefoot.planning.probes.timing import one_thread, seconds_or_failures
+from surefoot.planning.probes.timing import LIMITS, attempt, draws, one_thread, seconds_or_failures
 
 Way = Callable[..., torch.Tensor]
 _CHECKED = 37  # rows, an odd number

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefoot.report.tables.numbers import four_digits, mean_of_known, number_table
+from surefoot.report.tables.evaluation import four_digits, mean_of_known, number_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from surefoot.config.dump import shown
 from surefoot.planning.migration import Move
-from surefoot.report.hanging import Hanging
+from surefoot.report.console import Hanging
 
 _MARKS = {"done": ("[x]", "green"), "open": ("[ ]", ""), "unasked": ("[-]", ""), "failed": ("[!]", "yellow")}
 

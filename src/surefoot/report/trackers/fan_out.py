@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from surefoot.report.rows import Row
-from surefoot.report.trackers.base import Numbers, RunFacts, Status, Tracker, numbers_of
+from surefoot.report.trackers.adapters import Numbers, RunFacts, Status, Tracker, numbers_of
 from surefoot.system.redaction import redacted
 
 MOST_FAILURES = 5

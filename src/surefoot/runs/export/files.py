@@ -22,8 +22,7 @@ from surefoot.families.templates import OWN, ROWS, find_row
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.report.cards.export import CERTIFICATE, ExportFacts, export_card
-from surefoot.report.cards.modelfile import Served, modelfile_text
+from surefoot.report.cards.export import CERTIFICATE, ExportFacts, Served, export_card, modelfile_text
 from surefoot.runs.export.certificate import FORMAT, hashes
 from surefoot.runs.export.parts import ExportParts
 from surefoot.system import durable, hardware

@@ -18,7 +18,7 @@ import torch
 
 from surefoot.config.dump import dump_plain, plain_config
 from surefoot.data.batch import RecordName, Weighted
-from surefoot.planning.serial import plan_to_json
+from surefoot.planning.plan import plan_to_json
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import CONFIG, PLAN

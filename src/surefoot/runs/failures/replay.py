@@ -32,9 +32,8 @@ from surefoot.families.files import read_json
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
 from surefoot.models.fast.packing import packed_attention
-from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan
-from surefoot.planning.serial import plan_from_json
-from surefoot.report.silent import SilentObserver, silent_console
+from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan, plan_from_json
+from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.faults import device_faults

@@ -34,7 +34,7 @@ from surefoot.families.files import read_json
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
 from surefoot.report.flight import begin_line
-from surefoot.report.silent import SilentObserver, silent_console
+from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, saved, set_up_again
 from surefoot.runs.faults import device_faults

@@ -1,11 +1,17 @@
-"""What the plan warns of, by family and by what the run does."""
+"""What the plan warns of, by family and by what the run does.
+
+Which dropout a model trains with: asked for, config.json's, or none where a method compares scores.
+"""
+
+from __future__ import annotations
 
 import pytest
 
 from helpers.architectures import GEMMA2, GPT2, LLAMA, OPT, PHI3
 from helpers.model_layouts import model_facts, run_config, small_tokenizer
-from surefoot.planning.hazards import plan_hazards
-from surefoot.planning.notes import Notes
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning import notes
+from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
 from surefoot.planning.tokenizer import plan_tokenizer
 
 LONGROPE = PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": {"type": "longrope"}}
@@ -64,3 +70,40 @@ def test_phi3_follows_its_tokenizer(tmp_path):
     plan, _ = tokens(tmp_path, PHI3)
     assert plan.bos.value is False
     assert "phi3 models differ; its tokenizer does not begin a text with it" in plan.bos.reason
+
+
+COMPARING = ("reward", "dpo", "kto", "ppo")
+
+
+@pytest.fixture
+def gpt2(tmp_path) -> ModelFacts:
+    return model_facts(tmp_path, GPT2)
+
+
+def asked(stage, share=None):
+    return run_config(stage=stage, model={"path": "unused", "dropout": share})
+
+
+def drops(model: ModelFacts) -> bool:
+    return bool(model.dropouts) or model.attention_dropout > 0
+
+
+@pytest.mark.parametrize("stage", ["sft", "pretrain", *COMPARING])
+def test_without_a_word_a_stage_that_compares_has_none(gpt2, stage):
+    assert drops(as_trained(gpt2, asked(stage))) == (stage not in COMPARING)
+    choice = plan_dropout(asked(stage))
+    assert choice.value == (0.0 if stage in COMPARING else "own")
+    assert ("model.dropout: own" in choice.reason) == (stage in COMPARING)
+
+
+@pytest.mark.parametrize("stage", ["sft", *COMPARING])
+def test_own_is_what_config_json_says(gpt2, stage):
+    assert as_trained(gpt2, asked(stage, "own")) == gpt2
+    assert (plan_dropout(asked(stage, "own")).source, plan_dropout(asked(stage, 0.3)).value) == ("user", 0.3)
+    assert as_trained(gpt2, asked(stage, 0.3)).attention_dropout == 0.3
+
+
+def test_twin_a_stage_that_forgets_to_compare_drops_out(gpt2, monkeypatch):
+    monkeypatch.setattr(notes, "_STILL", {})
+    with pytest.raises(AssertionError):
+        test_without_a_word_a_stage_that_compares_has_none(gpt2, "dpo")

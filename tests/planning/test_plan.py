@@ -8,8 +8,8 @@ import pytest
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.measurements import AttentionTrial, Measurements
+from surefoot.planning.plan import diff_plans, plan_from_json, plan_to_json
 from surefoot.planning.resolve import resolve
-from surefoot.planning.serial import diff_plans, plan_from_json, plan_to_json
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import preset
 

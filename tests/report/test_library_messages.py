@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surefoot.report.pictures.heatmaps import overview
+from surefoot.report.capture import overview
 
 LEAST = 0.05  # of the picture's width
 

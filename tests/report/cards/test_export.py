@@ -15,7 +15,7 @@ import pytest
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.families.templates import ROWS, Dialogue, Prompt, find_row
-from surefoot.report.cards.modelfile import Served, go_template, modelfile_text, template_obstacle
+from surefoot.report.cards.export import Served, go_template, modelfile_text, template_obstacle
 
 SYSTEM, ASK = Turn("system", 'Be "brief".'), Turn("user", "What is\na heron? \\n {{ .Role }}")
 MORE = (Turn("assistant", "A bird."), Turn("user", "And a trout?"))

@@ -1,0 +1,102 @@
+"""What libraries print through `warnings` and `logging`: every time into run.log, once on the screen.
+
+Enter it after the heavy imports: a library sets up its own handlers when it is imported, and only those that exist can
+be taken over. Everything is put back on leaving.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from surefoot.report.console import Console
+
+_LONGEST = 300  # characters of a message on the screen; run.log has all of it
+
+
+@contextmanager
+def captured_libraries(console: Console) -> Iterator[None]:
+    """Send warnings and log records of level WARNING and above to the console."""
+    voice = _Voice(console)
+    with ExitStack() as stack:
+        stack.enter_context(_warnings_to(voice))
+        stack.enter_context(_loggers_to(_Handler(voice)))
+        stack.callback(voice.count_repeats)
+        yield
+
+
+class _Voice:
+    """Says a message once and counts the rest."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._seen: Counter[str] = Counter()
+
+    def hear(self, source: str, message: str) -> None:
+        message = f"{source}: {message.strip()}"
+        self._seen[message] += 1
+        if self._seen[message] > 1:
+            self._console.note(message)
+            return
+        line = " ".join(message.split())
+        if len(line) > _LONGEST:
+            self._console.note(message)
+            line = f"{line[:_LONGEST]}… (all of it in run.log)"
+        self._console.say(line, style="yellow")
+
+    def count_repeats(self) -> None:
+        for message, count in self._seen.items():
+            if count > 1:
+                self._console.say(f"{count} times: {' '.join(message.split())[:_LONGEST]}", style="yellow")
+
+
+class _Handler(logging.Handler):
+    def __init__(self, voice: _Voice):
+        super().__init__(logging.WARNING)
+        self._voice = voice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._voice.hear(record.name.partition(".")[0], record.getMessage())
+        except Exception:  # a broken log call of a library must not end a run
+            self.handleError(record)
+
+
+@contextmanager
+def _warnings_to(voice: _Voice) -> Iterator[None]:
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        voice.hear(category.__name__, str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _loggers_to(handler: logging.Handler) -> Iterator[None]:
+    """Take over the root logger and every logger that writes to the screen by itself, except those that somebody
+    set to a level below WARNING (TORCH_LOGS, TRANSFORMERS_VERBOSITY): who asks for details wants them as they are."""
+    root = logging.getLogger()
+    named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    before = [(logger, logger.handlers[:], logger.propagate) for logger in [root, *named]]
+    for logger, handlers, _ in before:
+        quiet = [one for one in handlers if not _writes_to_screen(one)]
+        detailed = logging.NOTSET < logger.level < logging.WARNING
+        if len(quiet) < len(handlers) and not detailed:
+            logger.handlers[:], logger.propagate = quiet, True
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers[:], logger.propagate = handlers, propagate
+
+
+def _writes_to_screen(handler: logging.Handler) -> bool:
+    """A plain StreamHandler; its subclasses write to files or collect for somebody. The stream itself says little:
+    it may be a stderr that has been replaced since."""
+    return type(handler) is logging.StreamHandler

@@ -1,0 +1,248 @@
+"""Findings of `surefoot evaluate` as tables: losses, rewards, accuracies on several sets, and lm-evaluation-harness.
+
+Numbers have four digits, with a dash where nothing was measured. A share comes with Wilson's interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from surefoot.data.audit import Audit
+from surefoot.report.calibration import Bin, bins_table
+from surefoot.training.report import EvalReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+
+_NUMBER = 9  # characters of one in four digits, 0.0001234
+_COUNTS = 3  # first columns, which may be narrower: a name and counts
+
+
+def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
+    """left: columns that hold words; the first one is never wrapped. Where the screen is narrow, numbers stay whole."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for place, head in enumerate(heads):
+        justify = "left" if place in left else "right"
+        least = _NUMBER if place >= _COUNTS else None
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=place == 0, min_width=least)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def four_digits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+_Z = 1.959964  # of the normal distribution, for 95 %
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval, 95 %: (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n). It has a width at 0 of n and n
+    of n, too, where the standard error is 0 (Wilson, 1927)."""
+    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    middle, scale = share + _Z**2 / (2 * count), 1 + _Z**2 / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def loss_table(results: Mapping[str, EvalReport]) -> Table:
+    """Loss in nats per supervised token, perplexity, share of supervised tokens that are the first choice, seconds."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for heading in ("loss", "perplexity", "token accuracy", "seconds"):
+        table.add_column(heading, justify="right")
+    for name, report in results.items():
+        accuracy = "" if report.accuracy is None else f"{report.accuracy:.2%}"
+        perplexity = "" if report.perplexity is None else f"{report.perplexity:.4g}"
+        numbers = (f"{report.loss:.5f}", perplexity, accuracy, f"{report.seconds:.1f}")
+        table.add_row(name, *numbers)
+    return table
+
+
+def loss_lines(audit: Audit, results: Mapping[str, EvalReport], max_length: int) -> Iterator[str]:
+    """What was measured on, and what to be careful about."""
+    source = audit.source
+    yield f"data: {source.file}, {source.layout} records, template {source.template}"
+    yield (
+        f"{audit.kept:,} examples of {source.used:,} records, {audit.supervised_tokens:,} supervised tokens of "
+        f"{audit.tokens:,}, {audit.truncated:,} examples cut at {max_length:,} tokens"
+    )
+    if source.dropped:
+        yield f"caution: {len(source.dropped):,} records have no label left within {max_length:,} tokens: not measured"
+    if audit.stop_lost:
+        yield f"caution: {audit.stop_lost:,} answers lost their end, so their stop token is not measured"
+    for name, report in results.items():
+        if not abs(report.loss) < float("inf"):
+            yield f"caution: the loss of the {name} is not finite"
+
+
+def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured on, what came out, and what to be careful about. found: as `reward_to_json` makes it."""
+    source, data = audit.source, found["data"]
+    yield f"data: {source.file}, {source.layout} records, template {source.template}"
+    yield f"{data['pairs']:,} pairs of {source.used:,} records, {audit.truncated:,} answers cut"
+    if source.dropped:
+        yield f"caution: {len(source.dropped):,} records are left out: nothing of an answer is left, or there is none"
+    low, high = found["accuracy_interval"]
+    sure = f"95 % interval {low:.1%} to {high:.1%}"
+    yield f"accuracy {found['accuracy']:.1%} ({sure}) · margin {_number(found['margin'])}"
+    better, worse = _number(found["score_chosen"]), _number(found["score_rejected"])
+    yield f"mean score of the better answers {better}, of the worse {worse}"
+    yield f"loss ({found['loss']['kind']}) {_number(found['loss']['value'])}"
+    yield f"expected calibration error {_share(found['calibration']['expected_error'])}"
+
+
+def calibration_table(bins: Sequence[Bin]) -> Table:
+    """How sure the model was against how often it was right, bin by bin."""
+    plain = bins_table(bins)
+    table = Table(box=None, pad_edge=False)
+    for place, heading in enumerate(plain.columns):
+        table.add_column(heading, justify="right" if place else "left")
+    for row in plain.rows:
+        table.add_row(*row)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1%}"
+
+
+def harness_table(sides: Mapping[str, Mapping[str, Cell]]) -> Table:
+    """sides: name -> metric -> value and standard error, as the harness gives them: shares from 0 to 1."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task and metric")
+    for side in sides:
+        table.add_column(side, justify="right")
+    for name in next(iter(sides.values())):
+        table.add_row(name, *(_value(cells[name]) for cells in sides.values()))
+    return table
+
+
+def _value(cell: Cell) -> str:
+    error = "" if cell.error is None else f" ± {cell.error:.4f}"
+    return f"{cell.accuracy:.4f}{error}"
+
+
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
+_BARS = (_GREY, _BLUE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Shares from 0 to 1. error: standard error; interval: 95 %; None where not known. count: "143/200", or empty."""
+
+    accuracy: float
+    error: float | None = None
+    count: str = ""
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """cells: by the heading of their column. average: over these columns, None where it means nothing. measured: here,
+    not published. group: what the picture gives one colour."""
+
+    name: str
+    cells: Mapping[str, Cell]
+    average: Cell | None
+    measured: bool
+    group: str = ""
+
+
+def score_table(rows: Sequence[ScoreRow], headings: Sequence[str]) -> Table:
+    """Per cent; of what was measured, the 95 % interval and the counts below."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("accuracy in %")
+    averaged = all(row.average is not None for row in rows)
+    for heading in (*headings, *(["avg" if len(headings) == 8 else f"avg of {len(headings)}"] if averaged else [])):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(row.name, *map(_text, _cells(row, headings)), style="bold" if row.measured else "")
+    return table
+
+
+def _cells(row: ScoreRow, headings: Sequence[str]) -> list[Cell]:
+    return [*(row.cells[heading] for heading in headings), *([] if row.average is None else [row.average])]
+
+
+def _text(cell: Cell) -> str:
+    lines = [f"{cell.accuracy:.1%}".removesuffix("%")]
+    if cell.interval is not None:
+        lines.append("–".join(f"{100 * end:.1f}" for end in cell.interval))
+    return "\n".join([*lines, *([cell.count] if cell.count else [])])
+
+
+def _reach(cell: Cell) -> tuple[float, float]:
+    """How far the bar of error goes down and up, in per cent."""
+    if cell.interval is None:
+        return 100 * (cell.error or 0.0), 100 * (cell.error or 0.0)
+    low, high = cell.interval
+    return max(0.0, 100 * (cell.accuracy - low)), max(0.0, 100 * (high - cell.accuracy))
+
+
+def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mapping[str, float], title: str) -> Figure:
+    """Bars for what was measured, with their 95 % interval, or one standard error; points for what was published, one
+    shade for each group;
+    a dotted line where guessing would be, by heading."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    columns = [*headings, *(["average"] if rows[0].average is not None else [])]
+    measured, published = [row for row in rows if row.measured], [row for row in rows if not row.measured]
+    width = 0.55 / len(measured)
+    for place, row in enumerate(measured):
+        cells = _cells(row, headings)
+        left = [column - 0.42 + width * (place + 0.5) for column in range(len(columns))]
+        axes.bar(
+            left,
+            [100 * cell.accuracy for cell in cells],
+            width=0.92 * width,
+            yerr=list(zip(*map(_reach, cells), strict=True)),
+            color=_BARS[place % 2] if len(measured) > 1 else _BLUE,
+            error_kw={"elinewidth": 1, "capsize": 2},
+            label=row.name,
+        )
+    shades = {"LoRA": (_ORANGE, "o"), "DoRA": (_GREEN, "D")}
+    for group in dict.fromkeys(row.group for row in published):
+        colour, marker = shades.get(group, (_GREY, "s"))
+        of_group = [row for row in published if row.group == group]
+        shift = 0.22 if group == "LoRA" else 0.34
+        points = [
+            (column + shift, 100 * cell.accuracy)
+            for row in of_group
+            for column, cell in enumerate(_cells(row, headings))
+        ]
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, marker, color=colour, ms=4.5, alpha=0.75, mec="none", label=f"published, {group}")
+    for column, heading in enumerate(headings):
+        if (floor := chance.get(heading)) is not None:
+            axes.hlines(100 * floor, column - 0.45, column + 0.45, color="black", linestyle=":", linewidth=1)
+    if chance:
+        axes.plot([], [], ":", color="black", linewidth=1, label="guessing")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("accuracy (%)")
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    return figure
