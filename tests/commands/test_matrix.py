@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import diagonal
 from helpers.tiny_models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def trained(server, base, data, tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("adapter", "precision"), alpaca_matrix.COMBINATIONS)
+@pytest.mark.parametrize(("adapter", "precision"), diagonal(alpaca_matrix.ADAPTERS, alpaca_matrix.PRECISIONS))
 def test_a_run_is_sound_from_the_command_to_the_reloaded_model(trained, base, adapter, precision):
     finding = alpaca_matrix.examine(base, trained(adapter, precision), adapter, precision)
     assert finding.faults == ()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from helpers.tiers import diagonal
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.batch import Example
@@ -104,8 +105,7 @@ def check_masks(
 
 
 @needs_data
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "file"), diagonal(FAMILIES, FILES))
 def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
     config = run_config(models[family], file, tmp_path / "run")
     console = Console(io.StringIO())

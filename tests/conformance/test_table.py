@@ -13,13 +13,13 @@ from conformance import table
 from conformance.runs import KINDS, build, run_config, stopped_and_resumed, whole_run
 from conformance.table import LIMIT, Proof, prove, reload_error, step_errors, trained_modules
 from conformance.targets import TARGETS
+from helpers.tiers import diagonal
 from helpers.zoo import ZOO
 from surefoot.report.verification import compare_folders
 from surefoot.training import step
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ZOO)
+@pytest.mark.parametrize(("family", "kind"), diagonal(ZOO, KINDS))
 def test_row(family, kind, tmp_path):
     proof = prove(family, kind, tmp_path)
     assert proof.misses == [], proof

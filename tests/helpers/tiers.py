@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,3 +21,10 @@ def representatives(cases: Iterable[Any], *chosen: Any) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in chosen else pytest.mark.slow)
         for case in cases
     ]
+
+
+def diagonal(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """All pairs as parameters; representatives are one of each row, over the columns in turn."""
+    rows, columns = list(rows), list(columns)
+    chosen = ((row, columns[number % len(columns)]) for number, row in enumerate(rows))
+    return representatives(product(rows, columns), *chosen)

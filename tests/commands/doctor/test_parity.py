@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from helpers.doctor_runs import ROWS, clean_run
+from helpers.tiers import representatives
 from surefoot.commands.doctor import parity
 from surefoot.commands.doctor.parity import is_plain, own_pass, parity_lines, plainest
 from surefoot.config.schema import RunConfig
@@ -90,7 +92,7 @@ def error_of(line):
     return float(line.value.split("differ by ")[1].split(";")[0])
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "kto"])
+@pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto"], "sft", "dpo"))
 def test_a_packed_run_is_held_against_padded_rows_of_the_same_examples(run_of, stage):
     config = run_of(stage)
     with ready(config, 1) as one:
@@ -104,7 +106,7 @@ def test_a_packed_run_is_held_against_padded_rows_of_the_same_examples(run_of, s
     assert error_of(line) < ROUNDING
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "kto", "ppo"])
+@pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto", "ppo"], "sft", "ppo"))
 def test_padded_runs_with_a_micro_batch_of_their_own(run_of, stage):
     line = examined(run_of(stage, "off" if stage != "ppo" else "auto"))
     assert (line.code, line.verdict) == ("FAST-PATH", "ok")
@@ -151,9 +153,13 @@ def wrong_scale(one):
             scaling.update({name: 2 * scale for name, scale in scaling.items()})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("packing", ["on", "off"])
-@pytest.mark.parametrize("plant", [wrong_mlp, wrong_scale])
+WRONG = product([wrong_mlp, wrong_scale], ["on", "off"], ["fp32", "bf16"])
+
+
+@pytest.mark.parametrize(
+    ("plant", "packing", "precision"),
+    representatives(WRONG, (wrong_mlp, "off", "bf16"), (wrong_scale, "on", "fp32")),
+)
 def test_what_is_computed_wrongly_is_named(run_of, plant, packing, precision):
     line = examined(run_of(packing=packing, precision=precision), plant)
     assert (line.code, line.verdict) == ("FAST-PATH", "fault")
@@ -161,7 +167,7 @@ def test_what_is_computed_wrongly_is_named(run_of, plant, packing, precision):
     assert "data.packing: off" in line.fix
 
 
-@pytest.mark.parametrize("stage", ["reward", "dpo", "kto", "ppo"])
+@pytest.mark.parametrize("stage", representatives(["reward", "dpo", "kto", "ppo"], "kto"))
 def test_a_wrong_scale_is_named_in_every_stage(run_of, stage):
     packing = "auto" if stage == "ppo" else "on"
     assert examined(run_of(stage, packing), wrong_scale).verdict == "fault"
