@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from surefoot.training.guard import FEWEST, after, ceiling
+from surefoot.training.guard import FEWEST, norms_after, spike_ceiling
 
 STEPS = 1500
 EVERY = 73  # steps from one planted spike to the next
@@ -37,7 +37,7 @@ def spiked(curve: np.ndarray) -> np.ndarray:
     """By step, whether its norm was above the ceiling."""
     found, kept = [], ()
     for norm in curve.tolist():
-        highest = ceiling(kept)
+        highest = spike_ceiling(kept)
         found.append(highest is not None and norm > highest)
-        kept = after(kept, norm)
+        kept = norms_after(kept, norm)
     return np.array(found)

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.spike_curves import PLACES, STEPS, clean, spiked
 from surefoot.training import guard as spikes
-from surefoot.training.guard import FEWEST, LEAST, WIDTH, WINDOW, after, ceiling
+from surefoot.training.guard import FEWEST, LEAST, WIDTH, WINDOW, norms_after, spike_ceiling
 
 RECALL = 0.95  # at least, of planted spikes
 
@@ -60,23 +60,23 @@ def test_twin_a_mean_and_a_standard_deviation_miss_spikes():
 
 def test_by_hand():
     calm = (1.0, 2.0, 4.0) * FEWEST  # the median is 2, and most lie a factor of 2 from it
-    assert ceiling(calm) == pytest.approx(2.0 * 2.0 ** (WIDTH * 1.4826))
-    assert ceiling((2.0,) * FEWEST) == pytest.approx(2.0 * LEAST)
-    assert ceiling((2.0,) * (FEWEST - 1)) is None
+    assert spike_ceiling(calm) == pytest.approx(2.0 * 2.0 ** (WIDTH * 1.4826))
+    assert spike_ceiling((2.0,) * FEWEST) == pytest.approx(2.0 * LEAST)
+    assert spike_ceiling((2.0,) * (FEWEST - 1)) is None
 
 
 def test_a_spike_enters_as_what_it_was_cut_to_and_a_zero_not_at_all():
     calm = (2.0,) * FEWEST
-    assert after(calm, 1000.0) == (*calm, pytest.approx(2.0 * LEAST))
-    assert after(calm, 0.0) == calm
-    assert len(after((1.0,) * WINDOW, 1.0)) == WINDOW
+    assert norms_after(calm, 1000.0) == (*calm, pytest.approx(2.0 * LEAST))
+    assert norms_after(calm, 0.0) == calm
+    assert len(norms_after((1.0,) * WINDOW, 1.0)) == WINDOW
 
 
 def test_norms_that_stay_high_are_followed():
     kept = (1.0,) * WINDOW
     for _ in range(3 * WINDOW):
-        kept = after(kept, 50.0)
-    highest = ceiling(kept)
+        kept = norms_after(kept, 50.0)
+    highest = spike_ceiling(kept)
     assert highest is not None
     assert highest > 50.0
 

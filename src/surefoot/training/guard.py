@@ -80,7 +80,7 @@ _NORMAL = 1.4826  # the median distance of a normal distribution, times this, is
 Norms = tuple[float, ...]
 
 
-def ceiling(norms: Norms) -> float | None:
+def spike_ceiling(norms: Norms) -> float | None:
     """The highest gradient norm that is no spike after these; None while there are too few."""
     if len(norms) < FEWEST:
         return None
@@ -90,11 +90,11 @@ def ceiling(norms: Norms) -> float | None:
     return math.exp(middle + max(WIDTH * scatter, math.log(LEAST)))
 
 
-def after(norms: Norms, norm: float) -> Norms:
-    """With the norm of a step that moved the weights: the newest WINDOW. A norm of 0 says nothing of the scatter."""
+def norms_after(norms: Norms, norm: float) -> Norms:
+    """These and the norm of a step that moved the weights: the newest WINDOW. A norm of 0 tells nothing of scatter."""
     if norm <= 0:
         return norms
-    highest = ceiling(norms)
+    highest = spike_ceiling(norms)
     return (*norms, norm if highest is None else min(norm, highest))[-WINDOW:]
 
 

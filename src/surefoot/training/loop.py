@@ -16,10 +16,9 @@ import torch
 from surefoot.data.batch import Weighted
 from surefoot.system.errors import Diverged, Fault, SurefootError
 from surefoot.system.messages import counted
-from surefoot.training import guard as spikes
 from surefoot.training.engine import Engine
 from surefoot.training.failure import Attempt, Recorder, look_into
-from surefoot.training.guard import RECENT, StepsLost
+from surefoot.training.guard import RECENT, StepsLost, spike_ceiling
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.objective import Objective
 from surefoot.training.optimizer import Schedule
@@ -141,7 +140,7 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clo
         state = state.spent("batches", clock.lap())
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
-        report = _step(job, attempt, spikes.ceiling(state.norms) if job.clip_spikes else None, watch)
+        report = _step(job, attempt, spike_ceiling(state.norms) if job.clip_spikes else None, watch)
         brake: Diverged | None = None
         if job.memory is not None:
             brake = _learned(job, job.memory, attempt, report)

@@ -145,12 +145,12 @@ def tokens_per_look(trained: int, parameters: int, device: str) -> float:
     return 0.0 if trained <= SMALL else tokens / _SHARE * trained / parameters
 
 
-def is_due(step: int, tokens: int, per_look: float) -> bool:
+def look_is_due(step: int, tokens: int, per_look: float) -> bool:
     """Whether step `step`, which has so many tokens, looks; a function of its arguments, the same on all ranks."""
     return step % max(1, math.ceil(per_look / max(tokens, 1))) == 0
 
 
-def look(moments: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+def look_at_moments(moments: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """A scalar on `device` that is finite where all moments are, and hardly otherwise."""
     alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for tensor in moments:
@@ -163,6 +163,6 @@ def look(moments: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     return total
 
 
-def first_bad(moments: Mapping[str, torch.Tensor]) -> str:
+def first_bad_moment(moments: Mapping[str, torch.Tensor]) -> str:
     """The name of the first one with a number that is not finite; empty where there is none."""
     return next((name for name, one in moments.items() if not bool(torch.isfinite(one).all())), "")

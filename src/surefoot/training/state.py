@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from surefoot.training.guard import GuardCounts, Norms, Rollback, after, counted_from
+from surefoot.training.guard import GuardCounts, Norms, Rollback, counted_from, norms_after
 from surefoot.training.report import EvalReport, StepReport
 
 
@@ -76,7 +76,7 @@ class RunState:
         loss_sum, loss_weight, norms = self.loss_sum, self.loss_weight, self.norms
         if report.decision == "stepped" and report.loss is not None and report.grad_norm is not None:
             loss_sum, loss_weight = loss_sum + report.loss * report.weight, loss_weight + report.weight
-            norms = after(norms, report.grad_norm)
+            norms = norms_after(norms, report.grad_norm)
         since = counted_from(self.rollbacks, report.step)
         return dataclasses.replace(
             self,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from surefoot.data.batch import Weighted
-from surefoot.training import optimizer_state as moments
+from surefoot.training import optimizer_state
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
@@ -35,10 +35,15 @@ Context = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What stays the same from step to step. max_grad_norm: of every group of parameters, or of each its own. forward:
-    autocast as planned. kernels: the attention kernels allowed, around forward and backward. bounds: by the name of a
-    sum of the objective, its largest mean with which a step may move the weights. per_look: see `moments.is_due`.
-    after_step: is called when the weights have moved; it changes no number."""
+    """What stays the same from step to step.
+
+    max_grad_norm: of every group of parameters, or of each its own; None does not clip.
+    forward: autocast as planned.
+    kernels: the attention kernels allowed, around forward and backward.
+    bounds: by the name of a sum of the objective, its largest mean with which a step may move the weights.
+    per_look: tokens between two looks at the moments, see `optimizer_state.look_is_due`.
+    after_step: is called when the weights have moved; it changes no number.
+    """
 
     seed: int
     max_grad_norm: PerGroup[float | None]
@@ -166,7 +171,7 @@ def _look(
 ) -> _Seen:
     """sums: this rank's, loss first. norms: of all ranks. The host waits here. Metrics are finite where the loss is."""
     means = [total / size.weight for total in sums.values()]
-    looked = moments.look(_moments_of(engine, step, size, settings), engine.device)
+    looked = optimizer_state.look_at_moments(_moments_of(engine, step, size, settings), engine.device)
     numbers = torch.stack((looked, *means, *(norm.float() for norm in norms.values()))).tolist()
     own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
     finite, loss, *others = engine.totals(own)
@@ -180,13 +185,13 @@ def _look(
 
 def _moments_of(engine: Engine, step: int, size: StepSize, settings: StepSettings) -> list[torch.Tensor]:
     """Those that this step looks at: all, or none where that would take too large a part of its time."""
-    return list(engine.moments().values()) if moments.is_due(step, size.tokens, settings.per_look) else []
+    return list(engine.moments().values()) if optimizer_state.look_is_due(step, size.tokens, settings.per_look) else []
 
 
 def _bad_moment(engine: Engine) -> str:
     """Which one is not finite, in the words of all ranks, which must all ask; empty where a sum of finite ones
     overflowed."""
-    own = moments.first_bad(engine.moments())
+    own = optimizer_state.first_bad_moment(engine.moments())
     found = engine.totals([float(bool(own))])[0]
     return own or ("one of another rank" if found else "")
 
