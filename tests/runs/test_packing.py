@@ -186,7 +186,7 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
     """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
     ends the run."""
-    for module in ("setup", "parity.packed_rows"):
+    for module in ("setup", "parity.passes"):
         monkeypatch.setattr(f"surefoot.runs.{module}.CUTTING", ("single",))
     usual = packing._unmeasured
     monkeypatch.setattr(
