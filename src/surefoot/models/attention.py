@@ -74,7 +74,10 @@ def observe_kernels(run: Callable[[], object]) -> set[str]:
         with muted_stderr():
             profiler.stop()
     # The names as they were recorded: `key_averages` builds a tree of all calls first, a hundred times as slow.
-    return kernels_among(event.name() for event in profiler.profiler.kineto_results.events())
+    recorded = profiler.profiler
+    assert recorded is not None
+    assert recorded.kineto_results is not None
+    return kernels_among(event.name() for event in recorded.kineto_results.events())
 
 
 def kernels_among(operators: Iterable[str]) -> set[str]:
