@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from surefoot.data.formats import Conversation
-
-_PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
-_SHORT = 80  # characters of an example prompt
-_FIRST_WORDS = 5
 Place = tuple[str, int, int]  # file, number of the record and line where it starts, both from 1
 
 
@@ -67,34 +61,6 @@ def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFac
         example_prompt=next((one.example_prompt for one in facts if one.example_prompt), ""),
         unkept=next((one.unkept for one in facts if one.unkept), ""),
     )
-
-
-def find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple[int, int]], str]:
-    """Number and line of the conversations whose texts hold something like {{name}}, and the first such thing."""
-    found = [
-        (one.number, one.line, match[0])
-        for one in conversations
-        if (match := _PLACEHOLDER.search("\n".join(turn.text for turn in one.turns)))
-    ]
-    return [(number, line) for number, line, _ in found], found[0][2] if found else ""
-
-
-def find_example_prompt(conversations: Iterable[Conversation]) -> str:
-    """The first question of one short line, or, of texts, the first words of one; empty where there is none.
-
-    It will stand in the model card, so whatever may be a path or an address is passed over.
-    """
-    prompts = (
-        " ".join(turn.content.split()[:_FIRST_WORDS]) if turn.role == "text" else turn.text
-        for one in conversations
-        for turn in one.turns[:2]
-        if turn.role in ("user", "text")
-    )
-    return next((text for text in prompts if _is_plain(text)), "")
-
-
-def _is_plain(text: str) -> bool:
-    return bool(text.strip()) and len(text) <= _SHORT and text.isprintable() and not set(text) & set("/\\@")
 
 
 def _listed(words: Iterable[str]) -> str:

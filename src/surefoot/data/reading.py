@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from surefoot.data.facts import find_example_prompt, find_placeholders
 from surefoot.data.formats import (
     LAYOUTS,
     Conversation,
@@ -34,13 +34,16 @@ from surefoot.system.errors import Fault, InputError
 CUSTOM = "custom"
 _BATCH = 1024  # conversations
 Batches = Iterator[list[Conversation]]
+_PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
+_SHORT = 80  # characters of an example prompt
+_FIRST_WORDS = 5
 
 
 class Reading:
     """The conversations of one file, and what is known of its records once all of them were read.
 
     rows: how many the file holds; used: the first so many of them. texts: no conversation has turns. several: one has
-    more than one answer. placeholders, placeholder, example_prompt: see `surefoot.data.facts`.
+    more than one answer. placeholders, placeholder, example_prompt: see `SourceFacts`.
     """
 
     def __init__(
@@ -147,10 +150,10 @@ class Reading:
     def _note(self, batch: list[Conversation]) -> None:
         self.texts = self.texts and all(turn.role == "text" for one in batch for turn in one.turns)
         self.several = self.several or any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in batch)
-        places, placeholder = find_placeholders(batch)
+        places, placeholder = _find_placeholders(batch)
         self.placeholders += places
         self.placeholder = self.placeholder or placeholder
-        self.example_prompt = self.example_prompt or find_example_prompt(batch)
+        self.example_prompt = self.example_prompt or _find_example_prompt(batch)
 
 
 @dataclass(frozen=True)
@@ -186,3 +189,31 @@ def _conversation(value: dict[str, Any]) -> Conversation:
     """From what `asdict` makes of one."""
     turns = [Turn(**{**turn, "calls": tuple(ToolCall(**call) for call in turn["calls"])}) for turn in value["turns"]]
     return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"])})
+
+
+def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple[int, int]], str]:
+    """Number and line of the conversations whose texts hold something like {{name}}, and the first such thing."""
+    found = [
+        (one.number, one.line, match[0])
+        for one in conversations
+        if (match := _PLACEHOLDER.search("\n".join(turn.text for turn in one.turns)))
+    ]
+    return [(number, line) for number, line, _ in found], found[0][2] if found else ""
+
+
+def _find_example_prompt(conversations: Iterable[Conversation]) -> str:
+    """The first question of one short line, or, of texts, the first words of one; empty where there is none.
+
+    It will stand in the model card, so whatever may be a path or an address is passed over.
+    """
+    prompts = (
+        " ".join(turn.content.split()[:_FIRST_WORDS]) if turn.role == "text" else turn.text
+        for one in conversations
+        for turn in one.turns[:2]
+        if turn.role in ("user", "text")
+    )
+    return next((text for text in prompts if _is_plain(text)), "")
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text.strip()) and len(text) <= _SHORT and text.isprintable() and not set(text) & set("/\\@")

@@ -6,17 +6,26 @@ A field that may be absent may be null as well: tables (CSV, Parquet) have no ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from surefoot.data.formats.conversation import Conversation
 from surefoot.data.json_rows import read_value
-from surefoot.data.rows import Row, kind_of
+from surefoot.data.rows import kind_of
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few, nearest_words
 
 _SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
 
-Item = TypeVar("Item", Row, Conversation)
+
+class Numbered(Protocol):
+    """A record or a conversation: its number in the file and the line where it starts, both from 1."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def line(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Numbered)
 Result = TypeVar("Result")
 
 
