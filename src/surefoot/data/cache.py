@@ -37,7 +37,7 @@ from surefoot.data.growing import growing
 from surefoot.system import durable, hardware, plain_files
 from surefoot.system.errors import EnvironmentFault
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _LIBRARIES = ("surefoot", "tokenizers", "transformers")
 _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None: as ids need, and shape of one row
     "ids": (None, ()),

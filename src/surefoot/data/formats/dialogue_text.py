@@ -16,12 +16,12 @@ from surefoot.data.formats.conversation import Turn
 from surefoot.data.formats.fields import RowFault
 
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_ROLES = {"Human": "user", "Assistant": "assistant"}
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 def is_dialogue(text: str) -> bool:
     """Whether both speakers have their marks in it."""
-    return set(_MARK.findall(text)) == set(_ROLES)
+    return set(_MARK.findall(text)) == set(_SPEAKERS)
 
 
 def is_open_dialogue(text: str) -> bool:
@@ -34,7 +34,7 @@ def read_dialogue_text(text: str, name: str) -> list[Turn]:
     parts = _MARK.split(text)
     turns = [Turn("system", parts[0].strip())] if parts[0].strip() else []
     for speaker, words in zip(parts[1::2], parts[2::2], strict=True):
-        role, content = _ROLES[speaker], words.strip()
+        role, content = _SPEAKERS[speaker], words.strip()
         if turns and turns[-1].role == role:
             turns[-1] = Turn(role, "\n\n".join(part for part in (turns[-1].content, content) if part))
         else:

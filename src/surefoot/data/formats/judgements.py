@@ -33,7 +33,7 @@ def read_judged(record: Mapping[str, Any]) -> Conversation:
     good = record[mark]
     if good not in (0, 1) or not isinstance(good, bool | int):
         raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false belongs")
-    prompt, answer = read_opening(record), _answer(record)
+    prompt, answer = read_opening(record), _judged_answer(record)
     if answer is None:
         if prompt[-1].role != "assistant":
             raise RowFault("has no answer that could be judged", "end with an assistant turn, or add 'completion'")
@@ -49,7 +49,7 @@ def judged_form(record: Mapping[str, Any]) -> str:
     return f"the prompt is {opening_form(record)}, {mark_field(record)!r} judges"
 
 
-def _answer(record: Mapping[str, Any]) -> list[Turn] | None:
+def _judged_answer(record: Mapping[str, Any]) -> list[Turn] | None:
     """None where the prompt's list holds it."""
     field = opening_field(record)
     name = next((name for name in ANSWERS if record.get(name) is not None), None)

@@ -16,7 +16,7 @@ from surefoot.data.formats.tools import read_calls, read_tools
 from surefoot.data.formats.turns import check_order, is_learned, read_dialogue, read_turns, role_in
 from surefoot.data.rows import kind_of
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def read_messages(record: Mapping[str, Any]) -> Conversation:
@@ -40,7 +40,7 @@ def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
 
 def read_message(message: Mapping[str, Any]) -> Turn:
     """{"role", "content"} as one turn."""
-    role = role_in(message, "role", _ROLES)
+    role = role_in(message, "role", _MESSAGE_ROLES)
     calls = read_calls(message["tool_calls"], "tool_calls") if message.get("tool_calls") else ()
     if calls and role != "assistant":
         raise RowFault(f"has tool calls, but its role is {message['role']}", "calls are made by the assistant")

@@ -53,7 +53,7 @@ def read_ranked(record: Mapping[str, Any]) -> Ranked:
     elif form_of(record) == _WHOLE_LISTS:
         prompt, better, worse = _split_turns(*(read_turns(record, name, read_turn) for name in PAIR))
     else:
-        prompt, better, worse = (read_opening(record), *(_answer(record, name) for name in PAIR))
+        prompt, better, worse = (read_opening(record), *(_ranked_answer(record, name) for name in PAIR))
     for name, answer in zip(PAIR, (better, worse), strict=True):
         if answer[0].role != "assistant":
             raise RowFault(f"turn 1 of {name!r} is {answer[0].role}, but assistant was expected")
@@ -94,7 +94,7 @@ def _split_turns(
     return better[:same], better[same:], worse[same:]
 
 
-def _answer(record: Mapping[str, Any], name: str) -> list[Turn]:
+def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
     """A text may be empty: an answer that says nothing can be the worse one."""
     if isinstance(record[name], str):
         return [answer_turn(record, record[name])]

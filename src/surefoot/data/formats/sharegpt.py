@@ -12,7 +12,7 @@ from surefoot.data.formats.tools import read_calls
 from surefoot.data.formats.turns import is_learned, read_dialogue, role_in
 
 _CALL = "call"
-_ROLES = {
+_SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
     "system": "system",
@@ -39,7 +39,7 @@ def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
 
 def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
     """{"from", "value"} as one turn."""
-    role = role_in(item, "from", _ROLES)
+    role = role_in(item, "from", _SHAREGPT_ROLES)
     if role == _CALL:
         calls = read_calls(field(item, "value"), "value")
         return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))

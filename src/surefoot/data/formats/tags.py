@@ -11,8 +11,8 @@ from typing import Any
 
 from surefoot.data.rows import Row
 
-_FIELDS = {"role_tag": "from", "content_tag": "value"}
-_ROLES = {
+_TAG_FIELDS = {"role_tag": "from", "content_tag": "value"}
+_TAG_ROLES = {
     "user_tag": "human",
     "assistant_tag": "gpt",
     "observation_tag": "observation",
@@ -24,8 +24,8 @@ _ROLES = {
 def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
     """Rows whose turns have sharegpt's own words. tags: role_tag, content_tag, user_tag, … -> the file's word. What has
     another word stays as it is, for the format to judge."""
-    fields = {tags[tag]: ours for tag, ours in _FIELDS.items() if tag in tags}
-    roles = {tags[tag]: ours for tag, ours in _ROLES.items() if tag in tags}
+    fields = {tags[tag]: ours for tag, ours in _TAG_FIELDS.items() if tag in tags}
+    roles = {tags[tag]: ours for tag, ours in _TAG_ROLES.items() if tag in tags}
     for row in rows:
         if tags:
             row = replace(row, value={name: _turns(value, fields, roles) for name, value in row.value.items()})
