@@ -21,7 +21,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import install

@@ -120,7 +120,7 @@ def tokenise(folder: Path) -> dict[str, float]:
     from transformers import PreTrainedTokenizerFast
 
     from surefoot.data.prepare import prepare_data
-    from surefoot.data.sources import SourceSpec
+    from surefoot.data.sources.resolve import SourceSpec
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder.parent / "base")
     template, kind, max_length = LAID_OUT[folder.name]
@@ -148,7 +148,7 @@ def tokenizer_alone(folder: Path) -> dict[str, float]:
     """Seconds of the fast tokenizer over the texts that `tokenise` hands it, without the few that it sees again."""
     from transformers import PreTrainedTokenizerFast
 
-    from surefoot.data.text_encoder import TextEncoder
+    from surefoot.data.tokenize.text_encoder import TextEncoder
 
     batches: list[tuple[bool, list[str]]] = []
     encode = TextEncoder.encode

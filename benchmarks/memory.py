@@ -120,7 +120,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from surefoot.config.load import load_config
-    from surefoot.data.batch import Batch
+    from surefoot.data.batching.batch import Batch
     from surefoot.methods.losses.sft import sft_loss
     from surefoot.runs.parity.fast_paths import planned_paths
     from surefoot.runs.plan import make_plan

@@ -23,9 +23,9 @@ from packing import asked, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batch import Example, PairBatch
-from surefoot.data.layout import Layout
-from surefoot.data.loader import common_beginning
+from surefoot.data.batching.batch import Example, PairBatch
+from surefoot.data.batching.loader import common_beginning
+from surefoot.data.batching.packing import Layout
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.fast.packing import packed_attention

@@ -150,7 +150,7 @@ def config_text(own: Path, asked: Namespace) -> str:
 
 def _write(own: Path, base: Path, records: list[dict[str, Any]], asked: Namespace) -> None:
     from surefoot.config.load import load_config
-    from surefoot.data.order import step_examples
+    from surefoot.data.batching.order import step_examples
     from surefoot.runs.trial import ready
 
     (own / "data.json").write_text(json.dumps(world_records(asked, base, records)))

@@ -31,7 +31,7 @@ def here(file: Path, base: Path, cache: Path) -> dict[str, float]:
     from transformers import PreTrainedTokenizerFast
 
     from surefoot.data.prepare import prepare_data
-    from surefoot.data.sources import SourceSpec
+    from surefoot.data.sources.resolve import SourceSpec
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     with measured() as found:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.value_head import ScoredModel, ValueHead, freeze_output_head
 

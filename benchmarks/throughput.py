@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from surefoot.config.load import load_config
-from surefoot.data.order import step_examples
+from surefoot.data.batching.order import step_examples
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.sft import sft_stage
 from surefoot.runs.plan import make_plan

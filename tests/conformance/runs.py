@@ -17,7 +17,7 @@ from torch import nn
 from conformance.reference import logits
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING, Custom

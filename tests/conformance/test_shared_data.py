@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from helpers.tiers import diagonal
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Example
+from surefoot.data.batching.batch import Example
 from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.prepare import prepare

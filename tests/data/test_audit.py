@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 
 from surefoot.data import audit as audit_module
-from surefoot.data import dataset as dataset_module
-from surefoot.data import proofs
+from surefoot.data import checks as proofs
 from surefoot.data.audit import Audit, audit_dataset, cautions
-from surefoot.data.columns import with_columns
-from surefoot.data.copies import copies_in, item_prints
-from surefoot.data.dataset import (
+from surefoot.data.checks import copies_in, item_prints
+from surefoot.data.tokenize import dataset as dataset_module
+from surefoot.data.tokenize.dataset import (
     CONTROL_TEXT,
     GOOD,
     PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
+    SourceFacts,
     TokenisedDataset,
     of_files,
+    with_columns,
 )
-from surefoot.data.facts import SourceFacts
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.system.errors import InputError
 
 SOURCE = SourceFacts("d.json", "0" * 64, "1" * 64, "alpaca", "it has an output", "llama3", 9, 9)

@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from surefoot.data import encode_kinds, loader
 from surefoot.data.audit import cautions
-from surefoot.data.batch import IGNORE
-from surefoot.data.layout import Layout
-from surefoot.data.loader import judged_batches, pair_batches, prompt_batches
-from surefoot.data.order import step_examples
+from surefoot.data.batching import loader
+from surefoot.data.batching.batch import IGNORE
+from surefoot.data.batching.loader import judged_batches, pair_batches, prompt_batches
+from surefoot.data.batching.order import part_of, step_examples
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import prepare_data
-from surefoot.data.sources import SourceSpec
-from surefoot.data.split import part_of
+from surefoot.data.sources.resolve import SourceSpec
+from surefoot.data.tokenize import encode as encode_kinds
 from surefoot.system.errors import InputError
 
 SEED = 3

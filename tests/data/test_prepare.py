@@ -12,14 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surefoot.data import encode, prepare, reading, tokenise
+from surefoot.data import prepare
 from surefoot.data.audit import cautions
-from surefoot.data.dataset import TokenisedDataset
 from surefoot.data.formats import Conversation, Turn
+from surefoot.data.formats import reader as reading
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.segments import prompt_ids
-from surefoot.data.sources import SourceSpec
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.sources.resolve import SourceSpec
+from surefoot.data.tokenize import encode
+from surefoot.data.tokenize import tokenize_file as tokenise
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.segments import prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.system.errors import EnvironmentFault, InputError
 
 ALPACA_DEMO = Path(__file__).parents[3] / "shared/data/instruct/alpaca_en_demo.json"

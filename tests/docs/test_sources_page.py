@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers.doc_pages import ROOT
-from surefoot.data import described
+from surefoot.data.sources import dataset_info as described
 from surefoot.system import hub as hub_client
 from surefoot.system.locations import DATA_KINDS
 

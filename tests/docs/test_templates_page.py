@@ -9,8 +9,8 @@ import pytest
 
 from helpers.doc_pages import ROOT, names, table
 from helpers.golden_templates import golden_encoder
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.templates import make_template
 from surefoot.families.templates import NAMES, OWN, ROWS, Prompt
 
 PAGE = ROOT / "docs" / "templates.md"

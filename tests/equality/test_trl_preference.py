@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from equality.preference_models import JUDGED, PAIRS, Answer, write_models
-from surefoot.data.batch import Batch, Example, JudgedBatch, PairBatch, collate
+from surefoot.data.batching.batch import Batch, Example, JudgedBatch, PairBatch, collate
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss

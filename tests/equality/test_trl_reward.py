@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from equality.preference_models import PAIRS, write_models
 from equality.test_trl_preference import gradient_norm, rows
-from surefoot.data.batch import PairBatch
+from surefoot.data.batching.batch import PairBatch
 from surefoot.methods.losses.reward import last_scores, pairs_of, reward_objective
 from surefoot.models.value_head import ScoredModel, ValueHead, freeze_output_head
 

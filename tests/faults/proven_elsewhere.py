@@ -4,17 +4,19 @@ from __future__ import annotations
 
 PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "D2": (
-        "tests/data/test_rows.py::test_last_line_cut_at_every_byte",
-        "tests/data/test_rows.py::test_list_cut_at_every_byte",
+        "tests/data/sources/test_records.py::test_last_line_cut_at_every_byte",
+        "tests/data/sources/test_records.py::test_list_cut_at_every_byte",
         "tests/faults/test_catalogue.py::test_the_last_line_cut_at_every_byte_is_named_by_the_command",
     ),
     "D14": ("tests/methods/losses/test_sft.py::test_loss_and_gradients_equal_huggingface",),
-    "D27": ("tests/data/test_sources.py::test_a_file_that_changes_in_between_is_refused",),
+    "D27": ("tests/data/sources/test_resolve.py::test_a_file_that_changes_in_between_is_refused",),
     "T1": ("tests/planning/test_tokenizer.py::test_llama_30_gets_a_reserved_token_and_never_the_exclamation_mark",),
     "T2": ("tests/data/test_audit.py::test_pad_may_be_a_stop_token",),
     "T3": ("tests/planning/test_tokenizer.py::test_llama_2_gets_unk_which_is_special_though_its_id_is_0",),
     "T5": ("tests/planning/test_tokenizer.py::test_a_spare_row_belongs_to_no_token",),
-    "T9": ("tests/data/test_encode.py::test_a_bos_that_the_template_writes_is_not_doubled_and_can_be_refused",),
+    "T9": (
+        "tests/data/tokenize/test_encode.py::test_a_bos_that_the_template_writes_is_not_doubled_and_can_be_refused",
+    ),
     "T10": ("tests/methods/losses/test_sft.py::test_loss_and_gradients_equal_huggingface",),
     "T12": ("tests/planning/test_tokenizer.py::test_a_turn_end_that_generation_config_forgets_is_said",),
     "M3": ("tests/training/test_checkpoint.py::test_any_damage_is_found_and_the_older_checkpoint_taken",),
@@ -73,7 +75,7 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "tests/distributed/test_ranks.py::test_two_ranks_train_what_one_does",
     ),
     "R20": ("tests/exactness/test_kill_and_resume.py::test_killed_and_resumed_equals_uninterrupted",),
-    "R22": ("tests/data/test_loader.py::test_a_fault_is_raised_at_its_step",),
+    "R22": ("tests/data/batching/test_loader.py::test_a_fault_is_raised_at_its_step",),
     "R23": ("tests/training/test_watchdog.py::test_a_rank_that_is_gone_or_silent_ends_the_run",),
     "R24": ("tests/training/test_watchdog.py::test_a_stall_names_who_is_behind",),
     "R25": (

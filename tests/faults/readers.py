@@ -15,14 +15,14 @@ from typing import Any
 from helpers.other_tools import FILES
 from surefoot.commands.tune.journal import Journal
 from surefoot.config.load import check_values, load_config
-from surefoot.data.cache import open_cache
-from surefoot.data.chat import jinja as chat_jinja
-from surefoot.data.chat.jinja import TemplateFault
-from surefoot.data.files import parse_bytes
+from surefoot.data.chat import render as chat_jinja
+from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
-from surefoot.data.formats.layouts import LAYOUTS, convert, recognise
-from surefoot.data.hub.files import choose_files
-from surefoot.data.rows import Source, parse_rows
+from surefoot.data.formats.registry import LAYOUTS, convert, recognise
+from surefoot.data.sources.files import parse_bytes
+from surefoot.data.sources.hub_files import choose_files
+from surefoot.data.sources.records import Source, parse_rows
+from surefoot.data.tokenize.cache import open_cache
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts

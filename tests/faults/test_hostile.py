@@ -12,7 +12,7 @@ from faults.case import Case
 from faults.hostile_cases import CASES, Payload
 from faults.place import Place
 from faults.test_bad_inputs import check
-from surefoot.data.chat import budget as jinja_budget
+from surefoot.data.chat import sandbox as jinja_budget
 
 
 def left(place: Place) -> list[Path]:

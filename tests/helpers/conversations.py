@@ -11,10 +11,10 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers import zoo_templates, zoo_tokenizers
-from surefoot.data.encode import encode
 from surefoot.data.formats import Conversation, ToolCall, Turn
-from surefoot.data.segments import Template
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.segments import Template
+from surefoot.data.tokenize.text_encoder import TextEncoder
 
 TOOL = {
     "type": "function",

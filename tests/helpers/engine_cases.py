@@ -14,8 +14,8 @@ from torch import nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from helpers.toy_model import save_checkpoint, settings
-from surefoot.data.batch import Batch, Example, collate
-from surefoot.data.loader import dealt
+from surefoot.data.batching.batch import Batch, Example, collate
+from surefoot.data.batching.loader import dealt
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices

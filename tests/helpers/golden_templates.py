@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from helpers.conversations import CASES, ids_and_mask
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import RowFault
-from surefoot.data.templates import make_template
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.families.templates import ROWS
 from surefoot.system.errors import InputError
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from surefoot.data.batch import IGNORE, Batch, Example, collate
+from surefoot.data.batching.batch import IGNORE, Batch, Example, collate
 from surefoot.training.checkpoint import begin_checkpoint
 from surefoot.training.engine import Engine, SingleEngine
 from surefoot.training.objective import LossSum

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers.plans import adapter_plan
-from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.forward import output_head
 from surefoot.models.peft import PeftModel

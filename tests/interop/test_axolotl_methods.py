@@ -9,10 +9,9 @@ import pytest
 
 from helpers.golden_templates import golden_encoder
 from surefoot.config.schema import RunConfig
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats.fields import RowFault
-from surefoot.data.formats.judgements import read_judged
-from surefoot.data.formats.ranking import read_preference
-from surefoot.data.templates import make_template
+from surefoot.data.formats.preference import read_judged, read_preference
 from surefoot.interop.axolotl import pairs
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_file

@@ -10,9 +10,9 @@ import pytest
 from helpers.golden_templates import golden_encoder
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
-from surefoot.data.encode import encode
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.templates import make_template
+from surefoot.data.tokenize.encode import encode
 from surefoot.interop.axolotl.datasets import TEMPLATES
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_file

@@ -12,7 +12,7 @@ import pytest
 
 import surefoot
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Example, collate
+from surefoot.data.batching.batch import Example, collate
 from surefoot.methods import preference as preference_module
 from surefoot.methods import reference
 from surefoot.methods.losses.preference import Constants, preference_loss

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from helpers import zoo
 from helpers.plans import adapter_plan, linear_names
-from surefoot.data.batch import Example, collate
+from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.bos import (

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertLMHeadModel
 
 from helpers.architectures import LLAMA, build
 from helpers.model_layouts import run_config
-from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify
 from surefoot.models.facts import facts_of

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from helpers.architectures import OPT, TINY, build
 from helpers.model_layouts import model_facts, run_config
-from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import adapters, generate
 from surefoot.models.adapters import add_adapter, zero_norm_rows

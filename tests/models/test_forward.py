@@ -12,7 +12,7 @@ from helpers import zoo
 from helpers.doc_pages import ROOT, table
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.kernels import packed_attention as documents
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter

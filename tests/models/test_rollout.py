@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from helpers import zoo
 from helpers.tiny_models import tiny_llama
 from helpers.zoo_adapters import adapted
-from surefoot.data.batch import Example, collate
+from surefoot.data.batching.batch import Example, collate
 from surefoot.models import generate
 from surefoot.models.adapters import CachedNorms
 from surefoot.models.forward import causal_model, logits_at

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.test_value_head import CONFIGS, drawn_head, language_model
-from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.methods.losses import reward
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.shared_prefix import shared_prefixes

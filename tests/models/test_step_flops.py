@@ -11,8 +11,8 @@ from helpers import zoo
 from helpers.architectures import LLAMA, build
 from helpers.plans import adapter_plan, linear_names
 from helpers.zoo_adapters import adapted
-from surefoot.data.batch import Example, collate
-from surefoot.data.pack import pack, unpacked
+from surefoot.data.batching.batch import Example, collate
+from surefoot.data.batching.packing import pack, unpacked
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from helpers.architectures import OPT, TINY, build
 from helpers.plans import adapter_plan, linear_names
-from surefoot.data.batch import Batch, Example, collate
+from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.models import forward
 from surefoot.models.adapters import add_adapter
 from surefoot.models.decoder import decoder_matrices

@@ -11,7 +11,7 @@ import torch
 from helpers.architectures import TINY, build
 from helpers.model_layouts import model_facts
 from helpers.plans import adapter_plan, linear_names
-from surefoot.data.batch import Batch
+from surefoot.data.batching.batch import Batch
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.last_block import last_block_path

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from helpers.tiny_models import llama3_tokenizer
 from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.sources import SourceSpec
+from surefoot.data.sources.resolve import SourceSpec
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_report, audit_to_json
 from surefoot.report.tables.audit import audit_views

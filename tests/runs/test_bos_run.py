@@ -15,9 +15,9 @@ import surefoot
 from helpers import zoo
 from surefoot.commands.pushing import pushed_files
 from surefoot.config.load import load_config
+from surefoot.data.batching.loader import all_laid_out
+from surefoot.data.batching.packing import Layout
 from surefoot.data.formats import Turn
-from surefoot.data.layout import Layout
-from surefoot.data.loader import all_laid_out
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.sft import sft_loss

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from surefoot.data.layout import Layout
+from surefoot.data.batching.packing import Layout
 from surefoot.runs.run_plan import step_tokens
 
 

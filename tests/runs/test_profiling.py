@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from helpers.plans import run_plan
 from helpers.toy_model import toy_examples
 from helpers.trained_runs import heron_folder, heron_trained
-from surefoot.data.batch import collate
+from surefoot.data.batching.batch import collate
 from surefoot.families.model_facts import read_model_facts
 from surefoot.planning.limits import Work, step_flops
 from surefoot.report import profile as profile_picture

@@ -10,12 +10,12 @@ from transformers import AutoTokenizer
 
 from helpers import zoo, zoo_templates
 from helpers.model_layouts import run_config
-from surefoot.data.chat import template as chat_template
-from surefoot.data.chat.messages import messages
+from surefoot.data.chat import jinja_template as chat_template
+from surefoot.data.chat.render import messages
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.segments import prompt_ids
-from surefoot.data.templates import make_template
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.notes import Notes

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Example
+from surefoot.data.batching.batch import Example
 from surefoot.training import evaluation as answers_module
 from surefoot.training.evaluation import Answered, answer_examples, exact_match, last_answer
 

@@ -17,9 +17,8 @@ from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
 from surefoot.data.formats import kind_of_record, look
-from surefoot.data.kind import Kind
-from surefoot.data.rows import read_rows
-from surefoot.data.sources import SourceSpec, open_sources
+from surefoot.data.sources.records import Kind, read_rows
+from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits

@@ -70,8 +70,7 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
         return checkpoint.folder.name if checkpoint else None
 
     def first(path: str) -> Mapping[str, Any] | None:
-        from surefoot.data.first_record import first_record
-        from surefoot.data.sources import SourceSpec
+        from surefoot.data.sources.resolve import SourceSpec, first_record
 
         try:
             return None if is_hub_data(path) else first_record(SourceSpec(path))

@@ -1,1 +1,1 @@
-"""From files of many formats to batches: sources, formats, chat templates, tokens, order, packing."""
+"""From files of many formats to batches; a record passes sources, formats, chat, tokenize and batching in order."""

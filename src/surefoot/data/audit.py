@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from surefoot.data.copies import NONE
-from surefoot.data.dataset import (
+from surefoot.data.checks import NONE, PairFacts, pair_cautions, pair_facts, pairs_together, prove
+from surefoot.data.sources.records import Kind, rows_per_item
+from surefoot.data.tokenize.dataset import (
     CONTINUES,
     CONTROL_TEXT,
     PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
+    Place,
+    SourceFacts,
     TokenisedDataset,
+    together,
 )
-from surefoot.data.encode import TrainOn
-from surefoot.data.facts import Place, SourceFacts, together
-from surefoot.data.kind import Kind, rows_per_item
-from surefoot.data.pair_facts import PairFacts, pair_cautions, pair_facts, pairs_together
-from surefoot.data.proofs import prove
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.encode import TrainOn
+from surefoot.data.tokenize.text_encoder import TextEncoder
 
 _SAMPLES = 3
 _MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more
@@ -110,7 +110,7 @@ def audit_dataset(
     kind: Kind = "answers",
 ) -> Audit:
     """Count and prove. bos_id: None where no BOS is to be put. duplicates, overlap: items by index, found before, as
-    they are of several files at once; see `surefoot.data.copies`.
+    they are of several files at once; see `surefoot.data.checks`.
     repeats_bos: the template writes BOS before later turns as well. learns_behind_stop: what it writes behind a stop
     token is part of the answer.
 

@@ -1,7 +1,7 @@
 """From data sources to what a run trains and evaluates on, with the audit of both.
 
-Open, tokenise each file (or find it in the cache), split, mix, prove. Files stay apart on disk and in memory; a data
-set only names their examples one after the other.
+Resolve, tokenise each file (or find it in the cache), select shares and held-out records, mix, audit. Files stay
+separate on disk and in memory; a data set only selects examples among them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.audit import Audit, audit_dataset, audit_together
-from surefoot.data.copies import NONE, copies_in, item_prints
-from surefoot.data.dataset import TokenisedDataset, joined, of_files
-from surefoot.data.encode import Encoding, TrainOn
-from surefoot.data.facts import SourceFacts
-from surefoot.data.kind import Kind, rows_per_item
-from surefoot.data.mixture import Mixture, Part, mix
-from surefoot.data.parts import Loaded, held_out_of, shared
-from surefoot.data.segments import Template
-from surefoot.data.sources import SourceSpec, open_sources
-from surefoot.data.text_encoder import TextEncoder
-from surefoot.data.tokenise import Method, ReadRecord, tokenise
+from surefoot.data.batching.order import Mixture, Part, mix, part_of, split
+from surefoot.data.checks import NONE, copies_in, item_prints
+from surefoot.data.sources.records import Kind, rows_per_item
+from surefoot.data.sources.resolve import SourceSpec, open_sources
+from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
+from surefoot.data.tokenize.encode import Encoding, TrainOn
+from surefoot.data.tokenize.segments import Template
+from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.tokenize_file import Method, ReadRecord, tokenise
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
@@ -261,3 +259,74 @@ def _main_template(loaded: Sequence[Loaded], method: Method) -> Template:
     """That of the first file with turns; of texts alone, the texts'."""
     files = [facts for one in loaded for _, facts in one.files]
     return method.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One source: its files, each with its facts."""
+
+    spec: SourceSpec
+    name: str
+    files: tuple[tuple[TokenisedFile, SourceFacts], ...]
+    examples: TokenisedDataset
+
+
+def held_out_of(loaded: Sequence[Loaded], held_out: int | float, seed: int) -> tuple[list[Loaded], list[Loaded]]:
+    """The sources without what is held out, and that. Whole records are: of a text in several examples all or none,
+    else a model would be asked for the end of what it has learned the beginning of."""
+    kept, taken = [], []
+    records = [one.examples.records() for one in loaded]
+    try:
+        halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
+    except InputError as error:
+        raise InputError([replace(fault, what=fault.what + _left_out(loaded)) for fault in error.faults]) from None
+    for one, places, (train, evaluation) in zip(loaded, records, halves, strict=True):
+        if not len(evaluation):
+            kept.append(one)
+            continue
+        count = f"{len(evaluation)} held out"
+        kept.append(_with_part(one, np.flatnonzero(np.isin(places, train)), f"without {count} for evaluation"))
+        part = np.flatnonzero(np.isin(places, evaluation))
+        taken.append(_with_part(one, part, f"{count} by the seed", forget=True))
+    return kept, taken
+
+
+def _left_out(loaded: Sequence[Loaded]) -> str:
+    """Why there are fewer records than the files hold, for the end of a sentence."""
+    facts = [facts for one in loaded for _, facts in one.files]
+    rows, used = sum(one.rows for one in facts), sum(one.used for one in facts)
+    dropped = sum(len(one.dropped) for one in facts)
+    parts = [f"{rows - used:,} lie beyond max_samples"] if used < rows else []
+    parts += [f"{dropped:,} have no label within max_length"] if dropped else []
+    return f" (the files hold {rows:,}; {' and '.join(parts)})" if parts else ""
+
+
+def shared(one: Loaded, seed: int) -> Loaded:
+    """The source's part of its records, which are counted as they stand in the files: what cannot be learned in one run
+    may be a prompt in the next."""
+    if one.spec.share is None:
+        return one
+    of, take = one.spec.share
+    counts = [facts.used for _, facts in one.files]
+    chosen = part_of(sum(counts), of, take, seed)
+    words = f"part {take} of {','.join(f'{size:g}' for size in of)}: {len(chosen):,} of {sum(counts):,} records"
+    places, files = [], []
+    for (file, facts), start in zip(one.files, np.cumsum([0, *counts]), strict=False):
+        own = chosen[(chosen >= start) & (chosen < start + facts.used)] - start + 1
+        places.append(np.isin(file.rows[:, 0], own))
+        dropped = tuple(place for place in facts.dropped if place[1] in own)
+        files.append((file, replace(facts, part=words, dropped=dropped)))
+    found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
+    if not len(found.examples):
+        what = f"{one.name} has nothing to learn in {words}"
+        raise InputError(Fault("data.train.share", what, "take another part, or raise its size", code="SF-DATA-SHARES"))
+    return found
+
+
+def _with_part(one: Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> Loaded:
+    """forget: what was said of the records was said of the other part already."""
+    nothing = {"dropped": (), "unused": (), "notes": (), "placeholders": ()} if forget else {}
+    files = tuple(
+        (file, replace(facts, part="; ".join(filter(None, (facts.part, part))), **nothing)) for file, facts in one.files
+    )
+    return replace(one, files=files, examples=one.examples.subset(indices))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from surefoot.data.text_encoder import Piece
+from surefoot.data.tokenize.text_encoder import Piece
 from surefoot.evaluate.built_in_text import TEXT
 from surefoot.evaluate.capture import CaptureWriter
 from surefoot.evaluate.capture_comparison import CaptureComparison, check_ids, compare_captures

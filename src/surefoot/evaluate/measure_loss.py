@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.audit import Audit
-from surefoot.data.loader import all_laid_out, counted
+from surefoot.data.batching.loader import all_laid_out, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.rows import as_the_run_evaluates
 from surefoot.evaluate.side_by_side import Only, sides

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.audit import Audit
-from surefoot.data.loader import all_pairs, counted
+from surefoot.data.batching.loader import all_pairs, counted
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.measure_loss import evaluation_settings, finite_or_none, progress, read_evaluation_data
 from surefoot.evaluate.rows import as_the_run_evaluates

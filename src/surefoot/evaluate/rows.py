@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.data.layout import Layout
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.examples import whole_layout
 from surefoot.methods.open_model import OpenModel

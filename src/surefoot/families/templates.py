@@ -1,7 +1,7 @@
 """The named templates, one row each: what stands around every text of a conversation.
 
-`surefoot.data.named` lays conversations out with a row, `surefoot.data.chat.writer` turns it into the chat template
-that other programs read.
+`surefoot.data.chat.builtin_template` lays conversations out with a row, `surefoot.data.chat.builtin_jinja` turns it
+into the chat template that other programs read.
 """
 
 from __future__ import annotations

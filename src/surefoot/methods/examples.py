@@ -13,12 +13,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Weighted
-from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.layout import Layout
-from surefoot.data.order import step_examples, steps_per_epoch
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.order import step_examples, steps_per_epoch
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.tokenise import ReadRecord
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_file
 from surefoot.methods.method import Stage
 from surefoot.methods.own_functions import own_function

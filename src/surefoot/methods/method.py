@@ -16,9 +16,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import RecordName, Weighted
+from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenise import ReadRecord
+from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.training.engine import ALL
 from surefoot.training.loop import Memory

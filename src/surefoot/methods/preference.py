@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import JudgedBatch, Weighted
-from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.layout import Layout
-from surefoot.data.loader import all_pairs, dealt, judged_batches, pair_batches
+from surefoot.data.batching.batch import JudgedBatch, Weighted
+from surefoot.data.batching.loader import all_pairs, dealt, judged_batches, pair_batches
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, at_rest, with_reference

@@ -27,12 +27,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Batch
-from surefoot.data.cache import cache_key
-from surefoot.data.layout import Layout
-from surefoot.data.loader import all_laid_out
-from surefoot.data.pack import in_rows, unpacked
+from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.loader import all_laid_out
+from surefoot.data.batching.packing import Layout, in_rows, unpacked
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.cache import cache_key
 from surefoot.methods.examples import whole_layout
 from surefoot.methods.losses.logprobs import Reference, adapter_off, frozen
 from surefoot.methods.open_model import open_for_use

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.loader import all_pairs, pair_batches
+from surefoot.data.batching.loader import all_pairs, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.reward import reward_objective

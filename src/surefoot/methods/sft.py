@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.loader import all_laid_out, laid_out
+from surefoot.data.batching.loader import all_laid_out, laid_out
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.sft import sft_loss

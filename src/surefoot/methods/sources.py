@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
-from surefoot.data.first_record import first_record, laid_out
-from surefoot.data.hub.files import TO_EVALUATE, Splits
-from surefoot.data.kind import Kind
-from surefoot.data.sources import SourceSpec
+from surefoot.data.sources.hub_files import TO_EVALUATE, Splits
+from surefoot.data.sources.records import Kind
+from surefoot.data.sources.resolve import SourceSpec, first_record, laid_out
 from surefoot.families.templates import BY_RECORD
 from surefoot.system.errors import Fault, InputError
 

@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from surefoot.data.batch import Batch
+from surefoot.data.batching.batch import Batch
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.forward import causal_model, hidden_states, model_inputs, packed_forward

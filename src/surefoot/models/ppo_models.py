@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from surefoot.data.batch import Batch
+from surefoot.data.batching.batch import Batch
 from surefoot.models.forward import logits_at, output_head
 from surefoot.models.modes import eval_mode
 from surefoot.models.shared_backbone import SharedBackbone

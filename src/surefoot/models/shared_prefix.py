@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from surefoot.data.batch import Batch
+from surefoot.data.batching.batch import Batch
 from surefoot.models.forward import causal_model
 
 # Of the padded tokens of whole rows; beyond it, the second pass and its mask cost what the first one saves. Measured on

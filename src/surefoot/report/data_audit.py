@@ -15,9 +15,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from surefoot.data.audit import Audit, Sample, cautions
-from surefoot.data.facts import Place
-from surefoot.data.kind import Kind
 from surefoot.data.prepare import PreparedData
+from surefoot.data.sources.records import Kind
+from surefoot.data.tokenize.dataset import Place
 from surefoot.report.console import Hanging
 from surefoot.system.messages import first_few
 

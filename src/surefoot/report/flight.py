@@ -19,7 +19,7 @@ from surefoot.report.journal import Record
 from surefoot.training.report import StepReport
 
 if TYPE_CHECKING:  # torch is not needed to read a log
-    from surefoot.data.batch import RecordName
+    from surefoot.data.batching.batch import RecordName
 
 FLIGHT = "flight.jsonl"
 KEPT = 200  # steps after a cut

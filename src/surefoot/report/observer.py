@@ -30,7 +30,7 @@ from surefoot.training.report import EvalReport, StepReport, Unit
 from surefoot.training.state import RunState
 
 if TYPE_CHECKING:
-    from surefoot.data.batch import RecordName
+    from surefoot.data.batching.batch import RecordName
 
 
 class RunObserver:

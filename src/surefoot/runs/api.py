@@ -24,7 +24,7 @@ import torch
 
 from surefoot.config.load import LoadedConfig, check_config, load_config
 from surefoot.config.schema import RunConfig
-from surefoot.data.tokenise import ReadRecord
+from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.files import read_json
 from surefoot.methods.method import RewardFunction
 from surefoot.methods.sources import settled

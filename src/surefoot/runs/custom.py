@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.tokenise import ReadRecord
+from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.method import RewardFunction, Stage
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS

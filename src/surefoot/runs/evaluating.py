@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.loader import dealt
+from surefoot.data.batching.loader import dealt
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.table import KINDS
 from surefoot.models.forward import causal_model

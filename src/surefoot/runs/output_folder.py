@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.described import read_description
+from surefoot.data.sources.dataset_info import read_description
 from surefoot.families.files import TOKENIZER_FILES, read_json
 from surefoot.families.templates import is_file
 from surefoot.models.facts import facts_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.report.slowness import Moment, causes, slow_sentence
 from surefoot.runs.profiling import Arithmetic
 from surefoot.system import hardware

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.first_record import first_row
 from surefoot.data.formats import look, retag
-from surefoot.data.sources import files_of
+from surefoot.data.sources.resolve import files_of, first_row
 from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers

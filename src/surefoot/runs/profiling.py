@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.data.batch import IGNORE, Weighted
+from surefoot.data.batching.batch import IGNORE, Weighted
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import (

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.order import steps_per_epoch
+from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.reward import evaluated_ranking

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
-from surefoot.data.described import read_description, read_entry
+from surefoot.data.sources.dataset_info import read_description, read_entry
 from surefoot.families.files import read_json
 from surefoot.system.hub import look_up
 from surefoot.system.locations import is_hub_data, looks_local

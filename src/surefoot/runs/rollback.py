@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import RecordName
+from surefoot.data.batching.batch import RecordName
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.method import Stage
 from surefoot.methods.table import KINDS

@@ -15,11 +15,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Example
-from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.layout import Layout
-from surefoot.data.loader import common_beginning
+from surefoot.data.batching.batch import Example
+from surefoot.data.batching.loader import common_beginning
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.templates import is_file
 from surefoot.methods.sources import settled
 from surefoot.methods.table import KINDS

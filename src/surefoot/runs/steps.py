@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from surefoot.data.batch import Batch, Weighted
-from surefoot.data.comparable import longest_row
-from surefoot.data.loader import dealt, prefetched
+from surefoot.data.batching.batch import Batch, Weighted
+from surefoot.data.batching.loader import dealt, prefetched
+from surefoot.data.batching.subsets import longest_row
 from surefoot.methods.table import with_models
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Weighted
-from surefoot.data.loader import prefetched
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import prefetched
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models
 from surefoot.models.modes import without_randomness

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from surefoot.data.batch import RecordName, Weighted
+from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.models.fast.chunked_head import watched_logits
 from surefoot.models.modes import eager_mode
 from surefoot.training.engine import Engine

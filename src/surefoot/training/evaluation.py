@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.batch import Example, Weighted
-from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.batching.batch import Example, Weighted
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.models.generate import generate_answers
 from surefoot.models.modes import eval_mode
 from surefoot.training.objective import LossSum, Objective

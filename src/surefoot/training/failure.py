@@ -27,8 +27,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefoot.data.batch import RecordName, Weighted
-from surefoot.data.batch_file import batches_from_file, batches_to_file
+from surefoot.data.batching.batch import RecordName, Weighted
+from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
 from surefoot.models.modes import is_compiled
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.system.errors import Diverged, Fault, SurefootError
 from surefoot.system.messages import counted
 from surefoot.training.engine import Engine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:  # torch is not needed to read a log
-    from surefoot.data.batch import RecordName
+    from surefoot.data.batching.batch import RecordName
 
 _NAMED = 8  # examples in a sentence
 Decision = Literal["stepped", "non_finite", "scaler", "held"]

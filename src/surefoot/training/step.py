@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.training import optimizer_state
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group

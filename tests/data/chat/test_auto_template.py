@@ -12,8 +12,8 @@ import pytest
 
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
-from surefoot.data import tokenise
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize import tokenize_file as tokenise
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.examples import prepare_examples
 from surefoot.models.facts import facts_of
@@ -132,7 +132,7 @@ def test_everything_is_written_or_the_error_names_a_template_that_can(prepare, f
 
 
 def test_twin_a_template_that_drops_tools_would_be_noticed_here(prepare, file, monkeypatch):
-    monkeypatch.setattr("surefoot.data.chat.rendered._require_tools_written", lambda *_: None)
+    monkeypatch.setattr("surefoot.data.chat.turn_by_turn._require_tools_written", lambda *_: None)
     data = prepare("phi3", file("call"))
     assert data.template.name == "tokenizer"
     assert missing(data, RECORDS["call"]) == ["two-of-them", "adds numbers", "41"]

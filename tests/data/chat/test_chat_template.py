@@ -9,13 +9,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from helpers.tiny_models import LLAMA3_TEMPLATE
-from surefoot.data.chat import jinja as chat_jinja
-from surefoot.data.chat import template as chat_template
-from surefoot.data.chat.template import make_chat_template
-from surefoot.data.encode import encode
+from surefoot.data.chat import jinja_template as chat_template
+from surefoot.data.chat import render as chat_jinja
+from surefoot.data.chat.jinja_template import make_chat_template
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.segments import prompt_ids
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.segments import prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.system.errors import InputError
 
 CHATML = (

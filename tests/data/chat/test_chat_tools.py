@@ -19,13 +19,13 @@ from helpers.conversations import (
     learned,
     tokenizer,
 )
-from surefoot.data.chat import messages as chat_messages
-from surefoot.data.chat import rendered
-from surefoot.data.chat.messages import call_ids, messages
+from surefoot.data.chat import render as chat_messages
+from surefoot.data.chat import turn_by_turn as rendered
+from surefoot.data.chat.render import call_ids, messages
+from surefoot.data.chat.templates import make_template, templates_to_try
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
-from surefoot.data.segments import prompt_ids
-from surefoot.data.templates import make_template, templates_to_try
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.system.errors import InputError
 
 FAMILIES = ("llama3.1", "qwen", "qwen3", "mistral")

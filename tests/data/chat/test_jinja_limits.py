@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.chat import budget as jinja_budget
-from surefoot.data.chat import jinja as chat_jinja
-from surefoot.data.chat import limits as jinja_limits
-from surefoot.data.chat.jinja import TemplateFault
+from surefoot.data.chat import render as chat_jinja
+from surefoot.data.chat import sandbox as jinja_budget
+from surefoot.data.chat import sandbox as jinja_limits
+from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
 
 DOUBLING = "{{% set ns = namespace(x='a') %}}\n{{% for n in range(90) %}}{}{{% endfor %}}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.data.batch import Batch, JudgedBatch
+from surefoot.data.batching.batch import Batch, JudgedBatch
 from surefoot.methods.losses import kto
 from surefoot.methods.losses.kto import Weights, answer_losses, kto_loss
 from surefoot.methods.losses.logprobs import AnswerLogProbs

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import IGNORE, Example, collate
+from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses import logprobs
 from surefoot.methods.losses.logprobs import answer_logprobs, token_logprobs
 from surefoot.models.forward import logits_at

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.methods.losses.logprobs import adapter_off, answer_logprobs, frozen, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.models.adapters import add_adapter

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Batch, Example, collate
-from surefoot.data.episodes import Episode, PpoBatch, episode_batches, with_texts
+from surefoot.data.batching.batch import Batch, Example, collate
+from surefoot.data.batching.rollouts import Episode, PpoBatch, episode_batches, with_texts
 from surefoot.methods.losses.ppo import (
     PpoSettings,
     chosen_logprobs,

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Example, PairBatch, collate
+from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from helpers.toy_model import ToyModel
-from surefoot.data.batch import Batch, Example, PairBatch, collate
+from surefoot.data.batching.batch import Batch, Example, PairBatch, collate
 from surefoot.methods.losses import reward
 from surefoot.methods.losses.reward import divergence_loss, last_loss, pairs_of, reward_objective
 from surefoot.models.value_head import ValueHead

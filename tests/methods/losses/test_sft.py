@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import IGNORE, Batch, Example, collate
+from surefoot.data.batching.batch import IGNORE, Batch, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 

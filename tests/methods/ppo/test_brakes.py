@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.data.episodes import Episode
-from surefoot.data.mixture import Mixture
-from surefoot.data.rollout_order import Cycles
+from surefoot.data.batching.order import Mixture
+from surefoot.data.batching.rollouts import Cycles, Episode
 from surefoot.methods.ppo.brakes import Figures, find_brake, too_many_left_out
 from surefoot.methods.ppo.memory import Limits, Numbers, PpoMemory
 from surefoot.system.errors import Diverged

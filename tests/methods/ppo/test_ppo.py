@@ -17,8 +17,8 @@ import surefoot
 from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from helpers.toy_model import settings
 from surefoot.config.load import load_config
-from surefoot.data.batch import Batch
-from surefoot.data.episodes import Episode, episode_batches
+from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.rollouts import Episode, episode_batches
 from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.open_model import open_for_use, open_reward

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batch import Batch
+from surefoot.data.batching.batch import Batch
 from surefoot.methods import table as kinds
 from surefoot.methods.open_model import open_reward
 from surefoot.methods.ppo import models

@@ -10,7 +10,7 @@ import torch
 
 from helpers.architectures import TINY, build
 from helpers.plans import adapter_plan, linear_names
-from surefoot.data.batch import Example, collate
+from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.logprobs import token_logprobs
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter

@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import zoo
-from surefoot.data.batch import Example, collate
-from surefoot.data.pack import pack
+from surefoot.data.batching.batch import Example, collate
+from surefoot.data.batching.packing import pack
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.bos import install_bos_scaling, verify_bos_scaling
 from surefoot.models.fast.packing import packed_attention

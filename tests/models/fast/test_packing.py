@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helpers.architectures import TINY, build
-from surefoot.data.batch import Example, collate
-from surefoot.data.pack import pack, unpacked
+from surefoot.data.batching.batch import Example, collate
+from surefoot.data.batching.packing import pack, unpacked
 from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward as documents

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from surefoot.data.chat.builtin_template import lay_out_dialogue, lay_out_prompt
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.named import lay_out_dialogue, lay_out_prompt
 from surefoot.families.templates import ROWS, Dialogue, Prompt, find_row
 from surefoot.report.cards.export import Served, go_template, modelfile_text, template_obstacle
 

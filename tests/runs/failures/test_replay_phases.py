@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
-from surefoot.data.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.ppo.memory import Average
 from surefoot.report.death import find_death
 from surefoot.report.flight import recent

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from helpers.toy_model import bits, same_bits
-from surefoot.data.batch import Example, collate
+from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import set_up

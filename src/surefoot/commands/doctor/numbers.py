@@ -15,7 +15,7 @@ import torch
 from surefoot.commands.doctor.findings import Finding, caution, fault, ok, unknown
 from surefoot.commands.doctor.passes import in_micro_batches
 from surefoot.commands.doctor.steps import STEPS, few
-from surefoot.data.batch import Batch, RecordName, Weighted
+from surefoot.data.batching.batch import Batch, RecordName, Weighted
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import eval_mode
 from surefoot.planning.plan import PLAIN, DType, RunPlan

@@ -16,8 +16,8 @@ from torch import nn
 from surefoot.commands.doctor.findings import Finding, fault, ok, unknown
 from surefoot.commands.doctor.numbers import within_rounding
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Weighted
-from surefoot.data.comparable import in_padded_rows
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.data.batch import Weighted
-from surefoot.data.loader import prefetched
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import prefetched
 from surefoot.methods.table import KINDS
 from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.modes import eager_mode

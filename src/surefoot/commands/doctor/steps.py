@@ -16,7 +16,7 @@ import torch
 from surefoot.commands.doctor.codes import FP32
 from surefoot.commands.doctor.findings import Finding, caution, fault, ok
 from surefoot.commands.doctor.passes import Observed
-from surefoot.data.batch import Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.plan import DType
 from surefoot.runs.trial import Ready

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.commands.quickstart.world import Record, answers
-from surefoot.data.batch import IGNORE, Example, collate
-from surefoot.data.encode import encode
+from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.data.formats import Conversation, Turn
+from surefoot.data.tokenize.encode import encode
 from surefoot.methods.open_model import OpenModel, conversation_ids
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.generate import generate_answers

@@ -6,11 +6,10 @@ data, named with file, line, row, turn and field. A blank system text counts as 
 """
 
 from surefoot.data.formats.conversation import Conversation, ToolCall, Turn
-from surefoot.data.formats.custom import reader_with
+from surefoot.data.formats.detect import Seen, kind_of_record, look
 from surefoot.data.formats.fields import RowFault, RowFaults, each_row
-from surefoot.data.formats.layouts import LAYOUTS, Reader, conversations_of, convert, converted, recognise
-from surefoot.data.formats.preferences import Seen, kind_of_record, look
-from surefoot.data.formats.tags import retag
+from surefoot.data.formats.registry import LAYOUTS, Reader, conversations_of, convert, converted, reader_with, recognise
+from surefoot.data.formats.supervised import retag
 
 __all__ = [
     "LAYOUTS",

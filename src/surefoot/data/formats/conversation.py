@@ -1,10 +1,21 @@
-"""What every record becomes: turns of a conversation, or one text."""
+"""Conversations, which every record becomes: turns, tool definitions, tool calls, and the rules that they obey.
+
+Order: a system turn at most first; then a user turn, an answer, and so on. An answer may be followed by results of
+tools (several, for calls made at once) and another answer. The last turn is an answer, because what follows it would
+teach nothing.
+
+A tool's result belongs to the call whose id it names, or, where no result of an answer names one, to the call in its
+place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from surefoot.data.formats.fields import RowFault, field, filled, from_json, listed, near, optional, text
+from surefoot.data.sources.records import kind_of
 
 
 @dataclass(frozen=True)
@@ -48,3 +59,194 @@ class Conversation:
     line: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     good: bool | None = None
+
+
+_FIRST = ("user",)
+_NEXT = {
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str:
+    """What the turn's field `name` stands for. roles: word -> role. RowFault for any other word."""
+    written = text(turn, name)
+    if written not in roles:
+        like = near(written.lower(), roles)
+        hint = f"; did you mean {like[0]!r}?" if like else ""
+        raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(roles)}")
+    return roles[written]
+
+
+def read_dialogue(record: Mapping[str, Any], name: str, read_turn: Callable[[Mapping[str, Any]], Turn]) -> Conversation:
+    """The conversation in the list `name`, with the record's `system` and `tools` where it has them. RowFaults name the
+    turn, counted from 1."""
+    turns = read_turns(record, name, read_turn)
+    check_order(turns)
+    system = optional(record, "system")
+    if turns[0].role == "system":
+        if system and turns[0].content.strip():
+            raise RowFault("has a 'system' field and a system turn", "keep one of them")
+        system, turns = system or turns[0].content, turns[1:]
+    if not any(turn.learned for turn in turns if turn.role == "assistant"):
+        raise RowFault("marks every answer as not to be learned", "remove the row, or mark one with train: true")
+    opening = (Turn("system", system),) if system.strip() else ()
+    return Conversation((*opening, *turns), tools=read_tools(record))
+
+
+def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mapping[str, Any]], Turn]) -> list[Turn]:
+    """Every item of the list as a turn, in whatever order."""
+    items = field(record, name)
+    if not isinstance(items, list) or not items:
+        raise RowFault(f"{name!r} is {kind_of(items)}, not a list of turns")
+    turns = []
+    for number, item in enumerate(items, start=1):
+        try:
+            if not isinstance(item, dict):
+                raise RowFault(f"is {kind_of(item)}, not an object with role and content")
+            turns.append(read_turn(item))
+        except RowFault as fault:
+            raise RowFault(f"turn {number} {fault.what}", fault.fix) from None
+    return turns
+
+
+def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
+    """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call.
+    answered: the last turn has to be an answer."""
+    expected = _FIRST
+    for number, turn in enumerate(turns, start=1):
+        if turn.role not in expected and not (turn.role == "system" and number == 1):
+            raise RowFault(
+                f"turn {number} is {turn.role}, but {' or '.join(expected)} was expected",
+                "turns are: system (optional), then user and assistant alternating, tool results after an answer",
+            )
+        expected = _NEXT[turn.role]
+    if answered and turns[-1].role != "assistant":
+        raise RowFault(
+            f"the last turn is {turns[-1].role}: there is no answer to learn",
+            "end with an assistant turn, or leave out what follows the last one",
+        )
+    check_results(turns)
+
+
+def is_learned(item: Mapping[str, Any], role: str) -> bool:
+    """What `train: true/false` or `weight: 0/1` say; True where neither is given."""
+    marks = []
+    if (train := item.get("train")) is not None:
+        if not isinstance(train, bool):
+            raise RowFault(f"has {kind_of(train)} in 'train', where true or false belongs")
+        marks.append(train)
+    if (weight := item.get("weight")) is not None:
+        if isinstance(weight, bool) or weight not in (0, 1):
+            raise RowFault("has a 'weight' that is neither 0 nor 1", "1: the answer is learned; 0: it is not")
+        marks.append(weight == 1)
+    if True in marks and role != "assistant":
+        raise RowFault(f"asks to learn a {role} turn", "only answers are learned; see data.train_on")
+    if len(set(marks)) == 2:
+        raise RowFault("has 'train' and 'weight' that contradict each other", "keep one of them")
+    return False not in marks
+
+
+def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The record's `tools`: a list, or the same as JSON text; absent, null, "" and [] mean none. Each entry is
+    {"type": "function", "function": {"name", …}} or the inner object alone."""
+    written = record.get("tools")
+    if written is None or (isinstance(written, str) and not written.strip()):
+        return ()
+    tools = from_json(written, "tools")
+    if not isinstance(tools, list):
+        raise RowFault(f"'tools' is {kind_of(tools)}, not a list of tools")
+    return tuple(_numbered(_tool, tool, f"tool {number}") for number, tool in enumerate(tools, start=1))
+
+
+def read_calls(written: Any, name: str) -> tuple[ToolCall, ...]:
+    """One call or a list of them, as objects or as JSON text. Each is {"name", "arguments"}, or that under "function".
+    name: the field it stands in."""
+    calls = from_json(written, name)
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls:
+        raise RowFault(f"has no call in {name!r}")
+    return tuple(_numbered(_call, call, f"call {number}") for number, call in enumerate(calls, start=1))
+
+
+def _numbered(read: Any, value: Any, what: str) -> Any:
+    try:
+        if not isinstance(value, dict):
+            raise RowFault(f"is {kind_of(value)}, not an object")
+        return read(value)
+    except RowFault as fault:
+        raise RowFault(f"{what} {fault.what}", fault.fix) from None
+
+
+def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    definition = tool["function"] if isinstance(tool.get("function"), dict) else tool
+    filled(definition, "name")
+    return {"type": "function", "function": definition}
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    own = optional(call, "id")
+    call = call["function"] if isinstance(call.get("function"), dict) else call
+    arguments = from_json(field(call, "arguments"), "arguments")
+    if not isinstance(arguments, dict):
+        raise RowFault(f"has {kind_of(arguments)} in 'arguments', where an object belongs")
+    return ToolCall(filled(call, "name"), arguments, own)
+
+
+_FIX = "each result names the id of one call of the answer before it"
+
+
+def pair_results(turns: Sequence[Turn]) -> list[int | None]:
+    """For each turn the place, among the calls of the answer before it, of the call that it is the result of. None
+    where there is no such call, and for turns that are no results."""
+    found: list[int | None] = [None] * len(turns)
+    for answer, results in _rounds(turns):
+        ids = [call.id for call in turns[answer].calls]
+        named = any(turns[place].call for place in results)
+        for number, place in enumerate(results):
+            if named:
+                own = turns[place].call
+                found[place] = ids.index(own) if own in ids else None
+            elif number < len(ids):
+                found[place] = number
+    return found
+
+
+def check_results(turns: Sequence[Turn]) -> None:
+    """RowFault for results that leave open which calls they belong to."""
+    paired = pair_results(turns)
+    for answer, results in _rounds(turns):
+        ids = [call.id for call in turns[answer].calls if call.id]
+        if len(set(ids)) < len(ids):
+            raise RowFault(f"turn {answer + 1} has two calls with one id", "give every call an id of its own")
+        named = [turns[place].call for place in results]
+        for place in results if any(named) else ():
+            own, where = turns[place].call, f"turn {place + 1}"
+            if not own:
+                raise RowFault(f"{where} names no call, and another result of the same answer does", _FIX)
+            if own not in ids:
+                raise RowFault(f"{where} is the result of a call {own!r}, which turn {answer + 1} does not make", _FIX)
+            if named.count(own) > 1:
+                raise RowFault(f"the call {own!r} of turn {answer + 1} has two results", _FIX)
+        for place in () if any(named) else results:
+            call, tool = paired[place], turns[place].tool
+            if call is not None and tool and tool != (other := turns[answer].calls[call].name):
+                what = f"turn {place + 1} is a result of {tool!r}, and the call in its place is to {other!r}"
+                raise RowFault(what, "put results in the order of their calls, or name the calls in tool_call_id")
+
+
+def read_result(item: Mapping[str, Any]) -> tuple[str, str]:
+    """`tool_call_id` and `name` of a result, "" where it has none."""
+    return optional(item, "tool_call_id"), optional(item, "name")
+
+
+def _rounds(turns: Sequence[Turn]) -> Iterator[tuple[int, list[int]]]:
+    """The place of each answer, and those of the results that follow it."""
+    for answer, turn in enumerate(turns):
+        if turn.role == "assistant":
+            end = answer + 1
+            while end < len(turns) and turns[end].role == "tool":
+                end += 1
+            yield answer, list(range(answer + 1, end))

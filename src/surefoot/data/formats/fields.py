@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from surefoot.data.json_rows import read_value
-from surefoot.data.rows import kind_of
+from surefoot.data.sources.json_rows import read_value
+from surefoot.data.sources.records import kind_of
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few, nearest_words
 

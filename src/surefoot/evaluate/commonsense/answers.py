@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.segments import Template
-from surefoot.data.text_encoder import Piece
+from surefoot.data.tokenize.segments import Template
+from surefoot.data.tokenize.text_encoder import Piece
 from surefoot.evaluate.commonsense.protocol import SENTENCE, AnswerSet, extract, options_of, response_of
 from surefoot.methods.open_model import OpenModel
 from surefoot.models.beams import beam_answers

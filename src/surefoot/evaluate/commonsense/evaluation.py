@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.data.segments import Template, prompt_ids
-from surefoot.data.templates import make_template
+from surefoot.data.chat.templates import make_template
+from surefoot.data.tokenize.segments import Template, prompt_ids
 from surefoot.evaluate.commonsense.answers import (
     BEAMS,
     NEW_TOKENS,

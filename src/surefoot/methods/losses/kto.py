@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from surefoot.data.batch import JudgedBatch
+from surefoot.data.batching.batch import JudgedBatch
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.training.objective import LossSum, Objective
 

@@ -33,8 +33,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import IGNORE, Batch
-from surefoot.data.episodes import PpoBatch
+from surefoot.data.batching.batch import IGNORE, Batch
+from surefoot.data.batching.rollouts import PpoBatch
 from surefoot.training.objective import LossSum, Objective
 
 Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at supervised places, targets [N]

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import PairBatch
+from surefoot.data.batching.batch import PairBatch
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.training.objective import LossSum, Objective
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import Batch, PairBatch
-from surefoot.data.pack import in_rows
+from surefoot.data.batching.batch import Batch, PairBatch
+from surefoot.data.batching.packing import in_rows
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.report.calibration import CALIBRATION, calibration_sums, right
 from surefoot.training.objective import LossSum, Objective

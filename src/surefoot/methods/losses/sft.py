@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.kernels.chunked_loss import Head, first_choices, summed_loss
 from surefoot.models.embeddings import noisy_embeddings
 from surefoot.models.fast.chunked_head import chunked_head

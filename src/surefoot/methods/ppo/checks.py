@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.config.schema import DataConfig
-from surefoot.data.layout import Layout
-from surefoot.data.loader import all_pairs
+from surefoot.data.batching.loader import all_pairs
+from surefoot.data.batching.packing import Layout
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import Say
@@ -30,7 +30,7 @@ from surefoot.report.results import ALL
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 if TYPE_CHECKING:
-    from surefoot.data.dataset import TokenisedDataset
+    from surefoot.data.tokenize.dataset import TokenisedDataset
     from surefoot.runs.prepared import Prepared
     from surefoot.runs.setup import Setup
 

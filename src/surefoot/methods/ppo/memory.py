@@ -21,9 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.data.episodes import Episode
-from surefoot.data.rollout_order import Cycles
-from surefoot.data.saved_episodes import episodes_from_tensors, episodes_to_tensors
+from surefoot.data.batching.rollouts import Cycles, Episode, episodes_from_tensors, episodes_to_tensors
 from surefoot.methods.losses.ppo import next_coefficient
 from surefoot.methods.ppo.brakes import (
     MOST_LEFT_OUT,

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Batch, RecordName
-from surefoot.data.episodes import Episode, answered_rows
-from surefoot.data.loader import dealt
+from surefoot.data.batching.batch import Batch, RecordName
+from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.rollouts import Episode, answered_rows
 from surefoot.methods.losses.ppo import (
     advantages_and_returns,
     answer_distance,

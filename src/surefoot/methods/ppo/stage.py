@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batch import Batch, PromptBatch
-from surefoot.data.loader import micro_batches, prompt_batches
-from surefoot.data.order import step_examples
+from surefoot.data.batching.batch import Batch, PromptBatch
+from surefoot.data.batching.loader import micro_batches, prompt_batches
+from surefoot.data.batching.order import step_examples
+from surefoot.data.batching.rollouts import Cycles
 from surefoot.data.prepare import PreparedData
-from surefoot.data.rollout_order import Cycles
-from surefoot.data.tokenise import ReadRecord
+from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.losses.sft import supervised_places

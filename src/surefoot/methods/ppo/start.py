@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.dataset import TokenisedDataset
-from surefoot.data.episodes import PpoBatch, episode_batches, with_texts
-from surefoot.data.loader import dealt
-from surefoot.data.order import ANSWERS
-from surefoot.data.rollout_order import Cycles, Place
+from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.order import ANSWERS
+from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.method import ACTOR, Measured, Say, Stage
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surefoot.data.batch import IGNORE, Batch
+from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model, hidden_states, register
 from surefoot.models.modes import eval_mode

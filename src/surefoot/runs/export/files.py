@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.segments import Template, prompt_ids
-from surefoot.data.templates import make_template
-from surefoot.data.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
 from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
 from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
 from surefoot.families.template_row import Dialogue, Row, as_one_text

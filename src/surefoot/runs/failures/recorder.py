@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from surefoot.config.dump import dump_plain, plain_config
-from surefoot.data.batch import RecordName, Weighted
+from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.planning.plan import plan_to_json
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.runs.prepared import Prepared

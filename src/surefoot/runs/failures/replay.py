@@ -26,8 +26,8 @@ import torch
 from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.data.batch import Weighted
-from surefoot.data.comparable import in_padded_rows
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models

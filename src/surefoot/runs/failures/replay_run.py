@@ -28,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.batch import Weighted
-from surefoot.data.loader import dealt
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import dealt
 from surefoot.families.files import read_json
 from surefoot.methods.method import unsaid
 from surefoot.methods.table import with_models

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from surefoot.data.batch import Weighted
-from surefoot.data.comparable import in_padded_rows
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.methods.method import Stage
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path

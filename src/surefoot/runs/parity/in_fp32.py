@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.data.batch import Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.methods.method import Stage
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.data.comparable import in_padded_rows
+from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.methods.method import Stage
 from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
-from surefoot.data.comparable import part_within, shortest
-from surefoot.data.loader import dealt
+from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
+from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.subsets import part_within, shortest
 from surefoot.methods.losses.logprobs import frozen
 from surefoot.methods.method import Stage
 from surefoot.models.fast.packing import leak, reason_of

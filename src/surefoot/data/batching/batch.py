@@ -1,0 +1,223 @@
+"""What one forward pass sees: tensors, and how much they weigh.
+
+A stage may have a batch of its own kind; the step asks of each no more than `Weighted` says.
+
+Shapes: B examples, T tokens of the longest one. Targets are already shifted: `targets[b, t]` is the token that
+position t must predict, or IGNORE. Padding is masked by position, never by token id, so PAD may equal EOS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self
+
+import numpy as np
+import torch
+
+IGNORE = -100
+RecordName = int | str  # a record's number in its file or, where there are several files, "data/a.json:120"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenised example. ids[T] and supervised[T]: True where the token itself is to be learned."""
+
+    ids: np.ndarray
+    supervised: np.ndarray
+    number: RecordName  # named in logs and errors
+
+
+class Weighted(Protocol):
+    """What the step needs of a batch of any kind. rows: the sequences that go through the decoder. weight: its share of
+    the step's denominator (supervised tokens, pairs, answers, response tokens). tokens: real input tokens. examples: of
+    which records."""
+
+    @property
+    def rows(self) -> Batch: ...
+    @property
+    def weight(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def examples(self) -> tuple[RecordName, ...]: ...
+    def to(self, device: torch.device) -> Self: ...
+    def blank(self) -> Self:
+        """The same tensors without weight, tokens or names: what a rank computes that has nothing of its own to do,
+        because others wait for it inside the forward pass. The step multiplies its loss by 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """input_ids, targets: [B, T] int64. attention_mask: [B, T] int64, or None where causality alone hides the padding
+    (right padding: no real token can see what comes after it). weight: supervised tokens, the denominator of the loss.
+    lengths: real input tokens of each example.
+
+    documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
+    (`surefoot.data.batching.packing`); none of them sees another. Empty where every example is a row of its own."""
+
+    input_ids: torch.Tensor
+    targets: torch.Tensor
+    attention_mask: torch.Tensor | None
+    weight: int
+    lengths: tuple[int, ...]
+    examples: tuple[RecordName, ...]
+    documents: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> Batch:
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Real input tokens of all examples."""
+        return sum(self.lengths)
+
+    @property
+    def sequences(self) -> int:
+        """Documents of a packed row, rows elsewhere; a blank batch has them, too."""
+        return len(self.documents) or len(self.input_ids)
+
+    def to(self, device: torch.device) -> Batch:
+        if self.input_ids.device == device:
+            return self
+        mask = self.attention_mask
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
+        )
+
+    def blank(self) -> Batch:
+        return replace(self, weight=0, lengths=(), examples=())
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """P pairs of a better and a worse answer to one prompt.
+
+    rows: 2P rows padded on the right, or documents of one packed row, the P better answers first, then the P worse ones
+    in the same order; its targets are the answers' tokens. common: for each pair, how many tokens both rows begin with
+    (prompt and what the answers share); both rows may be the same in all. weight: pairs.
+    answer_share: pairs of the whole step / tokens of its better answers, by which a sum over the latter's tokens
+    becomes a mean over them where it stands beside a sum over pairs.
+    reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
+    """
+
+    rows: Batch
+    common: tuple[int, ...]
+    weight: int
+    answer_share: float = 0.0
+    reference: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        """Each pair once."""
+        return self.rows.examples[: len(self.common)]
+
+    def to(self, device: torch.device) -> PairBatch:
+        reference = None if self.reference is None else self.reference.to(device, non_blocking=True)
+        return replace(self, rows=self.rows.to(device), reference=reference)
+
+    def blank(self) -> PairBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+@dataclass(frozen=True)
+class JudgedBatch:
+    """B answers, each judged good or bad (KTO).
+
+    rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens. good: [B] bool.
+    others: the same prompts, laid out the same way, each with the answer of another example of the step, from which the
+    KL term is estimated; None where the loss needs none.
+    kl: that estimate for the whole step, at least 0; None until it was made.
+    reference: as in PairBatch, [B]. weight: answers. good_share, bad_share: answers of the whole step / the good, the
+    bad ones of it, by which a sum over those becomes a mean over them; 0 where the step has none.
+    """
+
+    rows: Batch
+    good: torch.Tensor
+    others: Batch | None
+    weight: int
+    kl: float | None = None
+    reference: torch.Tensor | None = None
+    good_share: float = 0.0
+    bad_share: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> JudgedBatch:
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            good=self.good.to(device, non_blocking=True),
+            others=None if self.others is None else self.others.to(device),
+            reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
+        )
+
+    def blank(self) -> JudgedBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """What a policy is to answer. rows: B prompts padded on the right, without targets. prompts: the ids of each.
+    weight: prompts."""
+
+    rows: Batch
+    prompts: tuple[tuple[int, ...], ...]
+    weight: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> PromptBatch:
+        return replace(self, rows=self.rows.to(device))
+
+    def blank(self) -> PromptBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:
+    """Pad to the longest example. Left padding needs, and gets, an attention mask."""
+    longest = max(len(example.ids) for example in examples)
+    input_ids = np.full((len(examples), longest), pad_id, dtype=np.int64)
+    targets = np.full((len(examples), longest), IGNORE, dtype=np.int64)
+    mask = np.zeros((len(examples), longest), dtype=np.int64)
+    for row, example in enumerate(examples):
+        length = len(example.ids)
+        start = longest - length if side == "left" else 0
+        input_ids[row, start : start + length] = example.ids
+        mask[row, start : start + length] = 1
+        targets[row, start : start + length] = next_tokens(example)
+    return Batch(
+        torch.from_numpy(input_ids),
+        torch.from_numpy(targets),
+        torch.from_numpy(mask) if side == "left" else None,
+        int((targets != IGNORE).sum()),
+        tuple(len(example.ids) for example in examples),
+        tuple(example.number for example in examples),
+    )
+
+
+def next_tokens(example: Example) -> np.ndarray:
+    """[T]: what each position must predict, or IGNORE. The last position predicts nothing, and the first token has no
+    predecessor to predict it, so its supervision flag cannot count."""
+    return np.append(np.where(example.supervised[1:], example.ids[1:], IGNORE), IGNORE)

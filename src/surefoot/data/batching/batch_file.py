@@ -1,0 +1,60 @@
+"""Batches as tensors and plain values, to be written down and made again bit for bit.
+
+    tensors, layout = batches_to_file(batches)      # tensors for safetensors, layout for JSON
+    batches = batches_from_file(tensors, layout)
+
+Only the kinds of batch that surefoot has are written and read: reading a file runs no code that the file names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
+from surefoot.data.batching.rollouts import PpoBatch
+
+_KINDS = {kind.__name__: kind for kind in (Batch, PairBatch, JudgedBatch, PromptBatch, PpoBatch)}
+
+
+def batches_to_file(batches: Sequence[Weighted]) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """Raises TypeError for a batch of another kind."""
+    tensors: dict[str, torch.Tensor] = {}
+    return tensors, [_plain(batch, f"{number}", tensors) for number, batch in enumerate(batches)]
+
+
+def batches_from_file(tensors: Mapping[str, torch.Tensor], layout: Sequence[Any]) -> list[Weighted]:
+    """Raises KeyError, TypeError or ValueError for what `batches_to_file` has not made."""
+    return [_made(one, tensors) for one in layout]
+
+
+def _plain(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach().cpu().contiguous().clone()  # no two of a file may share memory
+        return {"tensor": name}
+    if is_dataclass(value) and type(value).__name__ in _KINDS:
+        held = {one.name: _plain(getattr(value, one.name), f"{name}.{one.name}", tensors) for one in fields(value)}
+        return {"kind": type(value).__name__, "fields": held}
+    if isinstance(value, tuple):
+        return [_plain(one, f"{name}.{number}", tensors) for number, one in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}  # JSON has no such number
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a batch that holds {type(value).__name__} cannot be written down")
+
+
+def _made(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return tuple(_made(one, tensors) for one in value)
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "float" in value:
+        return float(value["float"])
+    return _KINDS[value["kind"]](**{name: _made(one, tensors) for name, one in value["fields"].items()})

@@ -1,0 +1,188 @@
+"""Arrange the items of a step into micro-batches: packed rows, or padded rows within a token budget.
+
+An item is what stays together: an example, or both answers of a pair. A packed row holds whole examples end to end, as
+documents that do not attend to each other; positions begin anew in each. Which items a step holds was decided before,
+and a sum over their tokens is the same in any layout.
+
+    layout = Layout(pad_id=0, tokens=4096, packed=True)
+    for group in layout.groups([(120,), (64,), (80,)]):     # for each item the tokens of its sequences
+        batch = layout.batch([examples[place] for place in group])
+
+Packed rows come out about equally long: each example, longest first, goes to the shortest row. For a given number of
+rows this leaves none nearly empty, so that ranks, which are dealt rows in turn, wait less.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from surefoot.data.batching.batch import IGNORE, Batch, Example, collate, next_tokens
+
+Sizes = Sequence[Sequence[int]]  # of each item the tokens of its sequences, of which all items have as many
+
+
+@dataclass(frozen=True)
+class Layout:
+    """pad_id: of padded rows. most: items of a micro-batch; None: as many as fit. tokens: of a micro-batch, padding
+    counted where rows are padded, unless one item alone has more; None: no limit. packed: a micro-batch is one row of
+    documents. ranks: each gets as many packed rows, where there are enough items."""
+
+    pad_id: int
+    most: int | None = None
+    tokens: int | None = None
+    packed: bool = False
+    ranks: int = 1
+
+    def groups(self, sizes: Sizes) -> list[list[int]]:
+        """Places of the items of one step, micro-batch by micro-batch, the longest first."""
+        if not self.packed:
+            return self._padded(sizes)
+        own = [sum(item) for item in sizes]
+        return packed_rows(own, self.tokens or sum(own), most=self.most, multiple=self.ranks)
+
+    def groups_of_all(self, sizes: Sizes) -> list[list[int]]:
+        """The same for the items of a whole data set, however many."""
+        if not self.packed:
+            return self._padded(sizes)
+        own = [sum(item) for item in sizes]
+        return packed_in_turn(own, self.tokens or sum(own), most=self.most)
+
+    def batch(self, examples: Sequence[Example]) -> Batch:
+        """The sequences of one micro-batch."""
+        return pack(examples) if self.packed else collate(examples, self.pad_id)
+
+    def _padded(self, sizes: Sizes) -> list[list[int]]:
+        if not sizes:
+            return []
+        room = math.inf if self.tokens is None else self.tokens / len(sizes[0])
+        return padded_rows([max(item) for item in sizes], room, most=self.most)
+
+
+def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None, multiple: int = 1) -> list[list[int]]:
+    """Places in `lengths`, row by row, the longest row first and in it the longest example first.
+
+    budget: tokens that a row has at most, unless one example alone has more. most: examples of a row. multiple: the
+    number of rows is one of it where there are enough examples: of ranks, none then computes a blank row.
+    """
+    ordered = _longest_first(lengths)
+    if not ordered:
+        return []
+    room = max(budget, lengths[ordered[0]])
+    fewest = max(math.ceil(sum(lengths) / room), math.ceil(len(ordered) / (most or len(ordered))))
+    for count in range(_up(fewest, multiple), len(ordered), multiple):
+        rows = _spread(ordered, lengths, count)
+        if all(sum(lengths[place] for place in row) <= room and len(row) <= (most or len(row)) for row in rows):
+            return sorted(rows, key=lambda row: sum(lengths[place] for place in row), reverse=True)
+    return [[place] for place in ordered]
+
+
+def padded_rows(lengths: Sequence[int], budget: float, *, most: int | None = None) -> list[list[int]]:
+    """As `packed_rows` for examples that are padded to the longest one beside them: micro-batches of neighbours by
+    length, the longest first, of at most `budget` tokens with their padding."""
+    found: list[list[int]] = []
+    for place in _longest_first(lengths):
+        last = found[-1] if found else []
+        if last and len(last) != most and (len(last) + 1) * lengths[last[0]] <= budget:
+            last.append(place)
+        else:
+            found.append([place])
+    return found
+
+
+def packed_in_turn(lengths: Sequence[int], budget: int, *, most: int | None = None) -> list[list[int]]:
+    """As `packed_rows` for a whole data set, in one pass over it: rows of neighbours by length, the longest examples
+    first. They are not equally long; over so many rows that evens out."""
+    found: list[list[int]] = []
+    tokens = 0
+    for place in _longest_first(lengths):
+        last = found[-1] if found else []
+        if last and len(last) != most and tokens + lengths[place] <= budget:
+            last.append(place)
+            tokens += lengths[place]
+        else:
+            found.append([place])
+            tokens = lengths[place]
+    return found
+
+
+def pack(examples: Sequence[Example]) -> Batch:
+    """One row of all examples in their order."""
+    ids = np.concatenate([example.ids for example in examples]).astype(np.int64)
+    targets = np.concatenate([next_tokens(example) for example in examples]).astype(np.int64)
+    lengths = tuple(len(example.ids) for example in examples)
+    return Batch(
+        torch.from_numpy(ids)[None],
+        torch.from_numpy(targets)[None],
+        None,
+        int((targets != IGNORE).sum()),
+        lengths,
+        tuple(example.number for example in examples),
+        documents=lengths,
+    )
+
+
+def unpacked(batch: Batch, pad_id: int) -> Batch:
+    """The same examples, each in a padded row of its own; a batch that is not packed as it is."""
+    if not batch.documents:
+        return batch
+    rows = zip(batch.input_ids[0].split(batch.documents), batch.targets[0].split(batch.documents), strict=True)
+    longest, count = max(batch.documents), len(batch.documents)
+    ids = batch.input_ids.new_full((count, longest), pad_id)
+    targets = batch.targets.new_full((count, longest), IGNORE)
+    for row, (own, wanted) in enumerate(rows):
+        ids[row, : len(own)], targets[row, : len(own)] = own, wanted
+    return Batch(ids, targets, None, batch.weight, batch.lengths, batch.examples)
+
+
+def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What a batch's tokens have, [B, T], with every example in a row of its own: of a packed row [D, L], D documents
+    of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
+    if not batch.documents:
+        return values
+    return pad_sequence(list(values[0].split(batch.documents)), batch_first=True)
+
+
+def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
+    """Of a packed row these documents, in this order, as a packed row of their own."""
+    ids, targets = (
+        torch.cat([row[0].split(batch.documents)[place] for place in places])[None]
+        for row in (batch.input_ids, batch.targets)
+    )
+    documents = tuple(batch.documents[place] for place in places)
+    part = replace(batch, input_ids=ids, targets=targets, documents=documents)
+    if not batch.lengths:  # a blank one
+        return part
+    examples = tuple(batch.examples[place] for place in places)
+    return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
+
+
+def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[1, T]: places from 0 in each document."""
+    return torch.cat([torch.arange(length, device=device) for length in documents])[None]
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Places, those of one length in their order."""
+    return sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+
+
+def _spread(ordered: Sequence[int], lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Each place in its turn to the row that is shortest so far, of several such to the first."""
+    rows: list[list[int]] = [[] for _ in range(count)]
+    filled = [(0, number) for number in range(count)]
+    for place in ordered:
+        tokens, number = filled[0]
+        rows[number].append(place)
+        heapq.heapreplace(filled, (tokens + lengths[place], number))
+    return [row for row in rows if row]
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

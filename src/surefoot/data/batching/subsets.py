@@ -1,0 +1,103 @@
+"""Batches of any kind made comparable, and cheap to compare: the same examples in padded rows, or a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted
+from surefoot.data.batching.packing import documents_at, padded_rows, unpacked
+
+
+def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:
+    """The same examples, each sequence in a padded row of its own."""
+    if isinstance(batch, Batch):
+        return unpacked(batch, pad_id)
+    if isinstance(batch, PairBatch):
+        return replace(batch, rows=unpacked(batch.rows, pad_id))
+    if isinstance(batch, JudgedBatch):
+        others = None if batch.others is None else unpacked(batch.others, pad_id)
+        return replace(batch, rows=unpacked(batch.rows, pad_id), others=others)
+    return batch
+
+
+def part_within(batch: Weighted, tokens: int) -> Weighted:
+    """Items of like length, of a pair both sequences, that take at most so many tokens in padded rows; one where no
+    two fit. Packed stays packed. What a step needs to know of answers that are not in it is left out. Batches
+    of no items, and of kinds that only a model fills, come out as they are."""
+    return _part(batch, lambda lengths, sequences: _largest(lengths, tokens / sequences))
+
+
+def shortest(batch: Weighted, sequences: int) -> Weighted:
+    """The items with the fewest tokens, as many as have so many sequences, or one. What is left out, and what comes out
+    as it is, is as with `part_within`."""
+
+    def pick(lengths: Sequence[int], each: int) -> list[int]:
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        return sorted(order[: max(sequences // each, 1)])
+
+    return _part(batch, pick)
+
+
+def _part(batch: Weighted, pick: Callable[[Sequence[int], int], list[int]]) -> Weighted:
+    """pick: places of items, by the tokens of the longest sequence of each and how many sequences it has."""
+    rows = batch.rows
+    lengths = rows.documents or rows.lengths
+    if not lengths or (not rows.documents and rows.attention_mask is not None):
+        return batch
+    if isinstance(batch, Batch):
+        return _at(batch, pick(lengths, 1))
+    if isinstance(batch, PairBatch):
+        count = len(batch.common)
+        longest = [max(pair) for pair in zip(lengths[:count], lengths[count:], strict=True)]
+        group = pick(longest, 2)
+        both = [*group, *(count + place for place in group)]
+        return replace(
+            batch,
+            rows=_at(rows, both),
+            common=tuple(batch.common[place] for place in group),
+            weight=len(group) if batch.weight else 0,
+            reference=None if batch.reference is None else batch.reference[both],
+        )
+    if not isinstance(batch, JudgedBatch):
+        return batch
+    group = pick(lengths, 1)
+    return replace(
+        batch,
+        rows=_at(rows, group),
+        good=batch.good[group],
+        others=None,
+        weight=len(group) if batch.weight else 0,
+        reference=None if batch.reference is None else batch.reference[group],
+    )
+
+
+def longest_row(rows: Batch) -> Batch:
+    """The longest sequence alone, in a row of its own, without padding. Rows that are padded on the left come out as
+    they are."""
+    lengths = rows.documents or rows.lengths
+    if not lengths or (not rows.documents and rows.attention_mask is not None):
+        return rows
+    one = _at(rows, [max(range(len(lengths)), key=lengths.__getitem__)])
+    return replace(one, documents=())
+
+
+def _at(rows: Batch, places: Sequence[int]) -> Batch:
+    """These documents, or these rows, padded on the right."""
+    if rows.documents:
+        return documents_at(rows, places)
+    lengths = tuple(rows.lengths[place] for place in places)
+    longest = max(lengths)
+    targets = rows.targets[list(places), :longest]
+    return Batch(
+        rows.input_ids[list(places), :longest],
+        targets,
+        None,
+        int((targets != IGNORE).sum()),
+        lengths,
+        tuple(rows.examples[place] for place in places),
+    )
+
+
+def _largest(lengths: Sequence[int], tokens: float) -> list[int]:
+    return sorted(max(padded_rows(lengths, tokens), key=len))

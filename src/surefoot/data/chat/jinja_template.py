@@ -1,0 +1,325 @@
+"""A chat template in Jinja, the tokenizer's own or a file of the user's, taken apart so that the mask needs no search.
+
+The template is rendered once per sequence of roles with a placeholder in place of each content. Splitting that text at
+the placeholders gives the frame: what the template itself writes before, between and after the contents. A
+conversation is then the frame with its contents filled in, and one real rendering checks that this is the same text
+(contents may come out trimmed, as Llama's template does).
+
+The answer is what follows the generation prompt, up to and including the token that ends the turn. Each answer is laid
+out as the newest turn. For most templates that is the text of the whole conversation. Some change earlier turns once
+later ones follow (Qwen3 drops an empty thinking block): there the prompt of the second answer keeps the first as it was
+written, which is noted in the audit.
+
+A template that rewrites contents (splits a reasoning part off, say) has no frame, and neither has a conversation with
+tools: those are rendered for real, see `surefoot.data.chat.turn_by_turn`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.data.chat import render as chat_jinja
+from surefoot.data.chat.turn_by_turn import lay_out_rendered
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.tokenize.segments import Segment, Template, require_turns
+from surefoot.data.tokenize.text_encoder import Piece, TextEncoder
+from surefoot.families.templates import ANYWHERE, OWN
+from surefoot.system.errors import Fault, InputError
+
+_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
+_UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
+_PROBE = ("user", "assistant", "user", "assistant")
+
+
+def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    """The tokenizer's template as a value. InputError when it has none, or none that can be trained with."""
+    tokenizer = encoder.tokenizer
+    if tokenizer.chat_template is None:
+        fix = f"choose {ANYWHERE}, or a .jinja file"
+        raise InputError(Fault("data.template", "the tokenizer has no chat template", fix, code="SF-DATA-TEMPLATE"))
+    try:
+        source = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates, none of them the default
+        raise InputError(Fault("data.template", f"tokenizer: {error}", code="SF-DATA-TEMPLATE")) from None
+    try:
+        return _template(OWN, source, encoder, stop_ids)
+    except RowFault as fault:
+        raise InputError(
+            Fault("data.template", f"tokenizer: {fault.what}", fault.fix, code="SF-DATA-TEMPLATE")
+        ) from None
+
+
+def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    """A template of the user's own. source: what the file at `path` holds. InputError names the file's line."""
+    try:
+        return _template(path, source, encoder, stop_ids)
+    except chat_jinja.TemplateFault as fault:
+        raise InputError(Fault(f"{path}:{fault.line}", fault.problem, code="SF-DATA-TEMPLATE")) from None
+    except RowFault as fault:
+        raise InputError(Fault(path, fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
+
+
+def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
+    special = encoder.tokenizer.special_tokens_map
+    tokens = {role: str(token) for role, token in special.items() if isinstance(token, str)}
+    chat = _Chat(source, tokens, encoder, tuple(stop_ids))
+    chat.frame(_PROBE[:2])
+    dated = chat_jinja.PRINTS_DATE in source
+    return Template(
+        name,
+        identity=repr((source, sorted(tokens.items()))),
+        stop_ids=chat.stop_ids,
+        segments=chat.segments,
+        jinja=chat.with_bos,
+        notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
+        dialogue_notes=() if chat.is_stable() else (_UNSTABLE,),
+        repeats_bos=chat.repeats_bos(),
+        at_once=chat.at_once,
+    )
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A rendering of the first `turns` turns, taken apart: pieces[i] stands before content i. since: the first turn
+    whose content is read from it."""
+
+    turns: int
+    generation_prompt: bool
+    pieces: tuple[str, ...]
+    since: int
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Segments in order, contents still empty, and the renderings that tell how the contents come out."""
+
+    segments: tuple[Segment, ...]
+    checks: tuple[_Check, ...]
+    stable: bool
+
+
+@dataclass
+class _Chat:
+    source: str
+    tokens: dict[str, str]
+    encoder: TextEncoder
+    stop_ids: tuple[int, ...]
+    _frames: dict[tuple[str, ...], _Frame] = field(default_factory=dict)
+
+    def is_stable(self) -> bool:
+        """Whether later turns leave earlier ones as they were."""
+        try:
+            return self.frame(_PROBE).stable
+        except RowFault:
+            return True  # it takes no second answer; a conversation that has one is refused when it comes
+
+    def repeats_bos(self) -> bool:
+        """Whether BOS stands before later turns as well, as in Llama 2's template."""
+        bos = self.tokens.get("bos_token", "")
+        try:
+            return bool(bos) and "".join(segment.text for segment in self.frame(_PROBE).segments).count(bos) > 1
+        except RowFault:
+            return False
+
+    def with_bos(self, bos: str) -> str:
+        """The source; changed where it writes no BOS at the start and the run puts one there (`bos`), or the run puts
+        none there ("") and it writes one."""
+        own = bos or self.tokens.get("bos_token", "")
+        beginnings = [segments[0].text for segments in self._short_layouts()]
+        without = [text for text in beginnings if not (own and text.startswith(own))]
+        if without == ([] if bos else beginnings):
+            return self.source
+        begin = _quote(self._before(bos, without[0])) if without else ""
+        if without == beginnings:
+            return f"{{{{ {begin} }}}}{{# BOS, as in training #}}\n{self.source}"
+        with_own, without_own = ("whole", f"{begin} ~ whole") if bos else (f"whole[{len(own)}:]", "whole")
+        body = self.source.removesuffix("\n")  # which jinja drops as well
+        begun = f"{with_own} if whole.startswith({_quote(own)}) else {without_own}"
+        return f"{{%- set whole %}}\n{body}{{%+ endset -%}}\n{{{{- {begun} -}}}}"
+
+    def _short_layouts(self) -> list[tuple[Segment, ...]]:
+        layouts: list[tuple[Segment, ...]] = []
+        for roles in (_PROBE[:2], ("system", *_PROBE[:2]), _PROBE[:1], ("system", *_PROBE[:1])):
+            try:
+                layouts.append(self.frame(roles).segments)
+            except RowFault:  # it takes no such conversation
+                continue
+        return layouts
+
+    def _before(self, bos: str, beginning: str) -> str:
+        """BOS; with a blank behind it where the tokenizer puts one before a text, but not behind BOS in it."""
+        bare = Piece(beginning, literal=False, opening=True)
+        pieces = [bare, *(bare._replace(text=bos + gap + beginning) for gap in ("", " "))]
+        alone, joined, apart = self.encoder.encode(pieces)
+        return f"{bos} " if apart[1:] == alone != joined[1:] else bos
+
+    def render(self, turns: Sequence[Turn], generation_prompt: bool) -> str:
+        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt)
+
+    def _render_tools(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
+        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt, tools)
+
+    def segments(self, conversation: Conversation) -> tuple[Segment, ...]:
+        require_turns(conversation, OWN)
+        turns = conversation.turns
+        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+            return self._rendered(conversation)
+        frame = self.frame(tuple(turn.role for turn in turns))
+        contents: list[str] = []
+        for check in frame.checks:
+            rendered = self.render(turns[: check.turns], check.generation_prompt)
+            found = _contents(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
+            if found is None:
+                return self._rendered(conversation)
+            contents += found[check.since :]
+        return tuple(
+            Segment(contents[segment.turn], segment.turn, content=True, answer=segment.answer)
+            if segment.content
+            else segment
+            for segment in frame.segments
+        )
+
+    def at_once(self, conversation: Conversation, generation_prompt: bool) -> tuple[Segment, ...]:
+        """As the template writes all turns together, contents marked. What it takes apart is laid out as ever."""
+        require_turns(conversation, OWN)
+        turns = conversation.turns
+        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+            return self._rendered(conversation)
+        pieces = self._split(_placeholders(turn.role for turn in turns), generation_prompt)
+        contents = _contents(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
+        if contents is None:
+            return self._rendered(conversation)
+        segments = [Segment(pieces[0], 0)]
+        for place, (content, after) in enumerate(zip(contents, pieces[1:], strict=True)):
+            answer = turns[place].role == "assistant"
+            segments += [Segment(content, place, content=True, answer=answer), Segment(after, place)]
+        return tuple(segments)
+
+    def frame(self, roles: tuple[str, ...]) -> _Frame:
+        if roles not in self._frames:
+            self._frames[roles] = self._make_frame(roles)
+        return self._frames[roles]
+
+    def _make_frame(self, roles: tuple[str, ...]) -> _Frame:
+        """Answer by answer: the prompt before it (from the end of the previous answer on), itself, what ends it."""
+        turns = _placeholders(roles)
+        segments: list[Segment] = []
+        checks: list[_Check] = []
+        done, closing, rest = 0, "", ""  # turns laid out; what ended the last of them; what the template adds then
+        for answer in [place for place, role in enumerate(roles) if role == "assistant"]:
+            prompt, whole = self._around_answer(turns[: answer + 1])
+            segments += _prompt_segments(prompt, done, closing)
+            closing, rest = self._closing(turns[: answer + 1], whole[answer + 1])
+            segments += [
+                Segment(whole[answer].removeprefix(prompt[answer]), answer, answer=True),
+                Segment("", answer, content=True, answer=True),
+                Segment(closing, answer, answer=True),
+            ]
+            checks.append(_Check(answer + 1, False, whole, done))
+            done = answer + 1
+        is_open = done < len(roles)
+        if is_open:
+            prompt = self._split(turns, generation_prompt=True)
+            segments += _prompt_segments(prompt, done, closing)
+            checks.append(_Check(len(roles), True, prompt, done))
+        else:
+            segments.append(Segment(rest, done - 1))
+        laid_out = "".join(turns[segment.turn].content if segment.content else segment.text for segment in segments)
+        stable = laid_out == self.render(turns, generation_prompt=is_open)
+        if stable:
+            checks = [_Check(len(roles), is_open, checks[-1].pieces, 0)]
+        return _Frame(tuple(segments), tuple(checks), stable)
+
+    def _around_answer(self, turns: Sequence[Turn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the template writes for all turns but the last, which is an answer, and for all of them."""
+        answer = len(turns) - 1
+        prompt = self._split(turns[:answer], generation_prompt=True)
+        whole = self._split(turns, generation_prompt=False)
+        if whole[:answer] != prompt[:answer] or not whole[answer].startswith(prompt[answer]):
+            raise RowFault("the chat template's generation prompt is not how its answers begin", _OTHER_TEMPLATE)
+        return prompt, whole
+
+    def _split(self, turns: Sequence[Turn], generation_prompt: bool) -> tuple[str, ...]:
+        """What the template writes around the contents: len(turns) + 1 texts."""
+        parts = _PLACEHOLDER.split(self.render(turns, generation_prompt))
+        if parts[1::2] != [str(place) for place in range(len(turns))]:
+            roles = ", ".join(turn.role for turn in turns)
+            raise RowFault(
+                f"the chat template does not print every turn of ({roles}) once and in order", _OTHER_TEMPLATE
+            )
+        return tuple(parts[::2])
+
+    def _closing(self, turns: Sequence[Turn], text: str) -> tuple[str, str]:
+        """What follows the last content, cut behind the token that ends the turn.
+
+        Some templates write more after the very last turn (Phi-3: <|end|>, then EOS once), so what counts is what also
+        stands there when another turn follows: a known stop token in it, or else the template's own control token.
+        """
+        try:
+            following = self._split([*turns, Turn("user", f"\ue000{len(turns)}\ue001")], generation_prompt=False)
+            same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, following[len(turns)], strict=False))
+            common = "".join(one for one, _ in same)
+        except RowFault:  # it takes no further turn
+            common = text
+        for scope, wanted in ((common, self.stop_ids), (common, self.encoder.control), (text, self.stop_ids)):
+            found = self._first(scope, wanted)
+            if found is not None:
+                end, number = found
+                self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, number)))
+                return text[:end], text[end:]
+        raise RowFault(f"the chat template ends an answer with {text!r}, which holds no token that stops a model")
+
+    def _first(self, text: str, wanted: Collection[int]) -> tuple[int, int] | None:
+        """Where the first of these tokens ends in the text, and which it is."""
+        return next(iter(self._found(text, wanted)), None)
+
+    def _found(self, text: str, wanted: Collection[int]) -> list[tuple[int, int]]:
+        """Where each of these tokens ends in the text, and which it is."""
+        ids, spans = self.encoder.spans(Piece(text, literal=False, opening=False))
+        return [(end, number) for number, (_, end) in zip(ids, spans, strict=True) if number in wanted]
+
+    def _rendered(self, conversation: Conversation) -> tuple[Segment, ...]:
+        def stop_ends(text: str) -> list[int]:
+            return [end for end, _ in self._found(text, self.stop_ids)]
+
+        return lay_out_rendered(conversation, self._render_tools, stop_ends, self.encoder)
+
+
+_OTHER_TEMPLATE = "choose another data.template, such as chatml or vicuna"
+
+
+def _placeholders(roles: Iterable[str]) -> list[Turn]:
+    return [Turn(role, f"\ue000{place}\ue001") for place, role in enumerate(roles)]
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:
+    """The segments from turn `done` on to where the answer begins. closing: what has already been laid out of it."""
+    if not pieces[done].startswith(closing):
+        raise RowFault(f"the chat template ends turn {done} differently once others follow", _OTHER_TEMPLATE)
+    segments = [Segment(pieces[done].removeprefix(closing), done)]
+    for place in range(done, len(pieces) - 1):
+        segments += [Segment("", place, content=True), Segment(pieces[place + 1], place)]
+    return segments
+
+
+def _contents(pieces: Sequence[str], texts: Sequence[str], rendered: str) -> list[str] | None:
+    """Each text as it stands in the rendering between the pieces: as it is, or trimmed. None when it is neither."""
+    found: list[str] = []
+    position = len(pieces[0]) if rendered.startswith(pieces[0]) else -1
+    for text, after in zip(texts, pieces[1:], strict=True):
+        forms = (text, text.strip(), text.lstrip(), text.rstrip())
+        form = next((form for form in forms if position >= 0 and rendered.startswith(form + after, position)), None)
+        if form is None:
+            return None
+        found.append(form)
+        position += len(form) + len(after)
+    return found if position == len(rendered) else None

@@ -1,0 +1,169 @@
+"""Render a chat template: a conversation as the messages that templates expect, and the text they make of it.
+
+A template is untrusted code: it runs in jinja's sandbox, within the limits of `surefoot.data.chat.sandbox`. The
+environment offers what templates on the hub use (trimmed blocks, loop controls, `tojson`, `raise_exception`,
+`strftime_now`, `{% generation %}`) and nothing else. `strftime_now` is a constant: otherwise the same data would give
+other token ids tomorrow, and a resumed run would differ from the run that was stopped.
+
+Tool calls get ids, because some templates (Mistral's) print them: nine digits that count the calls of the conversation,
+so the same data always gives the same text, whatever ids it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+
+from surefoot.data.chat.sandbox import CHARACTERS, LimitedEnvironment, limited_filter, looked_into, render_limited
+from surefoot.data.formats import RowFault, Turn
+from surefoot.data.formats.conversation import pair_results
+
+TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
+PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
+_LONGEST_DATE = 1000  # characters of its form
+_WIDEST_INDENT = 100
+
+
+class TemplateFault(RowFault):
+    """The template itself fails. line: of its source, from 1; problem: what is wrong there, without the line."""
+
+    def __init__(self, line: int, verb: str, problem: str):
+        super().__init__(f"the chat template{verb.format(line)}: {problem}")
+        self.line, self.problem = line, problem
+
+
+def render(
+    source: str,
+    turns: Sequence[Turn],
+    tokens: Mapping[str, str],
+    generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The text of the turns. tokens: names such as bos_token and their text. tools: definitions in the OpenAI form.
+
+    Raises TemplateFault with the template's line for whatever goes wrong in it.
+    """
+    variables = {
+        "messages": messages(turns),
+        "add_generation_prompt": generation_prompt,
+        "tools": [dict(tool) for tool in tools] or None,
+        "documents": None,
+        **tokens,
+    }
+    try:
+        return render_limited(_compile(source), variables)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateFault(error.lineno, "'s line {} is wrong", error.message or "syntax error") from None
+    except Exception as error:  # whatever a stranger's code raises is the template's fault
+        what = str(error) or type(error).__name__
+        raise TemplateFault(_line(error), " fails at its line {}", what) from None
+
+
+def _line(error: Exception) -> int:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return lines[-1] if lines and lines[-1] else 1
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    environment = LimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    del environment.globals["lipsum"]
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": _today,
+        "namespace": _Namespace,
+        "dict": lambda *pairs, **fields: dict(*map(looked_into, pairs), **fields),
+    }
+    environment.filters["tojson"] = limited_filter("tojson", _to_json)
+    return environment.from_string(source)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None, **how: Any) -> str:
+    """jinja's own filter escapes for HTML, which no model was trained on. Stops where indents or separators grow."""
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > _WIDEST_INDENT:  # one part of the text holds as many of them as the value is deep
+        raise jinja2.TemplateError(f"an indent of {width:,} characters")
+    parts: list[str] = []
+    written = 0
+    for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **how).iterencode(value):
+        written += len(part)
+        if written > CHARACTERS:
+            raise jinja2.TemplateError(f"its JSON has more than {CHARACTERS:,} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+def _today(form: str) -> str:
+    if len(form) > _LONGEST_DATE:
+        raise jinja2.TemplateError(f"a date of more than {_LONGEST_DATE} characters")
+    return TODAY.strftime(form)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja's, without names that reach into Python."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.TemplateError(f"a namespace has no name {name!r}")
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        """Short, as namespaces can hold each other."""
+        return "<Namespace>"
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}` marks an answer for others; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by jinja)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def call_ids(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
+    """For each turn the ids of its calls, or the one id that a tool's answer belongs to ("" where there is no call)."""
+    found: list[tuple[str, ...]] = []
+    count, latest = 0, ()
+    for turn, call in zip(turns, pair_results(turns), strict=True):
+        if turn.role == "tool":
+            found.append(("" if call is None else latest[call],))
+            continue
+        latest = tuple(f"{count + number:09d}" for number in range(len(turn.calls)))
+        count += len(latest)
+        found.append(latest)
+    return found
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """One message per turn. `tool_calls` stands only where there are calls: templates ask whether it is defined."""
+    made: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for turn, ids in zip(turns, call_ids(turns), strict=True):
+        message: dict[str, Any] = {"role": turn.role, "content": turn.text}
+        if turn.calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": own, "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for own, call in zip(ids, turn.calls, strict=True)
+            ]
+            names |= {own: call.name for own, call in zip(ids, turn.calls, strict=True)}
+        if turn.role == "tool" and ids[0]:
+            message |= {"tool_call_id": ids[0], "name": names[ids[0]]}
+        made.append(message)
+    return made

@@ -1,0 +1,174 @@
+"""Conversations that a chat template must render for real: with tools, calls, or texts that the template takes apart.
+
+Calls are JSON which the template writes in its own way, so no placeholder can stand for them. The conversation is
+rendered turn by turn; what is new in each rendering is what the turn adds. Where the data spells out a control token,
+a mark from Unicode's private use area stands for it while the template runs, and becomes text again afterwards: so the
+template's own control tokens and the data's characters are never mixed up.
+
+A template that knows nothing of tools may leave them out without a word (Phi-3's does): a call would be learned as an
+empty answer. So each of them is changed once, and the text must change with it.
+
+Some templates write an answer otherwise once more turns follow (Qwen3 drops thoughts). Then each answer is kept as it
+was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
+from surefoot.data.tokenize.segments import Segment
+from surefoot.data.tokenize.text_encoder import TextEncoder
+
+Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]], bool], str]
+StopEnds = Callable[[str], Sequence[int]]
+_PRIVATE = range(0xE000, 0xF900)
+_ONE_ANSWER = "shorten the conversation to one answer"
+_WRITES_TOOLS = "choose a data.template that writes tools: the named one of the model's family, chatml or vicuna"
+
+
+def lay_out_rendered(
+    conversation: Conversation, render: Render, stop_ends: StopEnds, encoder: TextEncoder
+) -> tuple[Segment, ...]:
+    """render: turns, tools, with the generation prompt? -> text. stop_ends: where in a text its stop tokens end."""
+    _require_tools_written(conversation, render)
+    masked, masks = _mask(conversation, encoder)
+    segments: list[Segment] = []
+    for text, place, answer in _turn_by_turn(masked, render, stop_ends):
+        segments += masks.cut(text, place, answer)
+    return tuple(segment for segment in segments if segment.text)
+
+
+def _require_tools_written(conversation: Conversation, render: Render) -> None:
+    turns, tools = conversation.turns, conversation.tools
+    text = render(turns, tools, False)
+    if tools and render(turns, (), False) == text:
+        raise RowFault("the chat template leaves out the definitions of tools", _WRITES_TOOLS)
+    for place, what, other in _changes(turns):
+        try:
+            same = render([*turns[:place], other, *turns[place + 1 :]], tools, False) == text
+        except RowFault:  # it minds, so it looks at them
+            continue
+        if same:
+            raise RowFault(f"turn {place + 1}: the chat template leaves out the {what}", _WRITES_TOOLS)
+
+
+def _changes(turns: Sequence[Turn]) -> Iterator[tuple[int, str, Turn]]:
+    """Place, what is changed, and the turn so changed."""
+    for place, turn in enumerate(turns):
+        if turn.calls:
+            yield place, "calls", replace(turn, calls=())
+            if turn.text.strip():
+                yield place, "text beside the calls", replace(turn, content=f"{turn.content}.")
+        elif turn.role == "tool":
+            yield place, "answer of a tool", replace(turn, content=f"{turn.content}.")
+
+
+def _turn_by_turn(conversation: Conversation, render: Render, stop_ends: StopEnds) -> Iterator[tuple[str, int, bool]]:
+    """(text, turn, whether it is the model's), in order."""
+    turns, tools = conversation.turns, conversation.tools
+    written, rest, done = "", "", 0
+    for answer in [place for place, turn in enumerate(turns) if turn.role == "assistant"]:
+        prompt, whole = render(turns[:answer], tools, True), render(turns[: answer + 1], tools, False)
+        if not whole.startswith(prompt):
+            raise RowFault("the chat template's generation prompt is not how its answers begin", _ONE_ANSWER)
+        yield _new(turns[:answer], tools, done, prompt, written, render, stop_ends), answer, False
+        tail = whole.removeprefix(prompt)
+        end = next(iter(stop_ends(tail)), len(tail))
+        yield tail[:end], answer, True
+        written, rest, done = prompt + tail[:end], tail[end:], answer + 1
+    if done < len(turns):
+        prompt = render(turns, tools, True)
+        yield _new(turns, tools, done, prompt, written, render, stop_ends), len(turns) - 1, False
+    else:
+        yield rest, done - 1, False
+
+
+def _new(
+    turns: Sequence[Turn],
+    tools: Sequence[Mapping[str, Any]],
+    done: int,
+    prompt: str,
+    written: str,
+    render: Render,
+    stop_ends: StopEnds,
+) -> str:
+    """What the prompt adds to the `done` turns before. Where it also changes them: what stands behind the last of them,
+    which ends with the last stop token that does not depend on the turn after it."""
+    if prompt.startswith(written):
+        return prompt.removeprefix(written)
+    other = replace(turns[done], content="\uf8ff" + turns[done].content)
+    probe = render([*turns[:done], other, *turns[done + 1 :]], tools, True)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, probe, strict=False)))
+    ends = stop_ends(prompt[:same])
+    if not ends:
+        raise RowFault(f"the chat template rewrites what comes before turn {done + 1}", _ONE_ANSWER)
+    return prompt[ends[-1] :]
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """mark, number, mark stands for names[number]."""
+
+    mark: str
+    names: tuple[str, ...]
+
+    def cut(self, text: str, place: int, answer: bool) -> Iterator[Segment]:
+        """The text, with each masked name as a piece of the data's text."""
+        parts = re.split(f"{self.mark}(\\d+){self.mark}", text)
+        for number, part in enumerate(parts):
+            if number % 2:
+                yield Segment(self.names[int(part)], place, content=True, answer=answer)
+            else:
+                yield Segment(part, place, answer=answer)
+
+
+def _mask(conversation: Conversation, encoder: TextEncoder) -> tuple[Conversation, _Masks]:
+    """The conversation with marks in place of the names of control tokens."""
+    names = tuple(sorted(encoder.control.values(), key=len, reverse=True))
+    everything = repr((conversation.turns, conversation.tools))
+    mark = next(chr(number) for number in _PRIVATE if ascii(chr(number))[1:-1] not in ascii(everything))
+    masks = _Masks(mark, names)
+    if not encoder.control_text("".join(_strings(conversation))):
+        return conversation, masks
+    numbers = {name: f"{mark}{number}{mark}" for number, name in enumerate(names)}
+    pattern = re.compile("|".join(map(re.escape, names)))
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda found: numbers[found[0]], value)
+        if isinstance(value, Mapping):
+            return {masked(key): masked(item) for key, item in value.items()}
+        return [masked(item) for item in value] if isinstance(value, list | tuple) else value
+
+    turns = tuple(
+        replace(
+            turn,
+            content=masked(turn.content),
+            context=masked(turn.context),
+            calls=tuple(replace(call, name=masked(call.name), arguments=masked(call.arguments)) for call in turn.calls),
+        )
+        for turn in conversation.turns
+    )
+    return replace(conversation, turns=turns, tools=tuple(masked(tool) for tool in conversation.tools)), masks
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Conversation):
+        yield from _strings([value.turns, value.tools])
+    elif isinstance(value, Turn):
+        yield from _strings([value.content, value.context, value.calls])
+    elif isinstance(value, ToolCall):
+        yield from _strings([value.name, value.arguments])
+    elif isinstance(value, Mapping):
+        yield from _strings([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,233 @@
+"""Checks over every example of a data set, from the token ids alone.
+
+`prove` checks BOS, PAD and the end of every answer. Each failure would let a run go wrong unnoticed: a doubled BOS
+shifts what the model expects, a PAD inside a text hides or invents tokens, and an answer without a supervised stop
+token gives a model that never stops. So each raises an InputError that names the record.
+
+`copies_in` finds exact duplicates within a file, across files, and between training and evaluation data. `pair_facts`
+counts what the answers of preference pairs have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from surefoot.data.sources.records import Kind, rows_per_item
+from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
+from surefoot.data.tokenize.encode import TrainOn
+from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.system.errors import Fault, InputError
+
+
+@dataclass(frozen=True)
+class Proven:
+    """supervised: tokens that carry a label. answers: stretches of them. closed: those that end with a stop token."""
+
+    supervised: int
+    answers: int
+    closed: int
+
+
+def prove(
+    dataset: TokenisedDataset,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    pad_id: int,
+    stop_ids: Collection[int],
+    train_on: TrainOn,
+    repeats_bos: bool = False,
+    learns_behind_stop: bool = False,
+) -> Proven:
+    """bos_id: None where no BOS is to be put. An answer cut by max_length may lack its stop, and a text in several
+    examples has BOS in the first and its stop in the last. repeats_bos: the template writes BOS before later turns.
+    learns_behind_stop: what it writes behind a stop token is part of the answer."""
+    supervised = answers = closed = 0
+    for part in _parts(dataset):
+        _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
+        _prove_pad(part, encoder, pad_id, stop_ids)
+        ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop)
+        supervised += int(np.count_nonzero(part.mask))
+        answers += len(ends)
+        closed += int(ends.sum())
+    return Proven(supervised, answers, closed)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some examples end to end. ids, mask: [tokens]; begins: place of each example's first token; flags: its flags.
+    start: index of the first example in the data set. Nothing but ids and mask is as long as the text: whole numbers
+    beside every token would take most of the time."""
+
+    dataset: TokenisedDataset
+    start: int
+    ids: np.ndarray
+    mask: np.ndarray
+    begins: np.ndarray
+    flags: np.ndarray
+
+    def owner(self, tokens: np.ndarray) -> np.ndarray:
+        """Which of these examples the tokens at these places belong to."""
+        return np.searchsorted(self.begins, tokens, side="right") - 1
+
+    def fail(self, token: int, what: str, fix: str, code: str = "SF-DATA-TEMPLATE") -> NoReturn:
+        file, number, line = self.dataset.row(self.start + int(self.owner(np.asarray(token))))
+        raise InputError(Fault(f"{file}:{line}", f"row {number}: {what}", fix, code))
+
+
+def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
+    flags = dataset.flags()
+    for chunk in dataset.chunks():
+        begins = chunk.ends - chunk.lengths
+        own = flags[chunk.start : chunk.start + len(begins)]
+        yield _Part(dataset, chunk.start, chunk.ids, chunk.mask, begins, own)
+
+
+def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
+    """[tokens] bool. The few stop tokens there are, compared one by one, are found faster than by `np.isin`."""
+    found = np.zeros(len(ids), dtype=bool)
+    for number in wanted:
+        found |= ids == number
+    return found
+
+
+def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere: bool) -> None:
+    """elsewhere: BOS has its place further on as well, since it also ends answers (GPT-2) or begins turns (Llama 2);
+    then only the start is looked at."""
+    token = encoder.bos_id if bos_id is None else bos_id
+    if token is None:
+        return
+    found = np.flatnonzero(part.ids == token)
+    wanted = part.begins[part.flags & CONTINUES == 0]
+    if elsewhere:
+        first_two = part.begins if bos_id is None else np.union1d(part.begins, part.begins + 1)
+        found = np.intersect1d(found, first_two, assume_unique=True)
+    if bos_id is None:
+        wanted = wanted[:0]
+    wrong = np.setxor1d(found, wanted, assume_unique=True)
+    if len(wrong):
+        should = "exactly once, at the start" if bos_id is not None else "nowhere"
+        part.fail(wrong[0], f"BOS must stand {should}, and here it does not", "choose another data.template")
+
+
+def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
+    """PAD may equal a stop token (padding is masked by position), but nothing else that occurs."""
+    if pad_id in stop_ids:
+        return
+    found = np.flatnonzero(part.ids == pad_id)
+    if len(found):
+        what = f"PAD is {encoder.tokenizer.convert_ids_to_tokens(pad_id)!r} (id {pad_id}), which the data contains"
+        part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")
+
+
+def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool) -> np.ndarray:
+    """For each supervised stretch whether a stop token closes it: [stretches] bool."""
+    stops = np.flatnonzero(_among(part.ids, stop_ids) & part.mask)
+    ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
+    owner = part.owner(ends)
+    if train_on in (
+        "completion",
+        "everything",
+    ):  # templates may write a line end after the stop token, and it is learned as well; what was cut has earlier ones
+        closed = np.isin(owner, part.owner(stops)) & (part.flags[owner] & STOP_LOST == 0)
+    elif learns_behind_stop:
+        closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
+    else:
+        closed = np.isin(ends, stops, assume_unique=True)
+    cut = part.flags[owner] & (STOP_LOST | CONTINUED) > 0
+    wrong = ends[~closed & ~cut]
+    if len(wrong):
+        fix = "the model would never learn to stop; choose another data.template"
+        part.fail(wrong[0], "an answer does not end with a supervised stop token", fix, "SF-LABEL-STOP")
+    return closed
+
+
+_TELLING = 0.8  # share of the pairs in which one side is longer: from here on length alone is a fair guess
+_ENOUGH = 20  # pairs below which such a share means little
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """All of pairs. identical: both answers are the same tokens. at_start: the rows differ in their first token, so
+    there is no prompt. empty: one answer says nothing but its stop token. better_longer, worse_longer: by tokens.
+    better_tokens, worse_tokens: of all answers together."""
+
+    count: int
+    identical: int
+    at_start: int
+    empty: int
+    better_longer: int
+    worse_longer: int
+    better_tokens: int
+    worse_tokens: int
+
+
+def pair_facts(dataset: TokenisedDataset) -> PairFacts:
+    """dataset: examples 2i and 2i + 1 are a pair."""
+    answers = dataset.supervised_counts.reshape(-1, 2)
+    identical = at_start = 0
+    for chunk in dataset.chunks():  # which hold an even number of examples
+        rows = np.split(chunk.ids, chunk.ends[:-1])
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))
+        identical += sum(np.array_equal(better, worse) for better, worse in pairs)
+        at_start += sum(int(better[0]) != int(worse[0]) for better, worse in pairs)
+    return PairFacts(
+        count=len(answers),
+        identical=identical,
+        at_start=at_start,
+        empty=int((answers <= 1).any(axis=1).sum()),
+        better_longer=int((answers[:, 0] > answers[:, 1]).sum()),
+        worse_longer=int((answers[:, 1] > answers[:, 0]).sum()),
+        better_tokens=int(answers[:, 0].sum()),
+        worse_tokens=int(answers[:, 1].sum()),
+    )
+
+
+def pairs_together(facts: Sequence[PairFacts]) -> PairFacts:
+    """Of several data sets as one."""
+    return PairFacts(*(sum(column) for column in zip(*map(astuple, facts), strict=True)))
+
+
+def pair_cautions(facts: PairFacts) -> Iterator[str]:
+    if facts.identical:
+        yield (
+            f"pairs of two equal answers: {facts.identical} of {facts.count}; they stay, and say nothing: neither is "
+            "better, and the loss of such a pair is ln 2 whatever the model does"
+        )
+    if facts.at_start:
+        yield f"pairs that differ in their first token, so that no prompt tells what is answered: {facts.at_start}"
+    if facts.empty:
+        yield f"pairs in which an answer says nothing: {facts.empty}"
+    longer = max(facts.better_longer, facts.worse_longer)
+    if facts.count >= _ENOUGH and longer >= _TELLING * facts.count:
+        side = "better" if facts.better_longer == longer else "worse"
+        yield (
+            f"the {side} answer is the longer one in {longer / facts.count:.0%} of the pairs: a model could learn "
+            "length in place of quality"
+        )
+
+
+NONE = np.zeros(0, dtype=np.int64)  # no item
+
+
+def item_prints(dataset: TokenisedDataset, kind: Kind) -> np.ndarray:
+    """Of every item, see `TokenisedDataset.fingerprints`: of pairs one for both, of judged answers with the verdict.
+    [items] of plain bytes."""
+    prints = dataset.fingerprints()
+    columns = prints.view(np.uint8).reshape(len(prints) // rows_per_item(kind), -1)
+    if kind == "judged":
+        columns = np.column_stack([columns, dataset.good()])
+    return np.ascontiguousarray(columns).view(f"V{columns.shape[1]}").ravel()
+
+
+def copies_in(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Of each part which of its items, by index, were there before, in it or in an earlier one."""
+    lengths = [len(part) for part in parts]
+    again = np.ones(sum(lengths), dtype=bool)
+    if len(again):
+        again[np.unique(np.concatenate(parts), return_index=True)[1]] = False
+    return [np.flatnonzero(part) for part in np.split(again, np.cumsum(lengths)[:-1])]

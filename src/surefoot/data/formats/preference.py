@@ -1,0 +1,281 @@
+"""Record formats of preference data: pairs, judged answers, and prompts alone.
+
+    preference  `chosen` and `rejected`: texts, turn objects (LLaMA-Factory's sharegpt ranking), or lists of turns (TRL)
+    judged      an answer with `label` (TRL's KTO format) or `kto_tag` (LLaMA-Factory): true or false
+    prompts     what a policy is to answer: any record that has a prompt, without its last answer
+
+The prompt stands in `prompt`, `conversations`, `messages` or `instruction`; or both dialogues are given in full, and
+their common beginning is the prompt: turn by turn in lists, up to the last `Assistant:` in texts.
+
+Dialogues written as one text, as hh-rlhf and DeepSpeed-Chat's data sets have them, become turns:
+
+    \\n\\nHuman: What is a fjord?\\n\\nAssistant: A long, narrow inlet of the sea.
+
+What stands before the first turn is a system text. Neighbouring turns of one speaker are joined by a blank line,
+because the text cannot tell them from one turn that contains the speaker's mark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.data.formats.conversation import Conversation, Turn, check_order, read_tools, read_turns
+from surefoot.data.formats.fields import RowFault, field, filled, listed, optional, text
+from surefoot.data.formats.supervised import read_instruction, read_message, read_sharegpt_turn
+from surefoot.data.sources.records import kind_of
+
+OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields, the first of which is read
+BESIDES = ("input", "history", "system", "tools")
+
+
+def read_turn(item: Mapping[str, Any]) -> Turn:
+    """A turn with `role` and `content`, or with `from` and `value`."""
+    return read_sharegpt_turn(item) if "from" in item and "role" not in item else read_message(item)
+
+
+def opening_field(record: Mapping[str, Any]) -> str | None:
+    """Where the prompt stands; null counts as absent, since tables have no other way to leave a field out."""
+    return next((name for name in OPENINGS if record.get(name) is not None), None)
+
+
+def read_opening(record: Mapping[str, Any]) -> list[Turn]:
+    """The turns of the first field of OPENINGS that the record has, after the text in `system`. RowFault without any.
+    A list may end with an answer."""
+    name = opening_field(record)
+    if name is None:
+        raise RowFault(f"has no prompt (it has {listed(record)})", f"the prompt stands in {listed(OPENINGS)}")
+    if name == "instruction":
+        return list(read_instruction(record))
+    value = record[name]
+    turns = read_opening_text(filled(record, name), name) if isinstance(value, str) else _listed(record, name)
+    system = optional(record, "system")
+    if turns[0].role == "system":
+        if system and turns[0].content.strip():
+            raise RowFault("has a 'system' field and a system turn", "keep one of them")
+        system, turns = system or turns[0].content, turns[1:]
+    return [*([Turn("system", system)] if system.strip() else []), *turns]
+
+
+def answer_turn(record: Mapping[str, Any], words: str) -> Turn:
+    """A text that answers the record's prompt. Behind `Assistant:` it begins with a blank, which is no part of it."""
+    prompt = record.get("prompt")
+    return Turn("assistant", words.strip() if isinstance(prompt, str) and is_open_dialogue(prompt) else words)
+
+
+def opening_form(record: Mapping[str, Any]) -> str:
+    """How the prompt is written, in words for the audit."""
+    name = opening_field(record)
+    if name is None or name == "instruction" or not isinstance(record[name], str):
+        return {None: "no prompt", "instruction": "an instruction"}.get(name, f"turns in {name!r}")
+    return "a Human/Assistant dialogue in 'prompt', read as turns" if is_open_dialogue(record[name]) else "a text"
+
+
+def _listed(record: Mapping[str, Any], name: str) -> Sequence[Turn]:
+    return read_turns(record, name, read_turn)
+
+
+PAIR = ("chosen", "rejected")
+_WHOLE_TEXTS = "Human/Assistant dialogues in 'chosen' and 'rejected', read as turns: what both begin with is the prompt"
+_WHOLE_LISTS = "whole dialogues in 'chosen' and 'rejected': the turns that both begin with are the prompt"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """prompt: ends before an answer. better, worse: how it goes on; each begins and ends with an answer."""
+
+    prompt: tuple[Turn, ...]
+    better: tuple[Turn, ...]
+    worse: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+
+def read_preference(record: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
+    """The better and the worse conversation. Of both only what follows the common prompt is learned."""
+    ranked = read_ranked(record)
+    prompt = tuple(replace(turn, learned=False) for turn in ranked.prompt)
+    better = Conversation((*prompt, *ranked.better), tools=ranked.tools, good=True)
+    return better, Conversation((*prompt, *ranked.worse), tools=ranked.tools, good=False)
+
+
+def read_ranked(record: Mapping[str, Any]) -> Ranked:
+    """The three parts of a preference record; turns are in order in both conversations that they make."""
+    kinds = {name: type(field(record, name)) for name in PAIR}
+    if kinds["chosen"] is not kinds["rejected"] or kinds["chosen"] not in (str, dict, list):
+        shown = " and ".join(f"{kind_of(record[name])} in {name!r}" for name in PAIR)
+        raise RowFault(f"has {shown}", "both are texts, turns, or lists of turns")
+    if form_of(record) == _WHOLE_TEXTS:
+        prompt, better, worse = _split_texts(text(record, "chosen"), text(record, "rejected"))
+    elif form_of(record) == _WHOLE_LISTS:
+        prompt, better, worse = _split_turns(*(read_turns(record, name, read_turn) for name in PAIR))
+    else:
+        prompt, better, worse = (read_opening(record), *(_ranked_answer(record, name) for name in PAIR))
+    for name, answer in zip(PAIR, (better, worse), strict=True):
+        if answer[0].role != "assistant":
+            raise RowFault(f"turn 1 of {name!r} is {answer[0].role}, but assistant was expected")
+        check_order([*prompt, *answer])
+    return Ranked(tuple(prompt), tuple(better), tuple(worse), read_tools(record))
+
+
+def form_of(record: Mapping[str, Any]) -> str:
+    """How a preference record is written, in words for the audit."""
+    chosen = record.get("chosen")
+    if isinstance(chosen, list) and chosen and isinstance(chosen[0], dict):
+        first = chosen[0].get("role", chosen[0].get("from"))
+        if first in ("system", "developer", "user", "human"):
+            return _WHOLE_LISTS
+    if isinstance(chosen, str) and opening_field(record) is None and is_dialogue(chosen):
+        return _WHOLE_TEXTS
+    return f"the prompt is {opening_form(record)}"
+
+
+def _split_texts(better: str, worse: str) -> tuple[Sequence[Turn], Sequence[Turn], Sequence[Turn]]:
+    opening, chosen, rejected = split_last_answers(better, worse)
+    prompt = read_dialogue_text(opening, "chosen")[:-1]
+    count = len(prompt)
+    answers = [
+        read_dialogue_text(opening + rest, name)[count:] for name, rest in zip(PAIR, (chosen, rejected), strict=True)
+    ]
+    return prompt, answers[0], answers[1]
+
+
+def _split_turns(
+    better: Sequence[Turn], worse: Sequence[Turn]
+) -> tuple[Sequence[Turn], Sequence[Turn], Sequence[Turn]]:
+    shorter = min(len(better), len(worse))
+    same = next((place for place in range(shorter) if better[place] != worse[place]), shorter - 1)
+    if not better[same].role == worse[same].role == "assistant":
+        what = f"'chosen' and 'rejected' differ in turn {same + 1} already, which is no answer in both"
+        raise RowFault(what, "a pair is two answers to the same prompt")
+    return better[:same], better[same:], worse[same:]
+
+
+def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
+    """A text may be empty: an answer that says nothing can be the worse one."""
+    if isinstance(record[name], str):
+        return [answer_turn(record, record[name])]
+    if isinstance(record[name], dict):
+        return read_turns({name: [record[name]]}, name, read_turn)
+    return read_turns(record, name, read_turn)
+
+
+MARKS = ("label", "kto_tag")
+ANSWERS = ("completion", "output")  # fields beside a prompt; in a list of turns the last one is the answer
+
+
+def mark_field(record: Mapping[str, Any]) -> str | None:
+    return next((name for name in MARKS if name in record), None)
+
+
+def read_judged(record: Mapping[str, Any]) -> Conversation:
+    """A conversation of which only what is judged is learned: the completion, or else the last answer."""
+    mark = mark_field(record)
+    if mark is None:
+        raise RowFault(f"has no {listed(MARKS)} (it has {listed(record)})", "mark every answer with true or false")
+    good = record[mark]
+    if good not in (0, 1) or not isinstance(good, bool | int):
+        raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false belongs")
+    prompt, answer = read_opening(record), _judged_answer(record)
+    if answer is None:
+        if prompt[-1].role != "assistant":
+            raise RowFault("has no answer that could be judged", "end with an assistant turn, or add 'completion'")
+        prompt, answer = prompt[:-1], prompt[-1:]
+    if answer[0].role != "assistant":
+        raise RowFault(f"turn 1 of the answer is {answer[0].role}, but assistant was expected")
+    check_order([*prompt, *answer])
+    turns = (*(replace(turn, learned=False) for turn in prompt), *(replace(turn, learned=True) for turn in answer))
+    return Conversation(turns, tools=read_tools(record), good=bool(good))
+
+
+def judged_form(record: Mapping[str, Any]) -> str:
+    return f"the prompt is {opening_form(record)}, {mark_field(record)!r} judges"
+
+
+def _judged_answer(record: Mapping[str, Any]) -> list[Turn] | None:
+    """None where the prompt's list holds it."""
+    field = opening_field(record)
+    name = next((name for name in ANSWERS if record.get(name) is not None), None)
+    if field in ("conversations", "messages") or name is None:
+        return None
+    if isinstance(record[name], list):
+        return read_turns(record, name, read_turn)
+    return [answer_turn(record, text(record, name))]
+
+
+def read_prompt(record: Mapping[str, Any]) -> Conversation:
+    """A conversation that ends where the model begins to write: a preference record's prompt; else that of the record,
+    without its last answer."""
+    if all(name in record for name in PAIR):
+        ranked = read_ranked(record)
+        return Conversation(ranked.prompt, tools=ranked.tools)
+    turns = read_opening(record)
+    check_order(turns, answered=False)
+    if turns[-1].role == "assistant":
+        turns = turns[:-1]
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise RowFault("has nothing that a model could answer", "a prompt ends with a user turn")
+    return Conversation(tuple(turns), tools=read_tools(record))
+
+
+def prompt_form(record: Mapping[str, Any]) -> str:
+    if all(name in record for name in PAIR):
+        return f"preference records: {form_of(record)}"
+    name = opening_field(record)
+    listed = name is not None and isinstance(record[name], list)
+    return f"the prompt is {opening_form(record)}" + (", without the last answer" if listed else "")
+
+
+_MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+
+
+def is_dialogue(text: str) -> bool:
+    """Whether both speakers have their marks in it."""
+    return set(_MARK.findall(text)) == set(_SPEAKERS)
+
+
+def is_open_dialogue(text: str) -> bool:
+    """Whether it ends where the assistant begins to write."""
+    return is_dialogue(text) and text.rstrip().endswith("\n\nAssistant:")
+
+
+def read_dialogue_text(text: str, name: str) -> list[Turn]:
+    """Its turns, each without blanks around it; an answer may be empty. name: the field, for RowFaults."""
+    parts = _MARK.split(text)
+    turns = [Turn("system", parts[0].strip())] if parts[0].strip() else []
+    for speaker, words in zip(parts[1::2], parts[2::2], strict=True):
+        role, content = _SPEAKERS[speaker], words.strip()
+        if turns and turns[-1].role == role:
+            turns[-1] = Turn(role, "\n\n".join(part for part in (turns[-1].content, content) if part))
+        else:
+            turns.append(Turn(role, content))
+    if not any(turn.role == "user" and turn.content for turn in turns):
+        raise RowFault(f"{name!r} has no turn in which a human says something")
+    return turns
+
+
+def read_opening_text(text: str, name: str) -> list[Turn]:
+    """The turns of a dialogue up to where the assistant begins to write; of another text one turn of the user's."""
+    if not is_open_dialogue(text):
+        return [Turn("user", text)]
+    return read_dialogue_text(text, name)[:-1]
+
+
+def split_last_answers(better: str, worse: str) -> tuple[str, str, str]:
+    """Of two dialogues what both begin with, up to the last `\\n\\nAssistant:` in it, and how each goes on."""
+    shared = _shared(better, worse)
+    marks = [found for found in _MARK.finditer(better, 0, shared) if found[1] == "Assistant"]
+    if not marks:
+        raise RowFault(
+            "the dialogues in 'chosen' and 'rejected' have no beginning in common that an answer could follow",
+            "a pair is two answers to the same prompt",
+        )
+    end = marks[-1].end()
+    return better[:end], better[end:], worse[end:]
+
+
+def _shared(first: Sequence[str], second: Sequence[str]) -> int:
+    shorter = min(len(first), len(second))
+    return next((place for place in range(shorter) if first[place] != second[place]), shorter)

@@ -1,0 +1,191 @@
+"""Record formats of supervised data: messages, prompt-completion, sharegpt, alpaca, commonsense.
+
+    messages           {"messages": [{"role", "content"}, …]} as in the OpenAI API, with tools and calls
+    prompt-completion  {"prompt", "completion"} as in TRL: texts, or lists of messages
+    sharegpt           {"conversations": [{"from", "value"}, …]}, with tools in roles of their own
+    alpaca             {"instruction", "input", "output"}, optionally with "system" and "history"
+    commonsense        alpaca with "answer", the short form of "output"
+
+`retag` renames the turns of files whose dataset_info.json has other names for roles (`tags`); the sharegpt reader then
+sees its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from surefoot.data.formats.conversation import (
+    Conversation,
+    Turn,
+    check_order,
+    is_learned,
+    read_calls,
+    read_dialogue,
+    read_result,
+    read_tools,
+    read_turns,
+    role_in,
+)
+from surefoot.data.formats.fields import RowFault, field, filled, optional, text
+from surefoot.data.sources.records import Row, kind_of
+
+_MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def read_messages(record: Mapping[str, Any]) -> Conversation:
+    """{"messages": [{"role", "content"}, …]}, optionally with "tools" and "system". `conversations` is read as well,
+    where there is no `messages`."""
+    name = "conversations" if "messages" not in record and "conversations" in record else "messages"
+    return read_dialogue(record, name, read_message)
+
+
+def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
+    """{"prompt", "completion"}: two texts, or two lists of messages. The completion is learned, the prompt never."""
+    if isinstance(field(record, "prompt"), str):
+        return Conversation((Turn("user", filled(record, "prompt")), Turn("assistant", filled(record, "completion"))))
+    prompt = [replace(turn, learned=False) for turn in read_turns(record, "prompt", read_message)]
+    completion = read_turns(record, "completion", read_message)
+    check_order([*prompt, *completion])
+    if completion[0].role != "assistant":
+        raise RowFault(f"turn 1 of 'completion' is {completion[0].role}, but assistant was expected")
+    return Conversation((*prompt, *completion), tools=read_tools(record))
+
+
+def read_message(message: Mapping[str, Any]) -> Turn:
+    """{"role", "content"} as one turn."""
+    role = role_in(message, "role", _MESSAGE_ROLES)
+    calls = read_calls(message["tool_calls"], "tool_calls") if message.get("tool_calls") else ()
+    if calls and role != "assistant":
+        raise RowFault(f"has tool calls, but its role is {message['role']}", "calls are made by the assistant")
+    may_be_empty = calls or role in ("system", "tool")
+    content = "" if calls and message.get("content") is None else _content(message)
+    if not content.strip() and not may_be_empty:
+        raise RowFault("has an empty 'content'", "remove the row or fill it in")
+    call, tool = read_result(message) if role == "tool" else ("", "")
+    return Turn(role, content, calls=calls, learned=is_learned(message, role), call=call, tool=tool)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """A text, or a list of parts that are all text."""
+    parts = field(message, "content")
+    if not isinstance(parts, list):
+        return text(message, "content")
+    for number, part in enumerate(parts, start=1):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+            raise RowFault(f"has a part {number} in 'content' that is no text ({kind})", "only texts can be learned")
+    return "".join(part["text"] for part in parts)
+
+
+_CALL = "call"
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "system": "system",
+    "function_call": _CALL,
+    "observation": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "tool_call": _CALL,
+    "tool": "tool",
+    "tool_response": "tool",
+}
+
+
+def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
+    """{"conversations": [{"from", "value"}, …]}, optionally with "tools" and "system". `messages` is read as well,
+    where there is no `conversations`."""
+    name = "messages" if "conversations" not in record and "messages" in record else "conversations"
+    return read_dialogue(record, name, read_sharegpt_turn)
+
+
+def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
+    """{"from", "value"} as one turn."""
+    role = role_in(item, "from", _SHAREGPT_ROLES)
+    if role == _CALL:
+        calls = read_calls(field(item, "value"), "value")
+        return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))
+    content = text(item, "value") if role in ("system", "tool") else filled(item, "value")
+    call, tool = read_result(item) if role == "tool" else ("", "")
+    return Turn(role, content, learned=is_learned(item, role), call=call, tool=tool)
+
+
+_TAG_FIELDS = {"role_tag": "from", "content_tag": "value"}
+_TAG_ROLES = {
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+
+
+def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
+    """Rows whose turns have sharegpt's own words. tags: role_tag, content_tag, user_tag, … -> the file's word. What has
+    another word stays as it is, for the format to judge."""
+    fields = {tags[tag]: ours for tag, ours in _TAG_FIELDS.items() if tag in tags}
+    roles = {tags[tag]: ours for tag, ours in _TAG_ROLES.items() if tag in tags}
+    for row in rows:
+        if tags:
+            row = replace(row, value={name: _turns(value, fields, roles) for name, value in row.value.items()})
+        yield row
+
+
+def _turns(value: Any, fields: Mapping[str, str], roles: Mapping[str, str]) -> Any:
+    """A turn, or a list of turns, renamed; any other value as it is."""
+    if isinstance(value, dict):
+        return _turns([value], fields, roles)[0]
+    if not isinstance(value, list) or not all(
+        isinstance(item, dict) and fields.keys() <= item.keys() for item in value
+    ):
+        return value
+    renamed = [{fields.get(name, name): part for name, part in item.items()} for item in value]
+    return [item | {"from": roles.get(str(item["from"]), item["from"])} if "from" in item else item for item in renamed]
+
+
+def read_alpaca(record: Mapping[str, Any]) -> Conversation:
+    """{"instruction", "output"} and optionally "input", "system" and "history": [[prompt, answer], …] of the turns
+    before, whose answers are learned as well."""
+    opening = read_instruction(record)
+    return Conversation((*opening, Turn("assistant", filled(record, "output"))))
+
+
+def read_instruction(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """All of an alpaca record that stands before its answer."""
+    system, context = optional(record, "system"), optional(record, "input")
+    prompt = text(record, "instruction")
+    if not prompt.strip() and not context:
+        raise RowFault("'instruction' and 'input' are both empty: there is no prompt")
+    opening = (Turn("system", system),) if system else ()
+    return (*opening, *_history(record), Turn("user", prompt, context))
+
+
+def read_commonsense(record: Mapping[str, Any]) -> Conversation:
+    """An alpaca record with "answer", the short form of "output": text or a number. Training reads the output alone;
+    evaluation compares with the answer."""
+    answer = field(record, "answer")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise RowFault(f"has {kind_of(answer)} in 'answer', where text or a number belongs")
+    return read_alpaca(record)
+
+
+def _history(record: Mapping[str, Any]) -> list[Turn]:
+    pairs = record.get("history")
+    if pairs is None:
+        return []
+    if not isinstance(pairs, list):
+        raise RowFault(f"'history' is {kind_of(pairs)}, not a list of [prompt, answer]")
+    turns = []
+    for number, pair in enumerate(pairs, start=1):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise RowFault(f"pair {number} of 'history' is not [prompt, answer], two texts")
+        if not all(part.strip() for part in pair):
+            raise RowFault(f"pair {number} of 'history' holds an empty text", "remove the pair or fill it in")
+        turns += [Turn("user", pair[0]), Turn("assistant", pair[1])]
+    return turns

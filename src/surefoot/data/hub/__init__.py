@@ -1,1 +1,0 @@
-"""Data sets on the hub: which files a subset and split are, and their records."""

@@ -1,0 +1,269 @@
+"""dataset_info.json, LLaMA-Factory's description of data sets: what an entry says, in surefoot's words.
+
+Two of its rules are easy to miss and are kept: where `columns` is given, a column that it does not list is not read,
+and where it is not given, only the usual columns of the format are. `num_samples` picks at random there, repeating
+records when it is larger than the data; here it picks by a hash of the content, the same records on every machine, and
+never repeats. Facts: data/README.md of hiyouga/LLaMA-Factory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from surefoot.data.sources.json_rows import read_value
+from surefoot.data.sources.records import Kind
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.locations import DESCRIPTION
+from surefoot.system.messages import nearest_word, nearest_words
+
+_KEYS = (
+    "hf_hub_url",
+    "file_name",
+    "formatting",
+    "columns",
+    "tags",
+    "subset",
+    "split",
+    "folder",
+    "num_samples",
+    "ranking",
+)
+_WITHOUT_EFFECT = ("file_sha1",)  # of old descriptions; surefoot records a SHA-256 of its own
+_NOT_READ = {
+    "script_url": "is built by a script, and surefoot runs no code of a data set",
+    "ms_hub_url": "lies on ModelScope, which surefoot does not read",
+    "om_hub_url": "lies on Modelers, which surefoot does not read",
+    "cloud_file_name": "lies in a cloud bucket, which surefoot does not read",
+}
+_SOURCES = ("hf_hub_url", "file_name", *_NOT_READ)
+_FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
+_TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
+# Column of the description -> field of the format.
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"}
+_DIALOGUE = {"system": "system", "tools": "tools"}
+_COLUMNS = {
+    "alpaca": _ALPACA,
+    "sharegpt": {"messages": "conversations", **_DIALOGUE},
+    "messages": {"messages": "messages", **_DIALOGUE},
+}
+_USUAL = {
+    "alpaca": {"instruction": "instruction", "input": "input", "output": "output"},
+    "sharegpt": {"conversations": "conversations"},
+    "messages": {"messages": "messages"},
+}
+_PAIR = {"chosen": "chosen", "rejected": "rejected"}
+_VERDICT = {"kto_tag": "label"}
+_MARKS = (*_PAIR, *_VERDICT)  # columns that make an entry preference data; `ranking` does, too
+_MEDIA = ("images", "videos", "audios")
+_OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+_OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "system_tag": "system"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set. file: below the folder, None where it lies on the hub as `hub`. subset, split, folder: there.
+    columns: field of the format -> the file's name, all that is read. sample: so many records, None for all. mark: what
+    says that these are preference data, empty for answers."""
+
+    where: str
+    file: str | None
+    hub: str | None
+    subset: str | None
+    split: str
+    folder: str | None
+    format: str
+    columns: Mapping[str, str]
+    tags: Mapping[str, str]
+    sample: int | None
+    mark: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        if not self.mark:
+            return "answers"
+        return "judged" if self.mark in _VERDICT else "pairs"
+
+
+def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | None:
+    """The entries of the folder's dataset_info.json; None where there is none, or one of another kind (the library
+    `datasets` writes a file of the same name about a single data set). name: the folder's, for messages."""
+    path = folder / DESCRIPTION
+    try:
+        if path.exists() and not path.is_file():  # a FIFO would be waited for without end
+            raise InputError(
+                Fault(
+                    f"{name}/{DESCRIPTION}",
+                    "is no regular file",
+                    "put the description in its place",
+                    code="SF-DATA-DESCRIPTION",
+                )
+            )
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UnicodeDecodeError:
+        raise InputError(
+            Fault(f"{name}/{DESCRIPTION}", "is not UTF-8", "save the file as UTF-8", code="SF-DATA-DESCRIPTION")
+        ) from None
+    except OSError as error:
+        raise EnvironmentFault(
+            Fault(f"{name}/{DESCRIPTION}", f"cannot be read: {error.strerror or error}", code="SF-DATA-DESCRIPTION")
+        ) from None
+    entries = read_value(f"{name}/{DESCRIPTION}", text)
+    described = isinstance(entries, dict) and all(
+        isinstance(entry, dict) and any(key in entry for key in _SOURCES) for entry in entries.values()
+    )
+    return entries if described and entries else None
+
+
+def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str) -> Entry:
+    """The entry `name`. folder: for messages. InputError for a name that is not there and for what an entry asks for
+    and training on text cannot give."""
+    where = f"{folder}/{DESCRIPTION}"
+    if name not in entries:
+        near = nearest_words(name, entries, 2)
+        fix = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(entries)}"
+        raise InputError(Fault(where, f"has no entry {name!r}", fix, code="SF-DATA-DESCRIPTION"))
+    entry, where = entries[name], f"{where} entry {name!r}"
+    _check(entry, where)
+    layout = _FORMATS[entry.get("formatting", "alpaca")]
+    columns = entry.get("columns")
+    tags = dict(entry.get("tags", {}))
+    if layout == "messages" and any(_OPENAI_TAGS[tag] != word for tag, word in tags.items()):
+        layout = "sharegpt"  # which knows tags; the messages format has the words of OpenAI
+    elif layout == "messages":
+        tags = {}
+    mark = _mark(entry)
+    if columns is None:
+        renamed = _USUAL[layout] | (_PAIR if mark else {})
+    else:
+        renamed = {(_COLUMNS[layout] | _PAIR | _VERDICT)[ours]: own for ours, own in columns.items()}
+    if mark:
+        layout = "judged" if mark in _VERDICT else "preference"
+    return Entry(
+        where=where,
+        file=None if "hf_hub_url" in entry else entry["file_name"],
+        hub=entry.get("hf_hub_url"),
+        subset=entry.get("subset"),
+        split=entry.get("split", "train"),
+        folder=entry.get("folder"),
+        format=layout,
+        columns=renamed,
+        tags=tags,
+        sample=entry.get("num_samples"),
+        mark=mark,
+    )
+
+
+def _mark(entry: Mapping[str, Any]) -> str:
+    columns = entry.get("columns", {})
+    return "ranking" if entry.get("ranking") else next((column for column in _MARKS if column in columns), "")
+
+
+def _check(entry: Mapping[str, Any], where: str) -> None:
+    _check_keys(entry, where)
+    _check_types(entry, where)
+    if "hf_hub_url" not in entry:
+        for key, reason in _NOT_READ.items():
+            if key in entry:
+                raise InputError(
+                    Fault(
+                        where,
+                        f"{reason} ({key})",
+                        "export it to a file and name that in file_name",
+                        code="SF-DATA-DESCRIPTION",
+                    )
+                )
+    columns = entry.get("columns", {})
+    if media := [column for column in _MEDIA if column in columns]:
+        raise InputError(
+            Fault(
+                where,
+                f"has {media[0]}, and surefoot reads text",
+                "name an entry without it",
+                code="SF-DATA-DESCRIPTION",
+            )
+        )
+    known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
+    if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
+        fix = f"its format reads {', '.join(known)}"
+        raise InputError(
+            Fault(where, f"columns has {unknown[0]!r}, which means nothing here", fix, code="SF-DATA-DESCRIPTION")
+        )
+    if "file_name" in entry and "hf_hub_url" not in entry:
+        _check_file(entry, where)
+
+
+def _check_keys(entry: Mapping[str, Any], where: str) -> None:
+    known = (*_KEYS, *_NOT_READ, *_WITHOUT_EFFECT)
+    if unknown := [key for key in entry if key not in known]:
+        near = nearest_word(unknown[0], known)
+        fix = f"did you mean {near}?" if near else f"known: {', '.join(_KEYS)}"
+        raise InputError(Fault(where, f"unknown: {', '.join(unknown)}", fix, code="SF-DATA-DESCRIPTION"))
+
+
+def _check_types(entry: Mapping[str, Any], where: str) -> None:
+    def refuse(key: str, what: str) -> None:
+        raise InputError(Fault(where, f"{key} is {entry[key]!r}, not {what}", code="SF-DATA-DESCRIPTION"))
+
+    for key in ("hf_hub_url", "file_name", "subset", "split", "folder"):
+        if key in entry and not (isinstance(entry[key], str) and entry[key]):
+            refuse(key, "a text")
+    if entry.get("formatting", "alpaca") not in tuple(_FORMATS):  # a list or an object is in no mapping at all
+        refuse("formatting", f"one of {', '.join(_FORMATS)}")
+    for key, known in (("columns", None), ("tags", _TAGS)):
+        pairs = entry.get(key, {})
+        if not isinstance(pairs, dict) or not all(isinstance(own, str) for own in pairs.values()):
+            refuse(key, "an object of texts")
+        if known and (unknown := [tag for tag in pairs if tag not in known]):
+            raise InputError(
+                Fault(where, f"tags has {unknown[0]!r}", f"known: {', '.join(known)}", code="SF-DATA-DESCRIPTION")
+            )
+    number = entry.get("num_samples", 1)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        refuse("num_samples", "a number from 1")
+    if not isinstance(entry.get("ranking", False), bool):
+        refuse("ranking", "true or false")
+
+
+def _check_file(entry: Mapping[str, Any], where: str) -> None:
+    """A description may come from anywhere: what it names must lie in its own folder; see `inside` for links."""
+    file = entry["file_name"]
+    parts = (*PurePosixPath(file).parts, *PureWindowsPath(file).parts)
+    if PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor or ".." in parts:
+        what = f"file_name {file} leaves the folder of the description"
+        raise InputError(
+            Fault(
+                where, what, "put the file into the folder, or give its path in data.train", code="SF-DATA-DESCRIPTION"
+            )
+        )
+    for key in ("subset", "split", "folder"):
+        if entry.get(key, "train" if key == "split" else None) not in (None, "train"):
+            raise InputError(
+                Fault(
+                    where,
+                    f"{key} is for data sets on the hub, and this one is a file",
+                    "leave it out",
+                    code="SF-DATA-DESCRIPTION",
+                )
+            )
+
+
+def inside(folder: Path, entry: Entry) -> Path:
+    """The file or folder that an entry names. InputError where it, or a file in it, is a link out of the folder."""
+    path = folder / (entry.file or "")
+    files = path.iterdir() if path.is_dir() else ()
+    if not all(one.resolve().is_relative_to(folder.resolve()) for one in (path, *files)):
+        what = f"file_name {entry.file} is, or holds, a link out of the folder of the description"
+        raise InputError(
+            Fault(
+                entry.where,
+                what,
+                "put the file into the folder, or give its path in data.train",
+                code="SF-DATA-DESCRIPTION",
+            )
+        )
+    return path

@@ -1,0 +1,224 @@
+"""What a data source of a config means: a file, a folder, an entry of dataset_info.json, or a hub data set.
+
+`open_sources` resolves the path and hashes the files; nothing is parsed yet (`surefoot.data.sources.records.read_rows`
+does that, one source after the other). `first_row` and `first_record` parse the first record alone, for checks that
+come before a run, and read no more of the file than that takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from surefoot.data.formats.preference import is_dialogue, is_open_dialogue
+from surefoot.data.sources.dataset_info import Entry, inside, read_description, read_entry
+from surefoot.data.sources.files import file_kind, named, open_file, records_of, require_file
+from surefoot.data.sources.hub import HubData, open_hub, stream_hub
+from surefoot.data.sources.hub_files import Chosen, Splits, choose_files, is_data
+from surefoot.data.sources.records import Kind, Row, Source, parse_record
+from surefoot.families.templates import OWN
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import DATA_KINDS, DESCRIPTION, is_hub_data
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One entry of data.train or data.eval, as plain values.
+
+    path: file, folder or hub id. format: auto or a layout's name. columns: field of the layout -> the file's own name.
+    name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several the first that is
+    there. subset, revision, streaming: of the latter.
+    weight, epochs: its part in a mixture, see `surefoot.data.batching.order`. share: sizes of the parts of its
+    records and which of them is used, from 1; None: all. kind: what the records are for; an entry of another kind is
+    refused.
+    """
+
+    path: str
+    format: str = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+    subset: str | None = None
+    split: str | Splits = "train"
+    revision: str | None = None
+    streaming: bool = False
+    max_samples: int | None = None
+    weight: float | None = None
+    epochs: float | None = None
+    share: tuple[tuple[float, ...], int] | None = None
+    kind: Kind = "answers"
+
+
+def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
+    """The files that a spec means, in a stable order, at least one; each hashed and none parsed.
+
+    max_samples is the caller's to apply, over the sources in their order; only a stream ends by itself after so many.
+    Raises InputError for what does not exist or does not fit together, EnvironmentFault for what cannot be reached.
+    """
+    if is_hub_data(spec.path):
+        sources = _open_hub(spec, HubData(spec.path, spec.subset, spec.split, spec.revision))
+    elif spec.streaming:
+        raise InputError(
+            Fault(
+                spec.path, "is on this machine, and streaming is for the hub", "leave streaming out", code="SF-DATA-HUB"
+            )
+        )
+    elif not Path(spec.path).is_dir():
+        sources = (open_file(spec.path),)
+    elif (entries := read_description(Path(spec.path), spec.path)) is not None:
+        return _open_described(spec, entries)
+    elif spec.name is not None:
+        raise InputError(
+            Fault(
+                spec.path,
+                f"has no {DESCRIPTION} that could hold {spec.name!r}",
+                "leave name out",
+                code="SF-DATA-DESCRIPTION",
+            )
+        )
+    else:
+        sources = _open_folder(spec.path, spec.split)
+    return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
+
+
+def files_of(spec: SourceSpec) -> tuple[Path, ...]:
+    """Of a spec that means a file or a plain folder; none where it means anything else."""
+    path = Path(spec.path)
+    if is_hub_data(spec.path) or spec.streaming or spec.name is not None:
+        return ()
+    if not path.is_dir():
+        return (path,)
+    if read_description(path, spec.path) is not None:
+        return ()
+    return tuple(path / file for file in _chosen(spec.path, spec.split)[0].files)
+
+
+def _open_folder(path: str, split: str | Splits) -> tuple[Source, ...]:
+    chosen, several = _chosen(path, split)
+    notes = (f"of the folder, {chosen.part}: {chosen.reason}",) if several else ()
+    return tuple(replace(open_file(Path(path) / file), notes=notes) for file in chosen.files)
+
+
+def _chosen(path: str, split: str | Splits) -> tuple[Chosen, bool]:
+    """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub; and
+    whether it has several. What lies deeper is another data set, or another split."""
+    entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))
+    files = [entry.name for entry in entries if is_data(entry.name) and entry.is_file()]
+    if not files:
+        below = [entry for entry in entries if entry.is_dir() and any(is_data(file.name) for file in entry.iterdir())]
+        fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
+        raise InputError(Fault(path, "has no data file", fix, code="SF-DATA-EMPTY"))
+    return choose_files(path, files, "", None, split), len(files) > 1
+
+
+def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Source, ...]:
+    """An entry of the folder's dataset_info.json. What the spec says itself goes before what the entry says."""
+    if spec.name is None:
+        fix = f"set name to one of {', '.join(entries)}"
+        raise InputError(
+            Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix, code="SF-DATA-DESCRIPTION")
+        )
+    entry = read_entry(entries, spec.name, spec.path)
+    _check_kind(entry, spec)
+    if spec.format not in ("auto", entry.format, "prompts"):
+        what = f"says {entry.format}, and format says {spec.format}"
+        raise InputError(Fault(entry.where, what, "leave format out, or name the file itself", code="SF-DATA-FORMAT"))
+    if entry.hub is not None:
+        sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
+    elif (file := inside(Path(spec.path), entry)).is_dir():
+        sources = _open_folder(str(file), entry.split)
+    else:
+        sources = (open_file(file),)
+    if entry.sample is not None and len(sources) > 1:
+        what = f"num_samples picks from one file, and these are {len(sources)}"
+        raise InputError(
+            Fault(entry.where, what, "leave it out and set max_samples in the config", code="SF-DATA-SHARES")
+        )
+    columns = spec.columns or entry.columns
+    read = ", ".join(columns.values())
+    note = f"entry {spec.name!r} of {DESCRIPTION}, " + (
+        f"which reads {read}" if columns is entry.columns else "columns of the config"
+    )
+    return tuple(
+        replace(
+            source,
+            format=entry.format,
+            columns=columns,
+            only_columns=columns is entry.columns,
+            tags=entry.tags,
+            sample=entry.sample,
+            notes=(note, *source.notes),
+        )
+        for source in sources
+    )
+
+
+def _check_kind(entry: Entry, spec: SourceSpec) -> None:
+    """Prompts can be taken from any entry; answers cannot be learned from preferences, nor preferences from answers."""
+    if spec.kind in ("prompts", entry.kind) or spec.format == "preference":
+        return
+    stage = {"answers": "sft", "pairs": "dpo or reward", "judged": "kto"}[entry.kind]
+    if spec.kind == "answers":
+        what = f"is preference data ({entry.mark}): supervised training would learn its bad answers, too"
+    else:
+        what = f"is data for stage {stage}, and this stage learns from {spec.kind}"
+    raise InputError(Fault(entry.where, what, f"name another entry, or choose stage {stage}", code="SF-DATA-FORMAT"))
+
+
+def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:
+    if not spec.streaming:
+        return open_hub(data)
+    if spec.max_samples is None:
+        what = "is streamed, and nothing says how many records are to be read"
+        raise InputError(Fault(spec.path, what, "set max_samples of this source", code="SF-DATA-HUB"))
+    return (stream_hub(data, spec.max_samples),)
+
+
+Learned = Literal["completion", "everything"]
+
+
+def first_record(spec: SourceSpec) -> dict[str, Any]:
+    """Its fields under the layout's names. Raises as `first_row`."""
+    return first_row(spec)[1].value
+
+
+def first_row(spec: SourceSpec) -> tuple[Source, Row]:
+    """Where it comes from, and the record under the layout's names. Raises InputError for what is no data and for data
+    without a record, EnvironmentFault for what cannot be reached."""
+    files = files_of(spec)
+    if files:
+        name = str(files[0])
+        kind = file_kind(name)
+        require_file(files[0], name)
+        with named(name), files[0].open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            whole = kind == ".txt"  # one record, whatever stands in it
+            row = (1, {"text": ""}) if whole else next(records_of(name, kind, file, size), None)
+        source = Source(name, kind, "", lambda: iter(()), format=spec.format, columns=spec.columns)
+    else:
+        source = open_sources(spec)[0]
+        row = next(source.read(), None)
+    if row is None:
+        raise InputError(
+            Fault(source.name, "0 records", "put at least one example into the file", code="SF-DATA-EMPTY")
+        )
+    line, value = row
+    if not isinstance(value, dict):
+        raise InputError(Fault(f"{source.name}:{line}", "record 1 is no object with named fields", code="SF-DATA-ROW"))
+    return source, Row(1, line, parse_record(value, source, f"{source.name}:{line}"))
+
+
+def laid_out(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:
+    """The template and what carries loss, as trainers have it that take texts as they stand and lay out conversations
+    with the tokenizer's template: of a prompt with its completion the completion, of all else every token."""
+    prompt, text = record.get("prompt"), record.get("text")
+    if kind == "answers":
+        texts = isinstance(prompt, str) or (prompt is None and isinstance(text, str))
+        return "raw" if texts else OWN, "everything" if prompt is None else "completion"
+    better = record.get("chosen")
+    if not isinstance(prompt if prompt is not None else better, str):
+        return OWN, "completion"
+    dialogue = is_open_dialogue(str(prompt)) if prompt is not None else is_dialogue(str(better))
+    return "human-assistant" if dialogue else "raw", "completion"

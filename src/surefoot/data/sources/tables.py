@@ -1,0 +1,188 @@
+"""CSV, TSV and Parquet tables as records.
+
+CSV: a header row, then one record per row; every value is text. Only the delimiter is detected, among comma, semicolon
+and tab, from the header. A row with another number of cells than the header, a header name that is empty or stands
+twice, and a quote that is never closed are refused with their line: a reader that repairs them shifts answers into
+questions.
+
+Parquet: read by pyarrow, one row group after the other, into the values that JSON would give: a null inside a struct is
+an absent field (a struct always has all its fields), a map is an object, a category its text, NaN in a number column is
+null (as pandas writes it), dates and decimals are their text. Bytes are refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any, BinaryIO
+
+from surefoot.data.sources.text import lines_with_ends
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+
+_DELIMITERS = ",;\t"
+
+
+def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, record) of each row below the header. pieces: of the text. delimiter: None looks at the header. Quoted
+    cells may hold line breaks; `line` is where the row starts. Blank lines between rows are skipped."""
+    lines = lines_with_ends(pieces)
+    begin: list[str] = []
+    for line in lines:
+        begin.append(line)
+        if line.strip():
+            break
+    else:
+        return
+    delimiter = delimiter or _delimiter("".join(begin))
+    cells = _cells(name, itertools.chain(begin, lines), delimiter)
+    line, header = next(cells)
+    _check_header(f"{name}:{line}", header)
+    for line, row in cells:
+        if len(row) != len(header):
+            what = f"the row that starts here has {len(row)} cells, and the header has {len(header)}"
+            raise InputError(
+                Fault(
+                    f"{name}:{line}",
+                    what,
+                    "quote cells that hold a delimiter, a quote or a line break",
+                    code="SF-DATA-FILE",
+                )
+            )
+        yield line, dict(zip(header, row, strict=True))
+
+
+def _cells(name: str, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every row that is not blank."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    line, before = 1, csv.field_size_limit()
+    while True:
+        csv.field_size_limit(sys.maxsize)  # 128 KiB otherwise, which a long document exceeds; the limit is global
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            what, fix = str(error), "double the quotes inside a quoted cell"
+            if "unexpected end" in what:
+                what, fix = "a quote is opened in the row that starts here and never closed", "close it"
+            raise InputError(Fault(f"{name}:{line}", f"malformed CSV: {what}", fix, code="SF-DATA-ROW")) from None
+        finally:
+            csv.field_size_limit(before)
+        if row:
+            yield line, row
+        line = reader.line_num + 1
+
+
+def _delimiter(text: str) -> str:
+    """The one that cuts the header into most cells; the comma among equals."""
+    header = text.lstrip("\r\n").splitlines()[0]
+    return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([header], delimiter=delimiter))))
+
+
+def _check_header(where: str, header: list[str]) -> None:
+    if empty := [number for number, cell in enumerate(header, start=1) if not cell.strip()]:
+        fix = "name every column; an unnamed first one is often an index, written with index=False"
+        raise InputError(Fault(where, f"column {empty[0]} of the header has no name", fix, code="SF-DATA-FILE"))
+    if twice := [cell for cell in header if header.count(cell) > 1]:
+        raise InputError(
+            Fault(where, f"the header has the column {twice[0]!r} twice", "rename one of them", code="SF-DATA-FILE")
+        )
+
+
+_BATCH = 1024  # rows made into Python values at once
+_LONGEST = 64 << 20  # characters of one text: Parquet packs half a billion equal ones into 16 kB
+_MISSING = "pip install 'surefoot[data]'"
+
+
+def read_parquet(name: str, content: bytes | BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, record) of each row, rows from 1. content: the bytes of the file, or the file, of which no more is read
+    than the rows asked for take. Raises EnvironmentFault without pyarrow, InputError for a broken file."""
+    file = _open(name, content)
+    number = 0
+    # Group by group: over all of them pyarrow reads ahead, and a stream would fetch what nobody asked for.
+    groups = range(file.num_row_groups)
+    batches = (batch for group in groups for batch in file.iter_batches(_BATCH, row_groups=[group]))
+    while (batch := _next(batches, name, number)) is not None:
+        columns = {field: batch.column(place) for place, field in enumerate(batch.schema.names)}
+        for place in range(batch.num_rows):
+            number += 1
+            yield number, {field: _cell(column[place], f"{name}:{number}", field) for field, column in columns.items()}
+
+
+def _open(name: str, content: bytes | BinaryIO) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise EnvironmentFault(
+            Fault(name, "Parquet needs pyarrow, which is not installed", _MISSING, code="SF-PACKAGE")
+        ) from None
+    try:
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content) if isinstance(content, bytes) else content)
+        names = file.schema_arrow.names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
+        _reraise_foreign(error)
+        what = f"is not a whole Parquet file: {_first_line(error)}"
+        raise InputError(Fault(name, what, "it looks cut off or misnamed", code="SF-DATA-FILE")) from None
+    if twice := [field for field in names if names.count(field) > 1]:
+        raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them", code="SF-DATA-FILE"))
+    return file
+
+
+def _next(batches: Iterator[Any], name: str, row: int) -> Any:
+    import pyarrow
+
+    try:
+        return next(batches, None)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        _reraise_foreign(error)
+        what = f"cannot be read on: {_first_line(error)}"
+        raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged", code="SF-DATA-FILE")) from None
+
+
+def _reraise_foreign(error: Exception) -> None:
+    """pyarrow itself raises plain OSError; a subclass comes from the file, such as a hub that refuses."""
+    if isinstance(error, OSError) and type(error) is not OSError:
+        raise error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _cell(scalar: Any, where: str, column: str) -> Any:
+    import pyarrow
+
+    try:
+        return _plain(scalar.as_py(maps_as_pydicts="strict"))
+    except (_Unreadable, pyarrow.ArrowException, KeyError, ValueError) as error:
+        raise InputError(
+            Fault(where, f"column {column!r}: {error}", "leave the column out of the file", code="SF-DATA-ROW")
+        ) from None
+
+
+class _Unreadable(Exception):
+    """A value that has no equal in JSON."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise _Unreadable(f"holds {value}, which is no number that JSON knows")
+    if isinstance(value, date | time | timedelta | Decimal):
+        return str(value)
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise _Unreadable(f"holds a text of {len(value):,} characters, which no record is")
+    if isinstance(value, bytes):
+        raise _Unreadable("holds bytes (an image or a sound?), where text belongs")
+    return value

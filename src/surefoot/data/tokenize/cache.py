@@ -1,0 +1,239 @@
+"""Tokenised data on disk, found again by what it was made from.
+
+The key is a hash of everything that decides the result, so nothing ever has to be invalidated: another file, template,
+tokenizer or length is another folder, and so is other code of surefoot's own. A folder appears by one rename and
+carries the size and SHA-256 of its files; one that does not match is made again. The price is disk: old folders stay
+until the user removes them.
+
+Examples are appended to the arrays' files as they come, so memory never holds a whole data set. The .npy header has
+room for the final number of rows, so each file is, byte for byte, what `numpy.save` writes of the whole array.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.data.tokenize.dataset import (
+    CONTINUED,
+    CONTINUES,
+    CONTROL_TEXT,
+    GOOD,
+    PRINT,
+    PROMPT_CUT,
+    PROMPT_LOST,
+    STOP_LOST,
+    TRUNCATED,
+    TokenisedFile,
+    prints_of,
+    supervised_of,
+)
+from surefoot.data.tokenize.encode import Encoded
+from surefoot.system import durable, hardware, plain_files
+from surefoot.system.errors import EnvironmentFault
+
+_PACKAGE = Path(__file__).parents[2]
+_LIBRARIES = ("surefoot", "tokenizers", "transformers")
+_ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None: as ids need, and shape of one row
+    "ids": (None, ()),
+    "mask": (np.dtype(bool), ()),
+    "offsets": (np.dtype(np.int64), ()),
+    "rows": (np.dtype(np.int64), (4,)),
+    "supervised": (np.dtype(np.int64), ()),
+    "prints": (PRINT, ()),
+}
+_META = "meta.json"
+Written = tuple[TokenisedFile, dict[str, Any], str]  # the last: why nothing is kept, empty where it is
+
+
+def cache_key(parts: Mapping[str, Any]) -> str:
+    """A name for the data that these parts, plain JSON values, and surefoot's own code decide."""
+    return hashlib.sha256(_canonical({"code": code_digest(), **parts})).hexdigest()[:32]
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the source of everything that turns records into ids and of the libraries' versions, so that no change
+    to either has to be declared. The price: after an update all data is tokenised once more."""
+    installed = hardware.versions()
+    digest = hashlib.sha256(json.dumps([installed.get(name) for name in _LIBRARIES]).encode())
+    for path in _sources():
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources() -> list[Path]:
+    return sorted([*(_PACKAGE / "data").rglob("*.py"), *(_PACKAGE / "families").rglob("*.py")])
+
+
+def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:
+    """The examples and the record written with them, or None when they are absent or not what was written. name: of the
+    file they come from, which is no part of the cache: the same content may lie elsewhere."""
+    try:
+        meta = json.loads(plain_files.read_text(folder / _META))
+        intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
+            (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
+            for name, facts in meta["files"].items()
+        )
+        if not intact:
+            return None
+        return _opened(folder, name), meta["record"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def write_cache(
+    folder: Path,
+    name: str,
+    batches: Iterable[Sequence[Encoded]],
+    record: Callable[[], Mapping[str, Any]],
+    vocabulary: int,
+) -> Written:
+    """Write the examples of the file `name` as they come, and then a JSON record. vocabulary: every id is below it.
+
+    Several processes may do this at the same time with the same content: one of them writes the folder, the others find
+    it. What is returned then depends on no name that another one may move. Where no folder can be made, the examples
+    are in files without a name, which are gone with the process. Raises EnvironmentFault when a disk is full.
+    """
+    width = np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32)
+    try:
+        durable.make_folders(folder.parent)
+        durable.require_writable(folder.parent)
+    except EnvironmentFault as error:
+        with _nameless(error) as place:
+            _fill(place, batches, width)
+            return _opened(place, name), dict(record()), f"{error.faults[0].where} {error.faults[0].what}"
+    durable.clear_abandoned(folder.parent)
+    found: tuple[TokenisedFile, dict[str, Any]] | None = None
+    try:
+        with durable.staged_folder(folder) as staging:
+            _fill(staging, batches, width)
+            files = {
+                path.name: {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
+                for path in sorted(staging.iterdir())
+            }
+            known = dict(record())
+            durable.fill_json(staging / _META, {"sha256": _digest(files, known), "files": files, "record": known})
+            found = _opened(staging, name), known
+            if open_cache(folder, name) is None:
+                _move_away(folder)
+    except EnvironmentFault as error:
+        if found is None or not _is_taken(error):
+            raise
+    return *found, ""
+
+
+@contextmanager
+def _nameless(why: EnvironmentFault) -> Iterator[Path]:
+    """A folder for files that are opened in it; they stay readable when it is gone, which it is when the block ends.
+    why: is raised where there is no place for it either."""
+    try:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError:
+        raise why from None
+    with folder, durable.faults_named(Path(folder.name)):
+        yield Path(folder.name)
+
+
+def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -> None:
+    """width: of an id."""
+    with ExitStack() as stack:
+        append = {
+            name: stack.enter_context(growing(folder / f"{name}.npy", dtype or width, row))
+            for name, (dtype, row) in _ARRAYS.items()
+        }
+        tokens = 0
+        append["offsets"](np.zeros(1, dtype=np.int64))
+        for batch in batches:
+            arrays = _arrays(batch, width)
+            append["offsets"](tokens + arrays.pop("offsets")[1:])
+            tokens += len(arrays["ids"])
+            for name, rows in arrays.items():
+                append[name](rows)
+
+
+def _is_taken(error: EnvironmentFault) -> bool:
+    """Whether another process has put its folder there, which then is the same."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EEXIST, errno.ENOTEMPTY)
+
+
+def _move_away(folder: Path) -> None:
+    """A folder that did not verify; at once, so that no other process meets half of it."""
+    with suppress(EnvironmentFault):  # another process was faster; a real fault shows at the write
+        durable.remove(folder)
+
+
+def _opened(folder: Path, name: str) -> TokenisedFile:
+    return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS})
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Read-only and on disk, but seen as a plain array: every slice of a memmap object costs microseconds more."""
+    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+
+
+def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarray]:
+    """Of some examples what `TokenisedFile` has of all. width: of an id."""
+    rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
+    ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
+    mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])
+    offsets = np.cumsum([0, *(len(one.ids) for one in examples)], dtype=np.int64)
+    return {
+        "ids": ids,
+        "mask": mask,
+        "offsets": offsets,
+        "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
+        "supervised": supervised_of(mask, offsets),
+        "prints": prints_of(ids, mask, offsets),
+    }
+
+
+def _flags(one: Encoded) -> int:
+    cut = TRUNCATED * one.truncated + PROMPT_LOST * one.prompt_lost + STOP_LOST * one.stop_lost
+    part = CONTINUES * one.continues + CONTINUED * one.continued
+    cut += PROMPT_CUT * one.prompt_cut
+    return cut + part + CONTROL_TEXT * (one.control_texts > 0) + GOOD * one.good
+
+
+def _digest(files: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical({"files": files, "record": record})).hexdigest()
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, allow_nan=False).encode()
+
+
+@contextmanager
+def growing(path: Path, dtype: np.dtype, row: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], None]]:
+    """What appends rows to a new file in a folder that is being staged. dtype, row: of an element, and the shape of one
+    row, () for a number."""
+    count = 0
+    with durable.filling(path) as file:
+
+        def append(rows: np.ndarray) -> None:
+            nonlocal count
+            count += len(rows)
+            durable.write_all(file, rows.astype(dtype, copy=False).tobytes())
+
+        durable.write_all(file, _header(dtype, (0, *row)))
+        yield append
+        file.seek(0)
+        durable.write_all(file, _header(dtype, (count, *row)))
+
+
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """As long for any number of rows."""
+    header = BytesIO()
+    described = np.lib.format.header_data_from_array_1_0(np.empty((0, *shape[1:]), dtype))
+    np.lib.format.write_array_header_1_0(header, {**described, "shape": shape})
+    return header.getvalue()

@@ -1,0 +1,355 @@
+"""From conversations to token ids with a label mask, for each kind of data.
+
+The mask comes from the template's marks, never from a search for the answer. What is too long is truncated (see
+`truncate`), or, where texts are learned in full, split into several examples (`in_chunks`). Every truncation, every
+stop token lost by it and every example with nothing left to learn is reported.
+
+Pairs: both rows begin with the same tokens. Where a pair is too long, both lose the same part of the prompt, so far
+that the longer answer fits or a quarter of the room is left; then answers lose their ends. What a template writes
+behind an answer's stop token is left out: nothing learns it, and a reward model scores an answer at its last token,
+which is the one that a policy ends with. Prompts are never truncated: a policy would answer a question nobody asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from surefoot.data.formats import Conversation, each_row
+from surefoot.data.tokenize.joint import behind_prompt, encode_whole, within_answers
+from surefoot.data.tokenize.segments import Run, Segment, Template, encode_runs
+from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.truncate import Kept, keep
+from surefoot.system.errors import Fault, InputError
+
+TrainOn = Literal["responses", "last", "completion", "everything"]
+Encoding = Literal["parts", "whole"]
+# Conversations per call of the tokenizer: enough for its threads, and what it hands back stays in the processor's
+# caches: 1,024 take 4 to 8 % longer.
+_CHUNK = 128
+
+
+class Encoded(NamedTuple):
+    """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_cut: cutting took the beginning of
+    what the user says, or more; prompt_lost: all of it; stop_lost: the stop token of an answer, or left none.
+    answers_lost: those it took whole. control_texts: names of control tokens that the row's texts spell out. continues,
+    continued: it is not the first, not the last part of its text. An example without a supervised token is to be
+    dropped."""
+
+    ids: np.ndarray
+    supervised: np.ndarray
+    number: int
+    line: int
+    truncated: bool = False
+    prompt_cut: bool = False
+    prompt_lost: bool = False
+    stop_lost: bool = False
+    answers_lost: int = 0
+    control_texts: int = 0
+    continues: bool = False
+    continued: bool = False
+    good: bool = False  # the better of a pair, or judged good
+    fits: bool = True  # of a prompt: it has no more tokens than it may have
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is something to learn."""
+        return bool(self.supervised.any())
+
+
+class Row(NamedTuple):
+    """A conversation laid out and encoded in parts, before anything is cut. learned: turns whose answers are."""
+
+    conversation: Conversation
+    runs: Sequence[Run]
+    learned: frozenset[int]
+    whole: Encoded
+
+
+def rows_in_parts(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    train_on: TrainOn,
+    name: str,
+) -> Iterator[Row]:
+    """One `Row` per conversation, in order; arguments as in `encode`."""
+    for start in range(0, len(conversations), _CHUNK):
+        chunk = conversations[start : start + _CHUNK]
+        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
+        for conversation, runs in zip(chunk, encode_runs(layouts, encoder, bos_id), strict=True):
+            learned = _learned_turns(runs, conversation, train_on)
+            whole = Encoded(
+                _ids(runs),
+                _mask(runs, learned, train_on),
+                conversation.number,
+                conversation.line,
+                control_texts=sum([run.spelled_out for run in runs]),
+                good=bool(conversation.good),
+            )
+            yield Row(conversation, runs, learned, whole)
+
+
+def encode(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    max_length: int,
+    train_on: TrainOn,
+    name: str,
+    chunks: bool = False,
+    encoding: Encoding = "parts",
+) -> Iterator[Encoded]:
+    """One `Encoded` per conversation, in order, at most max_length tokens each.
+
+    bos_id: put first, exactly once; None for no BOS. train_on: responses = all answers, last = the last answer,
+    completion = all that follows the prompt of the first answer, everything = all tokens but the first, which nothing
+    predicts; an answer that the data marks as not to be learned is none of these. name: the file, for InputErrors.
+    chunks: a text that is too long becomes several examples. encoding: parts = an answer is a text of its own for the
+    tokenizer; whole = prompt and answer are encoded in one go, and what is too long loses its end.
+    """
+    if encoding == "whole":
+        for start in range(0, len(conversations), _CHUNK):
+            chunk = conversations[start : start + _CHUNK]
+            yield from _in_one_go(chunk, template, encoder, bos_id, max_length, train_on, name)
+        return
+    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on=train_on, name=name):
+        if len(row.whole.ids) <= max_length:
+            yield row.whole
+        elif chunks:
+            yield from in_chunks(row.whole, max_length)
+        else:
+            kept = keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
+            yield cut_to(row, kept, template.stop_ids)
+
+
+def _in_one_go(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    bos_id: int | None,
+    max_length: int,
+    train_on: TrainOn,
+    name: str,
+) -> Iterator[Encoded]:
+    together = None if train_on in ("responses", "last") else template.at_once  # which marks no ends of answers
+    layouts = each_row(conversations, lambda one: together(one, False) if together else template.segments(one), name)
+    begun: list[tuple[int, ...]] = []
+    if train_on == "completion":
+        prompts = [_prompt(*pair, together) for pair in zip(layouts, conversations, strict=True)]
+        begun = encode_whole(prompts, encoder, bos_id)
+    for at, (layout, ids) in enumerate(zip(layouts, encode_whole(layouts, encoder, bos_id), strict=True)):
+        if train_on == "everything":
+            mask = np.ones(len(ids), dtype=bool)
+        elif train_on == "completion":
+            mask = behind_prompt(ids, begun[at])
+        else:
+            mask = within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
+        mask[0] = False
+        whole = Encoded(
+            np.array(ids, dtype=np.uint32),
+            mask,
+            conversations[at].number,
+            conversations[at].line,
+            control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
+        )
+        yield whole if len(ids) <= max_length else _without_end(whole, max_length, template.stop_ids)
+
+
+def _prompt(
+    layout: Sequence[Segment],
+    conversation: Conversation,
+    together: Callable[[Conversation, bool], tuple[Segment, ...]] | None,
+) -> Sequence[Segment]:
+    """What stands before the first answer that is learned: all of it, where none is."""
+    learned = _learned_turns(layout, conversation, "completion")
+    if together and learned and min(learned) > 0:
+        return together(replace(conversation, turns=conversation.turns[: min(learned)]), True)
+    return list(itertools.takewhile(lambda one: not (one.answer and one.turn in learned), layout))
+
+
+def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> Encoded:
+    kept = slice(max_length)
+    stops = whole.supervised & np.isin(whole.ids, stop_ids)
+    return whole._replace(
+        ids=whole.ids[kept],
+        supervised=whole.supervised[kept],
+        truncated=True,
+        stop_lost=bool(stops.sum() > stops[kept].sum()),
+    )
+
+
+def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
+    """A text in parts of at most max_length tokens, which together teach what it teaches and nothing twice.
+
+    The last token of a part is the first of the next, where it is not learned: it is there for the token after it to be
+    predicted from. Apart from it parts do not overlap, and only the first one has the BOS.
+    """
+    starts = range(0, len(whole.ids) - 1, max_length - 1)
+    for start in starts:
+        part = slice(start, start + max_length)
+        supervised = whole.supervised[part].copy()
+        supervised[0] = False
+        yield whole._replace(
+            ids=whole.ids[part],
+            supervised=supervised,
+            continues=start > 0,
+            continued=start != starts[-1],
+        )
+
+
+def _learned_turns(
+    parts: Sequence[Run] | Sequence[Segment], conversation: Conversation, train_on: TrainOn
+) -> frozenset[int]:
+    """The turns whose answers are learned: with `last`, earlier answers are prompt."""
+    turns = [part.turn for part in parts if part.answer and conversation.turns[part.turn].learned]
+    return frozenset(turns[-1:] if train_on == "last" else turns)
+
+
+def _ids(runs: Sequence[Run]) -> np.ndarray:
+    """uint32."""
+    ids = array("I")
+    for run in runs:
+        ids += run.ids
+    return np.frombuffer(ids, dtype=np.uint32)
+
+
+def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> np.ndarray:
+    marks = [run.turn in learned if run.answer else train_on == "everything" for run in runs]
+    if train_on == "completion":
+        marks = list(itertools.accumulate(marks, max))
+    mask = bytearray()  # an eighth of the time that NumPy takes for so few numbers
+    for run, mark in zip(runs, marks, strict=True):
+        mask += bytes([mark]) * len(run.ids)
+    mask[0] = False
+    return np.frombuffer(mask, dtype=bool)
+
+
+def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
+    """For each token the turn, from 1, whose learned answer it belongs to, 0 for none: [tokens]."""
+    turns = [run.turn + 1 if run.answer and run.turn in learned else 0 for run in runs]
+    return np.repeat(turns, [len(run.ids) for run in runs])
+
+
+def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
+    """The row with what is kept alone, and what that took from it."""
+    kept = cut.positions
+    whole, answers = row.whole, _answers(row.runs, row.learned)
+    before, after = (np.bincount(part, minlength=answers.max() + 1)[1:] > 0 for part in (answers, answers[kept]))
+    left = np.append(False, after)[answers]  # of the answers of which something is left, all tokens
+    stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
+    return whole._replace(
+        ids=whole.ids[kept],
+        supervised=whole.supervised[kept],
+        truncated=True,
+        prompt_cut=cut.prompt_cut,
+        prompt_lost=cut.prompt_lost,
+        stop_lost=not left.any() or bool(stops.sum() > stops[kept].sum()),
+        answers_lost=int(np.count_nonzero(before & ~after)),
+    )
+
+
+def encode_pairs(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    max_length: int,
+    name: str,
+) -> Iterator[Encoded]:
+    """Better, worse, better, worse …, as the conversations come; arguments as in `encode`. InputError where a template
+    lays a prompt out differently before the two answers. A pair of which one answer is lost whole has lost both."""
+    rows = rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name)
+    for better, worse in zip(rows, rows, strict=True):
+        prompt = _begin(better)
+        if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
+            what = f"row {better.conversation.number}: the template writes another prompt before the worse answer"
+            raise InputError(
+                Fault(
+                    f"{name}:{better.conversation.line}", what, "choose another data.template", code="SF-DATA-TEMPLATE"
+                )
+            )
+        found = _pair(better, worse, prompt, encoder, max_length, template.stop_ids)
+        if not all(one.usable for one in found):
+            found = [one._replace(supervised=np.zeros_like(one.supervised)) for one in found]
+        yield from found
+
+
+def encode_judged(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    max_length: int,
+    name: str,
+) -> Iterator[Encoded]:
+    """One `Encoded` per conversation; arguments as in `encode`."""
+    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
+        if _end(row) <= max_length:
+            yield _first(row, _end(row))
+        else:
+            yield cut_to(row, _keep(row, encoder, max_length), template.stop_ids)
+
+
+def encode_prompts(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encoder: TextEncoder,
+    *,
+    bos_id: int | None,
+    max_length: int,
+    name: str,
+) -> Iterator[Encoded]:
+    """The ids of `segments.prompt_ids` for each conversation, nothing of them learned; arguments as in `encode`. One
+    with more than max_length tokens does not fit and is whole."""
+    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
+        nothing = np.zeros(len(row.whole.ids), dtype=bool)
+        yield row.whole._replace(supervised=nothing, fits=len(row.whole.ids) <= max_length)
+
+
+def _pair(
+    better: Row, worse: Row, prompt: int, encoder: TextEncoder, max_length: int, stop_ids: Sequence[int]
+) -> list[Encoded]:
+    """prompt: tokens of it, the same in both."""
+    rows, ends = (better, worse), (_end(better), _end(worse))
+    if max(ends) <= max_length:
+        return [_first(row, end) for row, end in zip(rows, ends, strict=True)]
+    cut = _keep(rows[int(np.argmax(ends))], encoder, max_length)
+    kept = cut.positions[cut.positions < prompt]
+    found = []
+    for row, end in zip(rows, ends, strict=True):
+        answer = np.arange(prompt, end)[: max_length - len(kept)]
+        whole = len(kept) == prompt and prompt + len(answer) == end
+        own = cut._replace(positions=np.append(kept, answer))
+        found.append(_first(row, end) if whole else cut_to(row, own, stop_ids))
+    return found
+
+
+def _keep(row: Row, encoder: TextEncoder, max_length: int) -> Kept:
+    return keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
+
+
+def _begin(row: Row) -> int:
+    """Where the first token stands that is learned: at the end, where there is none."""
+    return int(np.argmax(row.whole.supervised)) if row.whole.usable else len(row.whole.ids)
+
+
+def _end(row: Row) -> int:
+    """Behind the last token that is learned."""
+    places = np.flatnonzero(row.whole.supervised)
+    return int(places[-1]) + 1 if len(places) else len(row.whole.ids)
+
+
+def _first(row: Row, end: int) -> Encoded:
+    return row.whole._replace(ids=row.whole.ids[:end], supervised=row.whole.supervised[:end])

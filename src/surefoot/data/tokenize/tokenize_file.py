@@ -1,0 +1,263 @@
+"""One data file: from its records to tokenised examples, or from the cache.
+
+A file that was tokenised before in the same way needs its bytes hashed and nothing else. Records that a user's own
+function reads are converted at every start: surefoot cannot know what the function does, only what came of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
+from surefoot.data.formats import Conversation, reader_with
+from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept
+from surefoot.data.sources.records import Kind, Source, rows_per_item
+from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
+from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
+from surefoot.data.tokenize.encode import (
+    Encoded,
+    Encoding,
+    TrainOn,
+    encode,
+    encode_judged,
+    encode_pairs,
+    encode_prompts,
+)
+from surefoot.data.tokenize.segments import Template
+from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.families.templates import find_row
+from surefoot.system.errors import Fault, InputError
+
+ReadRecord = Callable[[dict[str, Any]], Any]
+Records = Callable[[], tuple[Reading, Batches]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How records become examples: the same for all files of a run. digest: of the tokenizer. chunks: plain texts only,
+    and one that is too long becomes several examples. read_record: for files whose format is custom. fallbacks:
+    templates for records that the first cannot write, where nobody asked for it. kind: what is learned from a record;
+    for other kinds than answers, train_on, chunks and encoding have no meaning."""
+
+    encoder: TextEncoder
+    digest: str
+    template: str
+    template_asked: bool
+    bos_id: int | None
+    stop_ids: tuple[int, ...]
+    max_length: int
+    train_on: TrainOn
+    chunks: bool = False
+    read_record: ReadRecord | None = None
+    fallbacks: tuple[str, ...] = ()
+    encoding: Encoding = "parts"
+    kind: Kind = "answers"
+
+    def template_called(self, name: str) -> Template:
+        """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
+        return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
+
+
+def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
+    """The file's examples, which may be none, and what is known of them. limit: only the first so many records. cache:
+    a folder. Raises InputError for anything wrong with the records."""
+    if source.format != CUSTOM:
+
+        def records() -> tuple[Reading, Batches]:
+            reading = Reading(source, method.kind, limit, texts_alone=method.chunks)
+            return reading, reading.batches()
+
+        return _found_or_made(source, method, _digest({**source.identity, "limit": limit}), records, cache)
+    if method.read_record is None:
+        what = "is custom, and nobody passed the function that reads a record"
+        raise InputError(
+            Fault(
+                "data.format",
+                what,
+                "name functions.record (or pass read_record from Python), or name a format",
+                code="SF-OWN-FUNCTION",
+            )
+        )
+    read = reader_with(method.read_record, method.kind)
+    reading = Reading(source, method.kind, limit, texts_alone=method.chunks, read=read)
+    with kept(reading.batches()) as found:
+        return _found_or_made(source, method, found.digest, lambda: (reading, found.again()), cache)
+
+
+def _found_or_made(
+    source: Source, method: Method, content: str, records: Records, cache: Path
+) -> tuple[TokenisedFile, SourceFacts]:
+    """content: digest of what the records are. records: opens them anew at each call."""
+    key = cache_key(
+        {
+            "content": content,
+            "templates": [method.template_called(name).identity for name in (method.template, *method.fallbacks)],
+            "template_asked": method.template_asked,
+            "tokenizer": method.digest,
+            "bos": method.bos_id,
+            "stops": method.stop_ids,
+            "max_length": method.max_length,
+            "train_on": method.train_on,
+            "chunks": method.chunks,
+            "encoding": method.encoding,
+            "kind": method.kind,
+        }
+    )
+    folder = Path(cache) / "tokenised" / key
+    if (found := open_cache(folder, source.name)) is not None:
+        file, record, unkept = *found, ""
+    else:
+        with _no_collector():
+            file, record, unkept = _encode(source, records, method, folder)
+    return file, replace(_facts(source, content, record), unkept=unkept)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Inside, Python looks for no cycles. Records and examples have none, so it would find nothing, in an eighth of the
+    time that tokenising takes."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _encode(source: Source, records: Records, method: Method, folder: Path) -> Written:
+    """The examples, by the first template that can write all records, what is to be known of them, and why they are not
+    kept: see `write_cache`."""
+    reading, batches = records()
+    first = next(batches)
+    batches = itertools.chain([first], batches)
+    refused: list[InputError] = []
+    for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, texts=reading.texts):
+        if refused:
+            reading, batches = records()
+        template, dropped = method.template_called(wanted), []
+        examples = _examples(batches, template, method, source.name, dropped)
+        fault = refused[0].faults[0].what if refused else ""
+        record = functools.partial(_record, reading, template, fault, dropped)
+        try:
+            return write_cache(folder, source.name, examples, record, method.encoder.size)
+        except _Unwritten as error:
+            refused.append(error.why)
+    if other := template_for_all(lambda: records()[1], method.encoder, method.stop_ids):
+        fix = f"choose data.template {other}, which can write all records"
+        faults = refused[0].faults
+        raise InputError([fault if fault.where == source.name else replace(fault, fix=fix) for fault in faults])
+    raise refused[0]
+
+
+class _Unwritten(Exception):
+    """A template cannot write all records."""
+
+    def __init__(self, why: InputError):
+        super().__init__(str(why))
+        self.why = why
+
+
+def _examples(
+    batches: Iterable[list[Conversation]], template: Template, method: Method, name: str, dropped: list[tuple[int, int]]
+) -> Iterator[list[Encoded]]:
+    """Those that are kept, some at a time. dropped: gets number and line of the others' records. Raises _Unwritten at
+    the end: what is wrong with the records, whatever the template, goes before."""
+    why: InputError | None = None
+    for batch in batches:
+        if why is not None:
+            continue
+        try:
+            examples = list(_encoded(batch, template, method, name))
+        except InputError as error:
+            why = error
+            continue
+        is_kept = [_is_kept(example, method) for example in examples]
+        size = rows_per_item(method.kind)
+        items = zip(examples[::size], is_kept[::size], strict=True)
+        dropped += [(one.number, one.line) for one, kept in items if not kept]
+        yield list(itertools.compress(examples, is_kept))
+    if why is not None:
+        raise _Unwritten(why)
+
+
+def _record(reading: Reading, template: Template, fault: str, dropped: list[tuple[int, int]]) -> dict[str, Any]:
+    """What stands in the cache beside the examples, once all of them were written. fault: what hindered the template
+    that was wanted before all others."""
+    return {
+        "layout": reading.layout,
+        "layout_reason": reading.reason,
+        "template": template.name,
+        "template_fault": fault,
+        "rows": reading.rows,
+        "used": reading.used,
+        "dropped": [list(place) for place in dropped],
+        "unused": list(reading.unused),
+        "notes": [*template.notes, *(template.dialogue_notes if reading.several else ())],
+        "placeholders": [list(place) for place in reading.placeholders],
+        "placeholder": reading.placeholder,
+        "example_prompt": reading.example_prompt,
+    }
+
+
+def _is_kept(example: Encoded, method: Method) -> bool:
+    """Both examples of a pair, or none."""
+    return example.fits if method.kind == "prompts" else example.usable
+
+
+def _encoded(conversations: Sequence[Conversation], template: Template, method: Method, name: str) -> Iterator[Encoded]:
+    if method.kind == "answers":
+        return encode(
+            conversations,
+            template,
+            method.encoder,
+            bos_id=method.bos_id,
+            max_length=method.max_length,
+            train_on=method.train_on,
+            name=name,
+            chunks=method.chunks,
+            encoding=method.encoding,
+        )
+    encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[method.kind]
+    how = {"bos_id": method.bos_id, "max_length": method.max_length, "name": name}
+    return encode_kind(conversations, template, method.encoder, **how)
+
+
+def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
+    """The file's name is not part of the cache: the same content may lie elsewhere."""
+
+    def places(name: str) -> tuple[tuple[str, int, int], ...]:
+        return tuple((source.name, number, line) for number, line in record[name])
+
+    return SourceFacts(
+        file=source.name,
+        sha256=source.sha256,
+        content=content,
+        layout=record["layout"],
+        layout_reason="; ".join((record["layout_reason"], *source.notes)),
+        template=record["template"],
+        rows=record["rows"],
+        used=record["used"],
+        dropped=places("dropped"),
+        unused=tuple(record["unused"]),
+        notes=tuple(record["notes"]),
+        placeholders=places("placeholders"),
+        placeholder=record["placeholder"],
+        commit=source.commit,
+        template_fault=record["template_fault"],
+        example_prompt=record["example_prompt"],
+    )
+
+
+def _digest(value: Any) -> str:
+    """Of plain JSON values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

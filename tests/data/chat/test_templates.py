@@ -1,0 +1,129 @@
+"""The named templates write exactly these texts, and learn exactly these parts of them."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from helpers.tiny_models import LLAMA3_TEMPLATE
+from surefoot.data.chat.templates import make_template
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.tokenize.segments import Template, prompt_ids
+from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.system.errors import InputError
+
+HEADER = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+INPUT_HEADER = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request."
+)
+USER, ANSWER = Turn("user", "Add."), Turn("assistant", "3")
+
+
+@pytest.fixture
+def encoder(llama3) -> TextEncoder:
+    return TextEncoder(llama3)
+
+
+def make(name: str, encoder: TextEncoder) -> Template:
+    return make_template(name, encoder, (encoder.tokenizer.convert_tokens_to_ids("<|end_of_text|>"),))
+
+
+def written(template: Template, *turns: Turn) -> tuple[str, str]:
+    """The whole text, and what of it is the model's."""
+    segments = template.segments(Conversation(turns))
+    return "".join(segment.text for segment in segments), "".join(
+        segment.text for segment in segments if segment.answer
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "text", "answer"),
+    [
+        (
+            "alpaca",
+            (USER, ANSWER),
+            f"{HEADER}\n\n### Instruction:\nAdd.\n\n### Response:\n3<|end_of_text|>",
+            "3<|end_of_text|>",
+        ),
+        (
+            "alpaca",
+            (Turn("user", "Add.", "1 2"), ANSWER),
+            f"{INPUT_HEADER}\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3<|end_of_text|>",
+            "3<|end_of_text|>",
+        ),
+        (
+            "alpaca",
+            (Turn("system", "Be brief."), USER, ANSWER),
+            "Be brief.\n\n### Instruction:\nAdd.\n\n### Response:\n3<|end_of_text|>",
+            "3<|end_of_text|>",
+        ),
+        ("plain", (USER, ANSWER), "Add.\n3<|end_of_text|>", "3<|end_of_text|>"),
+        ("plain", (Turn("user", "Add.", "1 2"), ANSWER), "Add.\n1 2\n3<|end_of_text|>", "3<|end_of_text|>"),
+        ("plain", (USER, ANSWER, USER, ANSWER), "Add.\n3<|end_of_text|>Add.\n3<|end_of_text|>", "3<|end_of_text|>" * 2),
+        ("plain", (Turn("text", " Once.\n"),), " Once.\n<|end_of_text|>", " Once.\n<|end_of_text|>"),
+    ],
+)  # fmt: skip
+def test_texts(encoder, name, turns, text, answer):
+    assert written(make(name, encoder), *turns) == (text, answer)
+
+
+def test_llama3_is_llama3s_own_template(encoder, llama3):
+    assert llama3.chat_template == LLAMA3_TEMPLATE
+    turns = (Turn("system", " Be brief.\n"), USER, ANSWER, Turn("user", "And?", "4"), Turn("assistant", " 7 "))
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    template = make("llama3", encoder)
+    text, answer = written(template, *turns)
+    assert llama3.bos_token + text == llama3.apply_chat_template(messages, tokenize=False)
+    assert answer == "3<|eot_id|>7<|eot_id|>"
+    assert template.stop_ids == tuple(llama3.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
+    assert prompt_ids(Conversation(turns[:2]), template, encoder, llama3.bos_token_id) == llama3.apply_chat_template(
+        messages[:2], add_generation_prompt=True, return_dict=False
+    )
+
+
+@pytest.mark.parametrize("name", ["llama3", "alpaca", "plain", "tokenizer"])
+def test_a_prompt_is_what_stands_before_the_answer(encoder, name):
+    template = make(name, encoder)
+    whole, answer = written(template, USER, ANSWER)
+    prompt, nothing = written(template, USER)
+    assert (prompt, nothing) == (whole.removesuffix(answer), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "message"),
+    [
+        ("alpaca", (USER, ANSWER, USER, ANSWER), "holds one prompt and one answer"),
+        ("alpaca", (USER, ANSWER, USER), "holds one prompt and one answer"),
+        ("alpaca", (Turn("text", "x"),), "lays out turns, and a text record has none"),
+        ("llama3", (Turn("text", "x"),), "lays out turns, and a text record has none"),
+        ("tokenizer", (Turn("text", "x"),), "lays out turns, and a text record has none"),
+    ],
+)
+def test_what_a_template_cannot_lay_out(encoder, name, turns, message):
+    with pytest.raises(RowFault, match=message):
+        make(name, encoder).segments(Conversation(turns))
+
+
+def test_missing_tokens_and_names(legacy, encoder):
+    old = TextEncoder(legacy)
+    with pytest.raises(InputError, match=r"data.template: llama3 needs .*<\|start_header_id\|>, .*<\|eot_id\|>"):
+        make_template("llama3", old, (2,))
+    with pytest.raises(InputError, match="unknown template 'vicunna'; did you mean vicuna"):
+        make("vicunna", encoder)
+    with pytest.raises(InputError, match="unknown template 'x'; use auto, tokenizer, llama3, llama2"):
+        make("x", encoder)
+    with pytest.raises(InputError, match="no end-of-sequence token"):
+        make_template("plain", encoder, ())
+    with pytest.raises(InputError, match="reads its own end-of-sequence token 'Ġt' as something else"):
+        make_template("plain", encoder, (encoder.tokenizer.convert_tokens_to_ids("Ġt"),))
+
+
+def test_identity_differs_with_what_the_template_writes(llama3, llama3_pad):
+    def identity(tokenizer: PreTrainedTokenizerFast, name: str, stop: str) -> str:
+        return make_template(name, TextEncoder(tokenizer), (tokenizer.convert_tokens_to_ids(stop),)).identity
+
+    eos, other = "<|end_of_text|>", "<|reserved_special_token_0|>"
+    assert identity(llama3, "plain", eos) == identity(llama3_pad, "plain", eos)
+    assert len({identity(llama3, name, eos) for name in ("plain", "alpaca", "llama3", "tokenizer")}) == 4
+    assert identity(llama3, "plain", eos) != identity(llama3, "plain", other)

@@ -1,0 +1,216 @@
+"""Preference records, judged answers and prompts: every published way of writing one gives the same conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefoot.data.formats import convert, look, retag
+from surefoot.data.formats import preference as ranking
+from surefoot.data.sources.records import Row
+from surefoot.system.errors import InputError
+
+ASKED, BETTER, WORSE = "What is a fjord?", "An inlet of the sea.", "A bird."
+HUMAN = f"\n\nHuman: {ASKED}\n\nAssistant:"
+
+
+def role(name, text):
+    return {"role": name, "content": text}
+
+
+def turn(name, text):
+    return {"from": name, "value": text}
+
+
+USER, GOOD, BAD = role("user", ASKED), role("assistant", BETTER), role("assistant", WORSE)
+ONE_TURN = {
+    "texts": {"prompt": ASKED, "chosen": BETTER, "rejected": WORSE},
+    "hh with a prompt": {"prompt": HUMAN, "chosen": f" {BETTER}", "rejected": f" {WORSE}"},
+    "hh, whole": {"chosen": f"{HUMAN} {BETTER}", "rejected": f"{HUMAN} {WORSE}"},
+    "rm-static": {"prompt": HUMAN, "response": "x", "chosen": f" {BETTER}", "rejected": f" {WORSE}"},
+    "trl": {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+    "trl, implicit prompt": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "ultrafeedback": {"prompt": ASKED, "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "text prompt, listed answers": {"prompt": ASKED, "chosen": [GOOD], "rejected": [BAD]},
+    "llama-factory, sharegpt": {
+        "conversations": [turn("human", ASKED)],
+        "chosen": turn("gpt", BETTER),
+        "rejected": turn("gpt", WORSE),
+    },
+    "llama-factory, openai": {"messages": [USER], "chosen": GOOD, "rejected": BAD},
+    "llama-factory, alpaca": {"instruction": ASKED, "input": "", "chosen": BETTER, "rejected": WORSE},
+}
+
+
+def rows(*values):
+    return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
+
+
+def plain(conversation):
+    return [(one.role, one.text, one.learned) for one in conversation.turns]
+
+
+def read(layout, *values):
+    return convert(rows(*values), layout, "d.json")
+
+
+def refusal(layout, value):
+    with pytest.raises(InputError) as caught:
+        read(layout, value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ONE_TURN)
+def test_a_pair_is_two_conversations_of_one_record(name):
+    better, worse = read("preference", ONE_TURN[name])
+    assert plain(better) == [("user", ASKED, True), ("assistant", BETTER, True)] or plain(better) == [
+        ("user", ASKED, False),
+        ("assistant", BETTER, True),
+    ]
+    assert plain(worse)[1:] == [("assistant", WORSE, True)]
+    assert (better.good, worse.good) == (True, False)
+    assert (better.number, worse.number, better.line) == (1, 1, 10)
+
+
+@pytest.mark.parametrize("name", ONE_TURN)
+def test_its_prompt_alone(name):
+    (prompt,) = read("prompts", ONE_TURN[name])
+    assert [(one.role, one.text) for one in prompt.turns] == [("user", ASKED)]
+
+
+def test_twin_a_prompt_that_keeps_its_answer_is_seen(monkeypatch):
+    own = ranking._split_turns
+    monkeypatch.setattr(ranking, "_split_turns", lambda *both: ([*own(*both)[0], own(*both)[1][0]], *own(*both)[1:]))
+    assert "was expected" in refusal("preference", ONE_TURN["trl, implicit prompt"])
+
+
+def test_a_longer_dialogue_becomes_turns_and_earlier_answers_are_not_learned():
+    before = f"You teach.\n\nHuman: Hi\n\nAssistant: Hello.{HUMAN}"
+    whole = {"chosen": f"{before} {BETTER}", "rejected": f"{before} {WORSE}"}
+    better, _ = read("preference", whole)
+    assert [(one.role, one.text) for one in better.turns] == [
+        ("system", "You teach."),
+        ("user", "Hi"),
+        ("assistant", "Hello."),
+        ("user", ASKED),
+        ("assistant", BETTER),
+    ]
+    assert [one.learned for one in better.turns if one.role == "assistant"] == [False, True]
+    assert read("preference", {"prompt": before, "chosen": BETTER, "rejected": WORSE})[0].turns == better.turns
+
+
+def test_equal_dialogues_split_before_the_last_answer():
+    for record in (
+        {"chosen": f"{HUMAN} x", "rejected": f"{HUMAN} x"},
+        {"chosen": [USER, GOOD], "rejected": [USER, GOOD]},
+    ):
+        better, worse = read("preference", record)
+        assert better.turns == worse.turns
+        assert [one.role for one in better.turns] == ["user", "assistant"]
+
+
+def test_an_answer_may_say_nothing():
+    _, worse = read("preference", {"prompt": HUMAN, "chosen": " x", "rejected": ""})
+    assert worse.turns[-1].text == ""
+
+
+def test_words_and_roles_of_a_description_reach_the_answers():
+    record = {"conversations": [{"who": "client", "says": "q"}]}
+    record |= {"chosen": {"who": "bot", "says": "a"}, "rejected": {"who": "bot", "says": "b"}}
+    tags = {"role_tag": "who", "content_tag": "says", "user_tag": "client", "assistant_tag": "bot"}
+    better, worse = convert(retag(rows(record), tags), "preference", "d.json")
+    assert (better.turns[-1].text, worse.turns[-1].text) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "row 1: has no prompt"),
+        ({"prompt": "q", "chosen": "a"}, "row 1: has no 'rejected'"),
+        ({"prompt": "q", "chosen": "a", "rejected": [BAD]}, "has text in 'chosen' and a list in 'rejected'"),
+        ({"prompt": [USER], "chosen": [USER, GOOD], "rejected": [BAD]}, "row 1: "),
+        ({"prompt": [USER, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "turn 3 is assistant, but user or tool"),
+        ({"chosen": [USER, GOOD], "rejected": [role("user", "other"), BAD]}, "differ in turn 1 already"),
+        (
+            {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"},
+            "no beginning in common",
+        ),
+    ],
+)
+def test_what_is_no_pair(record, says):
+    assert says in refusal("preference", record)
+
+
+JUDGED = {
+    "trl": {"prompt": ASKED, "completion": WORSE, "label": False},
+    "trl, messages": {"prompt": [USER], "completion": [BAD], "label": False},
+    "hh": {"prompt": HUMAN, "completion": f" {WORSE}", "label": False},
+    "llama-factory, openai": {"messages": [USER, BAD], "label": False},
+    "llama-factory, sharegpt": {"conversations": [turn("human", ASKED), turn("gpt", WORSE)], "kto_tag": False},
+    "llama-factory, alpaca": {"instruction": ASKED, "output": WORSE, "label": 0},
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_judged_answer(name):
+    (found,) = read("judged", JUDGED[name])
+    assert [(one.role, one.text) for one in found.turns] == [("user", ASKED), ("assistant", WORSE)]
+    assert found.good is False
+    mark = "kto_tag" if "kto_tag" in JUDGED[name] else "label"
+    assert read("judged", JUDGED[name] | {mark: True})[0].good is True
+
+
+def test_only_the_last_answer_is_judged():
+    (found,) = read("judged", {"messages": [USER, GOOD, USER, BAD], "label": True})
+    assert [one.learned for one in found.turns if one.role == "assistant"] == [False, True]
+
+
+@pytest.mark.parametrize("label", ["yes", None, 2, 0.5])
+def test_a_verdict_is_true_or_false(label):
+    assert "where true or false belongs" in refusal("judged", {"prompt": "q", "completion": "a", "label": label})
+
+
+PROMPTS = {
+    "a text": {"prompt": ASKED},
+    "hh": {"prompt": HUMAN},
+    "messages": {"prompt": [USER]},
+    "an open conversation": {"messages": [USER]},
+    "answers": {"messages": [USER, GOOD]},
+    "sharegpt": {"conversations": [turn("human", ASKED), turn("gpt", BETTER)]},
+    "prompt and completion": {"prompt": ASKED, "completion": BETTER},
+    "alpaca": {"instruction": ASKED, "output": BETTER},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_of_any_record(name):
+    assert look("prompts", "auto", rows(PROMPTS[name]), "d.json").layout == "prompts"
+    (found,) = read("prompts", PROMPTS[name])
+    assert [(one.role, one.text) for one in found.turns] == [("user", ASKED)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "says"),
+    [
+        ("pairs", {"instruction": "q", "output": "a"}, "is alpaca data for stage sft"),
+        ("pairs", {"text": "t"}, "is text data for stage pretrain"),
+        ("pairs", {"prompt": "q", "completion": "a", "label": True}, "is a judged answer for stage kto"),
+        ("judged", ONE_TURN["texts"], "is a pair for stage dpo or reward"),
+        ("judged", {"prompt": "q", "completion": "a"}, "for stage sft"),
+        ("prompts", {"text": "t"}, "is text data for stage pretrain"),
+    ],
+)
+def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
+    with pytest.raises(InputError) as caught:
+        look(kind, "auto", rows(record), "d.json")
+    (fault,) = caught.value.faults
+    assert says in fault.what
+    assert fault.where == "d.json:10"
+    assert fault.fix
+
+
+def test_the_reason_says_how_records_are_written():
+    both = rows(ONE_TURN["hh, whole"], ONE_TURN["trl"])
+    seen = look("pairs", "auto", both, "d.json")
+    layout, reason = seen.layout, seen.reason
+    assert layout == "preference"
+    assert "1 records: Human/Assistant dialogues in 'chosen' and 'rejected', read as turns" in reason
