@@ -8,7 +8,7 @@ import pytest
 
 from surefoot.config.schema import OptimConfig
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.tokenize.dataset import find_example_prompt
+from surefoot.data.formats.reader import find_example_prompt
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.runs.card_facts import _optimizer, _public_question
 

@@ -351,7 +351,7 @@ def test_a_tokenizer_that_puts_blanks_gets_prompts_like_everyone_elses(legacy):
     assert template.stop_ids == (legacy.eos_token_id,)
 
 
-def test_a_bos_that_the_template_writes_is_not_doubled_and_can_be_refused(llama3):
+def test_a_bos_that_the_template_writes_stands_once_and_can_be_refused(llama3):
     encoder = TextEncoder(llama3)
     conversation = Conversation((Turn("user", "u"), Turn("assistant", "a")))
     with_bos, _ = run(encoder, "tokenizer", conversation)

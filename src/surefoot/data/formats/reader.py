@@ -152,7 +152,7 @@ class Reading:
         places, placeholder = _find_placeholders(batch)
         self.placeholders += places
         self.placeholder = self.placeholder or placeholder
-        self.example_prompt = self.example_prompt or _find_example_prompt(batch)
+        self.example_prompt = self.example_prompt or find_example_prompt(batch)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tupl
     return [(number, line) for number, line, _ in found], found[0][2] if found else ""
 
 
-def _find_example_prompt(conversations: Iterable[Conversation]) -> str:
+def find_example_prompt(conversations: Iterable[Conversation]) -> str:
     """The first question of one short line, or, of texts, the first words of one; empty where there is none.
 
     It will stand in the model card, so whatever may be a path or an address is passed over.
