@@ -20,18 +20,26 @@ from typing import Any
 
 
 def first_few(names: Sequence[object], most: int) -> str:
-    """`3, 17, 20 and 5 more`."""
+    """The names joined by commas: `3, 17, 20 and 5 more`.
+
+    names: all of them, in order.
+    most: how many are written out.
+    """
     shown = ", ".join(map(str, names[:most]))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 step`, `1,200 steps`. noun: one whose plural takes an s."""
+    """A number with its noun: `1 step`, `1,200 steps`.
+
+    number: the count.
+    noun: the singular of a noun whose plural takes an s.
+    """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def was(number: int) -> str:
-    """The verb behind `counted`."""
+    """ "was" for 1, else "were": the verb behind `counted`."""
     return "was" if number == 1 else "were"
 
 
@@ -39,7 +47,10 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 
 def size_text(size: int) -> str:
-    """70.2 GiB, 320 MiB, 1.5 MiB, 12 KiB, 999 B; less than nothing keeps its sign."""
+    """A size in words: 70.2 GiB, 320 MiB, 1.5 MiB, 12 KiB, 999 B.
+
+    size: bytes; a negative size keeps its sign.
+    """
     if size < 0:
         return f"-{size_text(-size)}"
     for unit, factor in (("TiB", TIB), ("GiB", GIB)):
@@ -51,31 +62,37 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-CLOSE = 0.65  # likeness (0 to 1) below which a name is no suggestion
+CLOSE = 0.65  # likeness (0 to 1) from which a name is suggested
 MOST = 100  # unknown names of one file that get a suggestion: each takes milliseconds, and a file may hold thousands
 
 
 def nearest_words(word: str, choices: Iterable[str], most: int, least: float = CLOSE) -> list[str]:
-    """Up to `most` choices that are like `word`, the likest first; none below the likeness `least`."""
+    """The choices most like `word`, closest first.
+
+    word: the unknown name.
+    choices: the known names.
+    most: how many are returned at most.
+    least: likeness (0 to 1) that a choice must have.
+    """
     scored = [(likeness(plain_name(word), plain_name(choice)), choice) for choice in choices]
     close = sorted((pair for pair in scored if pair[0] >= least), key=lambda pair: -pair[0])
     return [choice for _, choice in close[:most]]
 
 
 def nearest_word(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, None where nothing is close."""
+    """The choice most like `word`, or None where no choice is close."""
     return next(iter(nearest_words(word, choices, 1)), None)
 
 
 def likeness(a: str, b: str) -> float:
-    """1 for equal names, 0 for nothing in common. Letters in the wrong order cost little."""
+    """Likeness of two names: 1 for equal names, 0 for nothing in common; swapped letters cost little."""
     if sorted(a) == sorted(b):
         return 1.0 if a == b else 0.9
     return SequenceMatcher(None, a, b).ratio()
 
 
 def plain_name(name: str) -> str:
-    """Without what people write now so, now so: capitals, and dashes for underscores."""
+    """The name in lower case with underscores for dashes, which people write both ways."""
     return name.lower().replace("-", "_")
 
 
@@ -94,7 +111,7 @@ _IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x202D, 0x20
 
 
 def clean(text: str) -> str:
-    """Without escape sequences and control characters; every end of a line is a line feed."""
+    """Strip terminal escape sequences and control characters from untrusted text; line ends become line feeds."""
     return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -1,7 +1,7 @@
-"""Read a file whole where something else may stand in its place: a FIFO, which is waited for without end, a device, or
-a file so large that it fills the memory. All of these are an OSError, told as other files' faults are.
+"""Read a whole file with a limit on its size; refuse FIFOs and devices.
 
-For texts and records. Weights and data, which may be larger than any limit, are read a piece at a time elsewhere.
+A FIFO would block for ever, a device or a huge file would fill the memory; both are an OSError here. For texts and
+records: weights and data may be larger than any limit and are read in pieces elsewhere.
 """
 
 from __future__ import annotations
