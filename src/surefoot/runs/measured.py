@@ -57,7 +57,7 @@ def measured_tf32(shapes: Iterable[Shape], device: torch.device, kept: Kept) -> 
 
 
 def measured_threads(shapes: Iterable[Shape], cores: int, kept: Kept) -> dict[int, float]:
-    """See `probe.threads.thread_rates`. cores: the largest number of threads to try."""
+    """See `probes.matmul.thread_rates`. cores: the largest number of threads to try."""
     from surefoot.planning.probes import matmul
 
     largest = largest_of(shapes)
@@ -72,7 +72,7 @@ def measured_threads(shapes: Iterable[Shape], cores: int, kept: Kept) -> dict[in
 
 
 def measured_copy(device: torch.device, kept: Kept) -> float:
-    """See `probe.copy.copy_rate`."""
+    """See `probes.timing.copy_rate`."""
     from surefoot.planning.probes import timing
 
     return kept.get("copy", {"device": device.type}, float, lambda: timing.copy_rate(device))
