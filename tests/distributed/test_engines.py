@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from helpers import engine_cases
 from helpers.engine_cases import ENGINES, KINDS, RATE, SINGLE, Case, alone
+from helpers.tiers import diagonal, representatives
 from helpers.two_ranks import on_two_ranks
 from surefoot.system.errors import InputError
 from surefoot.training.engine import EngineChoice, make_engine
@@ -26,6 +27,7 @@ WEIGHTS = 1e-6
 MOMENTS = 5e-5
 HALF = 0.6  # of all elements, at most, on one of two ranks: embeddings and pads do not cut evenly
 SHARED = ("fsdp2", "zero3")  # weights too
+MAIN_ENGINES = representatives(ENGINES, "ddp", *SHARED)
 DEEPSPEED = ("zero1", "zero2", "zero3")
 
 
@@ -63,15 +65,14 @@ def same_bits(ours: dict, theirs: dict) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "kind"), diagonal(ENGINES, KINDS))
 def test_two_ranks_are_one_rank(engine, kind):
     """With dropout, whose draws belong to micro-batches, and with three micro-batches for two ranks in the second
     step. Every step clips."""
     assert is_same(Case(kind, dropout=0.1), engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_a_mean_over_ranks_in_place_of_a_sum_is_noticed(engine):
     assert not is_same(Case("lora", dropout=0.1, broken="mean"), engine)
 
@@ -85,7 +86,7 @@ def test_clipping_by_the_norm_of_the_own_share_is_noticed(engine):
     assert not is_same(Case("lora", dropout=0.1, broken="norm of own share"), engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 @pytest.mark.parametrize(
     "case",
     [
@@ -101,7 +102,7 @@ def test_so_they_are_with(engine, case):
     assert is_same(case, engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_several_passes_through_one_trunk_add_up(engine):
     """Two adapters, of which each pass uses one, and a pass that uses the first of them again."""
     case = Case("lora", limits=None)
@@ -117,7 +118,7 @@ def test_several_passes_through_one_trunk_add_up(engine):
 TWO = {"limits": (("actor", 0.1), ("critic", None)), "rates": (("actor", RATE), ("critic", 3 * RATE))}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_groups_have_their_own_rates_and_clipping(engine):
     case = Case("full", members="two", limits=TWO["limits"], rates=TWO["rates"])
     assert is_same(case, engine)
@@ -127,7 +128,7 @@ def test_groups_have_their_own_rates_and_clipping(engine):
     assert furthest(other["state"], pair[0]["state"])[1] > MOMENTS
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_a_rank_holds_its_share(engine):
     for result in _pair("trained", Case("full", dropout=0.1), engine):
         elements, whole = result["elements"], result["whole"]
@@ -136,7 +137,7 @@ def test_a_rank_holds_its_share(engine):
         assert (elements.optimizer <= HALF * whole) == (engine != "ddp")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 @pytest.mark.parametrize("how", ["nan", "inf"])
 def test_what_goes_wrong_on_one_rank_is_skipped_on_all(engine, how):
     """nan: gradients too. inf: of the loss alone, with finite gradients that every rank could take a step with."""
@@ -146,7 +147,7 @@ def test_what_goes_wrong_on_one_rank_is_skipped_on_all(engine, how):
     assert not same_bits(pair[0]["after"], pair[0]["end"])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_a_refused_step_that_is_taken_is_noticed(engine):
     first, _ = _pair("skipping", Case("lora", broken="step that was refused"), engine, "inf")
     assert not same_bits(first["before"], first["after"])
@@ -157,14 +158,14 @@ def test_ranks_that_decide_by_their_own_loss_are_noticed():
     assert first["decisions"] != second["decisions"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_state_by_name_goes_out_and_in_again_bit_for_bit(engine):
     first, _ = _pair("through_a_checkpoint", Case("lora", dropout=0.1), engine)
     assert same_bits(first["written"], first["taken"])
     assert same_bits(first["on"], first["again"])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_one_process_goes_on_from_what_two_ranks_wrote(engine, tmp_path):
     """The files are those of a run in one process, and of the frozen weights only what is written was gathered."""
     case = Case("dora")
@@ -187,7 +188,7 @@ def _plain(name: str) -> str:
     return name if name.endswith(".weight") else f"{name}.weight"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_every_way_into_the_model_finds_it_whole(engine):
     case = Case("dora")
     one, (first, _) = engine_cases.paths(ALONE, case, SINGLE), _pair("paths", case, engine)
@@ -197,7 +198,7 @@ def test_every_way_into_the_model_finds_it_whole(engine):
     assert furthest(one["state"], first["state"]) <= (WEIGHTS, MOMENTS)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", MAIN_ENGINES)
 def test_all_ranks_name_the_module_where_one_went_wrong(engine):
     said = _pair("origin", Case("lora"), engine)
     assert said[0] == said[1]
