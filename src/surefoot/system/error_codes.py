@@ -224,7 +224,7 @@ CODES: dict[str, ErrorCode] = {
     # After training
     "SF-EVALUATE": ErrorCode(
         "An evaluation cannot be made or compared: unknown sets or tasks, other inputs, or another evaluation's files.",
-        "docs/evaluate.md and docs/capture.md say what goes together.",
+        "docs/evaluate.md says what goes together.",
     ),
     "SF-EXPORT": ErrorCode(
         "The export cannot be made, or does not compute what the trained model computes. Nothing is left behind.",
