@@ -34,7 +34,7 @@ ALLOWED = {
     ("methods/policy.py", "save_pretrained"): STAGED,
     ("methods/ppo/start.py", "save_pretrained"): STAGED,
     ("methods/reference.py", "np.save"): STAGED,
-    ("runs/setup.py", "save_pretrained"): STAGED,
+    ("runs/job.py", "save_pretrained"): STAGED,
     ("training/checkpoint.py", "save_file"): STAGED,
     ("training/failure.py", "save_file"): STAGED,
     ("models/convert/pickled.py", "mkdir"): SCRATCH,
@@ -58,8 +58,11 @@ ALLOWED = {
     ("commands/run.py", "write_text"): "click's: words for the screen",
     ("training/interrupt.py", "os.write"): "words for the screen, from a signal handler",
     ("training/watchdog.py", "os.write"): "the same, from a thread that ends the process",
-    ("data/cache.py", "tempfile.TemporaryDirectory"): "examples that no folder can be made for; gone with the process",
-    ("data/reading.py", "tempfile.TemporaryFile"): "what a user's function returned; gone with the call",
+    (
+        "data/tokenize/cache.py",
+        "tempfile.TemporaryDirectory",
+    ): "examples that no folder can be made for; gone with the process",
+    ("data/formats/reader.py", "tempfile.TemporaryFile"): "what a user's function returned; gone with the call",
     ("runs/failures/replay_run.py", "open"): "a pipe to the process that started this one",
     ("commands/tune/worker.py", "open"): "a pipe to the process that started this one",
 }

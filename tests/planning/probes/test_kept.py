@@ -106,7 +106,10 @@ def test_other_kernels_or_probes_are_measured_anew(monkeypatch):
     before = open_kept().machine["code"]
     assert open_kept().machine["code"] == before
     monkeypatch.setattr("surefoot.planning.probes.kept._MEASURED_BY", ("kernels",))  # as if the probes had changed
-    assert open_kept().machine["code"] != before
+    without_probes = open_kept().machine["code"]
+    assert without_probes != before
+    monkeypatch.setattr("surefoot.planning.probes.kept._MEASURED_BY", ())  # nor the kernels: both folders are read
+    assert open_kept().machine["code"] not in (before, without_probes)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+import surefoot
 from surefoot.system import counters, durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 
 T = TypeVar("T")
 _FORMAT = 2  # of the files
-_MEASURED_BY = ("kernels", "probe")  # parts of this package: what is measured, and how
+_MEASURED_BY = ("kernels", "planning/probes")  # folders of the package: what is measured, and how
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def open_kept() -> Kept:
 
 
 def _code() -> str:
-    """Another one after any change to the kernels or the probes."""
-    package = Path(__file__).parents[1]
+    """A digest that differs after any change to the kernels or the probes."""
+    package = Path(surefoot.__file__).parent
     digest = hashlib.sha256()
     for part in _MEASURED_BY:
         for path in sorted((package / part).glob("*.py")):
