@@ -222,7 +222,7 @@ from pathlib import Path
 from dataclasses import replace
 from surefoot.system import process
 from surefoot.report.trackers.adapters import make_trackers
-from surefoot.report.trackers.base import RunFacts
+from surefoot.report.trackers.adapters import RunFacts
 from surefoot.report.trackers.fan_out import Trackers
 
 process.refuse_telemetry()
