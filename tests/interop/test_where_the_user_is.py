@@ -20,7 +20,7 @@ from surefoot.interop.deepspeed_chat import FOLDERS
 from surefoot.interop.deepspeed_chat.pipeline import ROWS
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command, translate_file
-from surefoot.runs.api import _told_in_python
+from surefoot.runs.api import _python_advice
 from surefoot.system import libraries
 from surefoot.system.errors import Fault, InputError
 
@@ -59,7 +59,7 @@ def test_a_share_that_leaves_nothing_is_told_at_its_flag_and_names_the_file():
 
 
 def test_flags_are_arguments_in_python():
-    with pytest.raises(InputError) as caught, _told_in_python():
+    with pytest.raises(InputError) as caught, _python_advice():
         raise InputError(Fault("output", "holds a run", "continue it with --resume, replace it with --overwrite"))
     assert "resume=True" in str(caught.value)
     assert "overwrite=True" in caught.value.faults[0].fix
