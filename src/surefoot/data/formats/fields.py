@@ -54,15 +54,19 @@ class RowFaults(Generic[Item]):
         try:
             return do(item)
         except RowFault as fault:
-            kind = (fault.what, fault.fix)
-            if kind in self._found:
-                self._found[kind].append(item.number)
-            elif len(self._found) < _SHOWN:
-                self._found[kind] = [item.number]
-                self._lines.append(item.line)
-            else:
-                self._rest += 1
+            self.note(item, fault)
             return None
+
+    def note(self, item: Item, fault: RowFault) -> None:
+        """Count the fault of this row."""
+        kind = (fault.what, fault.fix)
+        if kind in self._found:
+            self._found[kind].append(item.number)
+        elif len(self._found) < _SHOWN:
+            self._found[kind] = [item.number]
+            self._lines.append(item.line)
+        else:
+            self._rest += 1
 
     def refuse(self) -> None:
         """One InputError for all of them, where there are any: each kind of fault once, by its first row and the

@@ -20,6 +20,7 @@ from surefoot.data.formats import (
     LAYOUTS,
     Conversation,
     Reader,
+    RowFault,
     RowFaults,
     Seen,
     ToolCall,
@@ -77,8 +78,12 @@ class Reading:
         for row in itertools.chain([first], rows):
             if self._seen is not None:
                 self._seen.see(row)
-            found = faults.attempt(row, lambda row: conversations_of(row, read))
-            if found is None or faults or strange:
+            try:
+                found = conversations_of(row, read)
+            except RowFault as fault:
+                faults.note(row, fault)
+                continue
+            if faults or strange:
                 continue
             if self._seen is not None:
                 self._seen.note_unused(row)

@@ -70,13 +70,42 @@ class Method:
 def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
     """The file's examples, which may be none, and what is known of them. limit: only the first so many records. cache:
     a folder. Raises InputError for anything wrong with the records."""
+    with _opened(source, method, limit) as (content, records):
+        key = cache_key(
+            {
+                "content": content,
+                "templates": [method.template_called(name).identity for name in (method.template, *method.fallbacks)],
+                "template_asked": method.template_asked,
+                "tokenizer": method.digest,
+                "bos": method.bos_id,
+                "stops": method.stop_ids,
+                "max_length": method.max_length,
+                "train_on": method.train_on,
+                "chunks": method.chunks,
+                "encoding": method.encoding,
+                "kind": method.kind,
+            }
+        )
+        folder = Path(cache) / "tokenised" / key
+        if (found := open_cache(folder, source.name)) is not None:
+            file, record, unkept = *found, ""
+        else:
+            with _no_collector():
+                file, record, unkept = _encode(source, records, method, folder)
+        return file, replace(_facts(source, content, record), unkept=unkept)
+
+
+@contextmanager
+def _opened(source: Source, method: Method, limit: int | None) -> Iterator[tuple[str, Records]]:
+    """The digest of what the records are, and a function that opens them anew at each call."""
     if source.format != CUSTOM:
 
         def records() -> tuple[Reading, Batches]:
             reading = Reading(source, method.kind, limit, texts_alone=method.chunks)
             return reading, reading.batches()
 
-        return _found_or_made(source, method, _digest({**source.identity, "limit": limit}), records, cache)
+        yield _digest({**source.identity, "limit": limit}), records
+        return
     if method.read_record is None:
         what = "is custom, and nobody passed the function that reads a record"
         raise InputError(
@@ -90,35 +119,7 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
     read = reader_with(method.read_record, method.kind)
     reading = Reading(source, method.kind, limit, texts_alone=method.chunks, read=read)
     with kept(reading.batches()) as found:
-        return _found_or_made(source, method, found.digest, lambda: (reading, found.again()), cache)
-
-
-def _found_or_made(
-    source: Source, method: Method, content: str, records: Records, cache: Path
-) -> tuple[TokenisedFile, SourceFacts]:
-    """content: digest of what the records are. records: opens them anew at each call."""
-    key = cache_key(
-        {
-            "content": content,
-            "templates": [method.template_called(name).identity for name in (method.template, *method.fallbacks)],
-            "template_asked": method.template_asked,
-            "tokenizer": method.digest,
-            "bos": method.bos_id,
-            "stops": method.stop_ids,
-            "max_length": method.max_length,
-            "train_on": method.train_on,
-            "chunks": method.chunks,
-            "encoding": method.encoding,
-            "kind": method.kind,
-        }
-    )
-    folder = Path(cache) / "tokenised" / key
-    if (found := open_cache(folder, source.name)) is not None:
-        file, record, unkept = *found, ""
-    else:
-        with _no_collector():
-            file, record, unkept = _encode(source, records, method, folder)
-    return file, replace(_facts(source, content, record), unkept=unkept)
+        yield found.digest, lambda: (reading, found.again())
 
 
 @contextmanager
