@@ -138,8 +138,8 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [
-    "data/encode.py", "data/cut.py", "data/chat/template.py", "data/chat/rendered.py", "data/formats/messages.py",
-    "families/templates.py",
+    "data/tokenize/encode.py", "data/tokenize/truncate.py", "data/chat/jinja_template.py", "data/chat/turn_by_turn.py",
+    "data/formats/supervised.py", "families/templates.py",
 ])  # fmt: skip
 def test_other_code_is_another_key(package, name):
     folder, digest = package
