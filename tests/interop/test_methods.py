@@ -148,7 +148,7 @@ def test_trls_methods(words, stage, section, expected):
         ("dpo --f_divergence_type js_divergence", "reverse KL"),
         ("dpo --packing", "--packing"),
         ("kto --loss_type apo_zero_unpaired", "KTO's own loss"),
-        ("cpo", "no CPO with sigmoid"),
+        ("cpo", "alignment.loss: cpo"),
         ("grpo", "another method than surefoot's"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Example, collate
+from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods import preference as preference_module
 from surefoot.methods import reference
 from surefoot.methods.losses.preference import Constants, preference_loss
@@ -91,6 +94,76 @@ def test_twin_another_reference_is_not_where_the_policy_starts(train, world):
     tiny_llama(world / "other", pad=True, seed=9)
     rows, _ = train(alignment={"reference": str(world / "other")})
     assert steps(rows, "loss")[0, 0] != pytest.approx(math.log(2), rel=1e-4)
+
+
+def _no_reference(*_):
+    raise AssertionError("a reference was opened")
+
+
+@pytest.mark.parametrize("loss", [name for name, facts in PAIR_LOSSES.items() if not facts.reference])
+def test_a_loss_without_a_reference_opens_none(train, monkeypatch, loss):
+    """It once did: exit 0, and rewards and margins of 0 against a reference that the policy equals."""
+    for name in ("adapter_off", "frozen", "cached_reference", "open_for_use"):
+        monkeypatch.setattr(reference, name, _no_reference)
+    rows, result = train(alignment={"loss": loss})
+    assert json.loads((result.folder / "plan.json").read_text())["plan"]["reference"]["value"] == "none"
+    assert all(abs(margin) > 1e-4 for margin in steps(rows, "reward_margin")[:, 0])
+    if loss == "cpo":
+        found = steps(rows, "reward_chosen", "reward_rejected", "logp_chosen", "logp_rejected")
+        assert found[:, :2] == pytest.approx(0.1 * found[:, 2:], rel=1e-5)
+    with pytest.raises(AssertionError, match="was opened"):  # twin: one that has a reference
+        train(alignment={"loss": "sigmoid"})
+
+
+ADDED = """
+import json, sys
+from surefoot.method_facts import losses
+
+losses.PAIR_LOSSES = {**losses.PAIR_LOSSES, "added": losses.LossFacts(reference=False)}
+if sys.argv[2] == "whole":  # a row of formulas as well, which `joined` would find in the table
+    whole = losses.joined
+
+    def joined(facts, functions):
+        if facts is not losses.PAIR_LOSSES:
+            return whole(facts, functions)
+        from surefoot.methods.losses.preference import PairLoss, _cpo, _summed
+
+        return whole(facts, {**functions, "added": PairLoss(_cpo, _summed)})
+
+    losses.joined = joined
+import surefoot
+
+result = surefoot.train(json.loads(sys.argv[1]))
+print(json.dumps([json.loads(line) for line in (result.folder / "trainer_log.jsonl").read_text().splitlines()]))
+"""
+
+
+@pytest.mark.parametrize("parts", ["whole", "half"])
+def test_a_loss_is_added_by_its_rows_alone(world, parts):
+    """Its facts and its formulas, no other place: schema, plan, reference and log follow."""
+    config = {
+        "stage": "dpo",
+        "model": str(world / "base"),
+        "data": {"train": str(world / "pairs.json")},
+        "adapter": {"kind": "lora", "rank": 2},
+        "alignment": {"loss": "added"},
+        "batch": {"size": 6},
+        "duration": "2 steps",
+        "output": str(world / "added"),
+    }
+    found = subprocess.run([sys.executable, "-c", ADDED, json.dumps(config), parts], capture_output=True, text=True)
+    if parts == "half":  # twin: facts without formulas
+        assert found.returncode != 0
+        assert "added" in found.stderr.splitlines()[-1]
+        assert not (world / "added").exists()
+        return
+    assert found.returncode == 0, found.stderr
+    rows = [row for row in json.loads(found.stdout.splitlines()[-1]) if "loss" in row]
+    plan = json.loads((world / "added" / "plan.json").read_text())["plan"]
+    assert (len(rows), plan["reference"]["value"]) == (2, "none")
+    for row in rows:
+        assert row["reward_chosen"] == pytest.approx(0.1 * row["logp_chosen"], rel=1e-5)
+        assert abs(row["reward_margin"]) > 1e-4
 
 
 @pytest.mark.parametrize("adapter", ["lora", None])

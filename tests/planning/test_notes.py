@@ -5,12 +5,15 @@ Which dropout a model trains with: asked for, config.json's, or none where a met
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.architectures import GEMMA2, GPT2, LLAMA, OPT, PHI3
 from helpers.model_layouts import model_facts, run_config, small_tokenizer
+from surefoot.config import schema
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning import notes
+from surefoot.method_facts.methods import METHODS
 from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -104,6 +107,7 @@ def test_own_is_what_config_json_says(gpt2, stage):
 
 
 def test_twin_a_stage_that_forgets_to_compare_drops_out(gpt2, monkeypatch):
-    monkeypatch.setattr(notes, "_STILL", {})
+    forgetful = {name: replace(method, compared="") for name, method in METHODS.items()}
+    monkeypatch.setattr(schema, "METHODS", forgetful)
     with pytest.raises(AssertionError):
         test_without_a_word_a_stage_that_compares_has_none(gpt2, "dpo")

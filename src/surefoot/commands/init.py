@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from surefoot.commands.printing import echo
+from surefoot.method_facts.methods import METHODS
 
 
 @click.command()
@@ -17,7 +18,7 @@ from surefoot.commands.printing import echo
 )
 @click.option(
     "--stage",
-    type=click.Choice(["sft", "pretrain", "dpo", "reward", "kto"]),
+    type=click.Choice([name for name, method in METHODS.items() if method.first_rate is not None]),
     help="What to train.  [default: what DATA are for; ppo: see recipes]",
 )
 def init(model: str, data: str, out: Path, stage: str | None) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
 from surefoot.data.formats import kind_of_record, look
-from surefoot.data.sources.records import Kind, read_rows
+from surefoot.data.sources.records import read_rows
 from surefoot.data.sources.resolve import SourceSpec, open_sources
+from surefoot.method_facts.methods import METHODS
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits
@@ -31,22 +31,6 @@ FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter
 HELD_OUT = 0.05
 ENOUGH = 200  # examples from which a held-out share is worth having
 EPOCH = "1 epoch"  # between evaluations and between checkpoints where an epoch is short
-
-
-class Start(NamedTuple):
-    """How a stage begins. kind: of its data. lr: of an adapter, as in recipes/."""
-
-    kind: Kind
-    lr: float
-
-
-STARTS: Mapping[str, Start] = {  # a stage stands before others that learn from the same data; ppo needs a score besides
-    "sft": Start("answers", 2e-4),
-    "pretrain": Start("answers", 5e-5),
-    "dpo": Start("pairs", 5e-6),
-    "reward": Start("pairs", 1e-4),
-    "kto": Start("judged", 5e-6),
-}
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,8 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     whole = full.parameters <= SMALL and fits(full.memory)
     plan = full if whole else adapted
     given: dict[str, Any] = {"stage": records.stage, "model": model, "data.train": data, "output": required["output"]}
-    rate = STARTS[records.stage].lr
+    rate = config.method.first_rate
+    assert rate is not None, "init offers the methods that have one"
     given["optim.lr"] = float(f"{FULL_SHARE * rate:.1g}") if whole else rate
     given |= {} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
     if records.count >= ENOUGH:
@@ -93,12 +78,13 @@ def _look_at(data: str, stage: str | None) -> Records:
         first = next(rows)
         if stage is None:
             kind = kind_of_record(first.value)
-            stage = next(name for name, start in STARTS.items() if start.kind == kind)
+            stage = next(name for name, one in METHODS.items() if one.proposed and one.records == kind)
+        method = METHODS[stage]
         rows = itertools.chain([first], rows)
-        seen = look(STARTS[stage].kind, source.format, rows, source.name, texts=stage == "pretrain")
+        seen = look(method.records, source.format, rows, source.name, texts=method.plain_texts)
         count += seen.rows
         described.append(f"{source.name}: {seen.rows:,} records, {seen.layout} ({seen.reason})")
-    return Records(stage or next(iter(STARTS)), count, tuple(described))
+    return Records(stage or "sft", count, tuple(described))
 
 
 def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
@@ -111,7 +97,7 @@ def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
     return {
         key: said
         for key, every in lengths.items()
-        if records.stage != "pretrain" and every is not None and every.unit == "steps" and steps < every.count
+        if not config.method.plain_texts and every is not None and every.unit == "steps" and steps < every.count
     }
 
 
@@ -132,8 +118,16 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
         "data.max_length": f"Here: {tokens.max_length.value} ({tokens.max_length.reason}).",
         "precision": f"Here: {plan.precision.compute.value} ({plan.precision.compute.reason}).",
         "optim": "All weights move, so the rate is a tenth of an adapter's." if plan is full else "",
-        "stage": "Here: pairs of answers; reward would learn a score from them." if records.stage == "dpo" else "",
+        "stage": _other_methods(records.stage),
     }
+
+
+def _other_methods(stage: str) -> str:
+    """What else could be trained on pairs of answers."""
+    if METHODS[stage].records != "pairs" or not METHODS[stage].proposed:
+        return ""
+    others = [name for name, one in METHODS.items() if one.records == "pairs" and name != stage]
+    return f"Here: pairs of answers; {' or '.join(others)} would learn a score from them."
 
 
 def _adapter_reason(full: RunPlan, adapted: RunPlan, whole: bool) -> str:

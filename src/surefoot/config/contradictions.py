@@ -16,14 +16,6 @@ from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
 from surefoot.config.sections import SourceConfig
 
-# What every evaluation of a stage has, and what is better the higher it is.
-_STAGE_METRICS: dict[str, tuple[str, ...]] = {
-    "ppo": ("reward", "ended"),
-    "reward": ("reward_accuracy", "reward_margin"),
-    "dpo": ("reward_accuracy", "reward_margin"),
-    "kto": ("reward_accuracy", "reward_margin"),
-}
-
 
 def contradictions(config: RunConfig) -> list[Problem]:
     """Every pair of keys that excludes each other, named both."""
@@ -59,7 +51,7 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
     """Answers are generated from what stands before the first supervised token."""
     asked = {"samples.count": config.samples.count > 0, "metrics.names": bool(config.metrics.names)}
     without = {"data.train_on: everything": config.data.train_on == "everything"}
-    without["stage: pretrain"] = config.stage == "pretrain"
+    without[f"stage: {config.stage}"] = config.method.plain_texts
     for reason in (reason for reason, given in without.items() if given):
         for key in (key for key, wanted in asked.items() if wanted):
             group, other = key.partition(".")[0], reason.partition(":")[0]
@@ -69,19 +61,19 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
 
 def _best(config: RunConfig) -> Iterator[Problem]:
     best, names = config.checkpoint.best, config.metrics.names
-    own = _STAGE_METRICS.get(config.stage, ())
+    own = config.method.metrics
     if best not in ("loss", "none", *own, *names):
         has = f"metrics.names has {', '.join(names)}" if names else "metrics.names is empty"
         fix = f"add {best} to metrics.names, or use {', '.join(own)}{', ' if own else ''}loss or none"
         yield _problem("checkpoint.best", f"{best} is no metric of this run: {has}", fix, "metrics.names")
 
 
-def _pretrain(config: RunConfig) -> Iterator[Problem]:
-    if config.stage != "pretrain":
+def _plain_texts(config: RunConfig) -> Iterator[Problem]:
+    if not config.method.plain_texts:
         return
     for key in ("train_on", "template"):
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
-            what = "is about turns, and stage: pretrain learns every token of plain texts"
+            what = "is about turns, and stage: {config.stage} learns every token of plain texts"
             yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
 
 
@@ -244,7 +236,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _evaluation,
     _prompts,
     _best,
-    _pretrain,
+    _plain_texts,
     _publishing,
     _mixture,
     _optimizer,

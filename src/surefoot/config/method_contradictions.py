@@ -8,37 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
+from surefoot.config.methods import AlignmentConfig, PpoConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
+from surefoot.method_facts.losses import read_by
+from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
 from surefoot.system.redaction import veiled
 
-_OWNERS = {"reward": ("reward",), "alignment": ("dpo", "kto"), "ppo": ("ppo",)}  # section -> stages that read it
-_ONE_STAGE = {  # keys of alignment that only one of its stages reads
-    "dpo": ("loss", "label_smoothing", "margin", "sft"),
-    "kto": ("good", "bad"),
-}
-_LAYOUTS = {  # stage -> what its data may be called
-    "pretrain": ("text",),
-    "sft": ("alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense", "preference"),
-    "reward": ("preference",),
-    "dpo": ("preference",),
-    "kto": ("judged",),
-}
-_NEEDS = {"preference": "reward or dpo", "judged": "kto", "prompts": "ppo", "text": "pretrain or sft"}
-_WITHOUT_REFERENCE = ("orpo", "simpo")
-_LEARNS_TEXTS = ("pretrain", "sft")
-_FOR_ANSWERS = ("train_on", "encoding")  # keys of data for the stages that learn texts
+_FOR_ANSWERS = ("train_on", "encoding")  # keys of data for the methods that learn marked tokens
 _WRITES = {"samples": "count", "metrics": "names"}  # section on answers that the model writes -> the key that asks
 
 
 def unread_keys(stage: str) -> frozenset[str]:
     """Sections and keys that this stage does not read."""
-    found = {section for section, stages in _OWNERS.items() if stage not in stages}
-    found |= {f"alignment.{name}" for own, keys in _ONE_STAGE.items() if own != stage for name in keys}
-    if stage not in _LEARNS_TEXTS:
+    method = METHODS[stage]
+    found = {section for section in SECTIONS if section != method.section}
+    found |= {f"{one.section}.{key}" for name, one in METHODS.items() if name != stage for key in one.own_keys}
+    if not method.learns_tokens:
         found |= {*(f"data.{name}" for name in _FOR_ANSWERS), "data.packing", "optim.neftune_alpha"}
-    if stage == "reward":
+    if method.scores:
         found |= set(_WRITES)
     return frozenset(found)
 
@@ -53,10 +41,10 @@ def changed_keys(section: Any) -> list[str]:
 
 def sections(config: RunConfig) -> Iterator[Problem]:
     """One problem for each section that this stage does not read."""
-    for section, stages in _OWNERS.items():
+    for section in SECTIONS:
         keys = [f"{section}.{name}" for name in changed_keys(getattr(config, section))]
-        if keys and config.stage not in stages:
-            what = f"belongs to stage {' and '.join(stages)}, and stage is {config.stage}"
+        if keys and section != config.method.section:
+            what = f"belongs to stage {' and '.join(methods_of(section))}, and stage is {config.stage}"
             others = f" (as {', '.join(keys[1:])})" if len(keys) > 1 else ""
             yield problem(keys[0], f"{what}{others}", "leave it out, or choose that stage", "stage", *keys[1:])
 
@@ -64,11 +52,18 @@ def sections(config: RunConfig) -> Iterator[Problem]:
 def layouts(config: RunConfig) -> Iterator[Problem]:
     """The layout that data.format or a source names, against what the stage learns from."""
     for key, layout in _formats(config):
-        if config.stage == "ppo" or layout in ("auto", "custom", *_LAYOUTS[config.stage]):
+        taken = config.method.formats
+        if taken is None or layout in ("auto", "custom", *taken):
             continue
-        what = f"{layout} is for stage {_NEEDS.get(layout, 'sft')}, and stage is {config.stage}"
-        fix = f"use {' or '.join(_LAYOUTS[config.stage])}, or another stage"
+        what = f"{layout} is for stage {' or '.join(_learning(layout))}, and stage is {config.stage}"
+        fix = f"use {' or '.join(taken)}, or another stage"
         yield problem(key, what, fix, "stage")
+
+
+def _learning(layout: str) -> list[str]:
+    """The methods that learn from a layout; from one that none names, those that take any."""
+    named = [name for name, method in METHODS.items() if layout in (method.formats or ())]
+    return named or [name for name, method in METHODS.items() if method.formats is None]
 
 
 def _formats(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -81,63 +76,75 @@ def _formats(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def preferences(config: RunConfig) -> Iterator[Problem]:
     """What supervised training may choose, and training on preferences or rewards may not."""
-    if config.stage in _LEARNS_TEXTS:
+    if config.method.learns_tokens:
         return
     for key in _FOR_ANSWERS:
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
             what = f"stage {config.stage} looks at answers alone, each encoded behind the same prompt"
             yield problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
     if config.optim.neftune_alpha is not None:
-        what = f"noise would fall on what stage {config.stage} compares"
+        what = f"NEFTune would perturb what stage {config.stage} compares: {config.method.compared}"
         yield problem("optim.neftune_alpha", what, "leave it out, or use stage: sft", "stage")
     for section, key in _WRITES.items():
-        if getattr(getattr(config, section), key) and config.stage == "reward":
-            what = "stage reward trains a score, which writes no answers"
+        if getattr(getattr(config, section), key) and config.method.scores:
+            what = f"stage {config.stage} trains a score, which writes no answers"
             yield problem(f"{section}.{key}", what, f"leave {section} out", "stage")
 
 
-def alignment(config: RunConfig) -> Iterator[Problem]:
-    given, stage = config.alignment, config.stage
-    for own, keys in _ONE_STAGE.items():
-        for name in (name for name in changed_keys(given) if name in keys and stage in ("dpo", "kto") and stage != own):
-            yield problem(f"alignment.{name}", f"belongs to stage {own}, and stage is {stage}", "leave it out", "stage")
-    if stage != "dpo":
+def shared_sections(config: RunConfig) -> Iterator[Problem]:
+    """Keys of a section that another method of the same section reads alone."""
+    section, stage = config.method.section, config.stage
+    if section is None:
         return
-    default = AlignmentConfig()
-    if given.label_smoothing and given.loss != "sigmoid":
-        what = f"only the sigmoid loss knows it, and alignment.loss is {given.loss}"
-        yield problem("alignment.label_smoothing", what, "leave it out, or use sigmoid", "alignment.loss")
-    if given.margin != default.margin and given.loss != "simpo":
-        what = f"only the simpo loss has one, and alignment.loss is {given.loss}"
-        yield problem("alignment.margin", what, "leave it out, or use simpo", "alignment.loss")
-    if given.reference != default.reference and given.loss in _WITHOUT_REFERENCE:
-        what = f"alignment.loss {given.loss} compares with no reference"
-        yield problem("alignment.reference", what, "leave it out", "alignment.loss")
+    changed = changed_keys(getattr(config, section))
+    for own in (name for name in methods_of(section) if name != stage):
+        for key in (key for key in changed if key in METHODS[own].own_keys):
+            yield problem(f"{section}.{key}", f"belongs to stage {own}, and stage is {stage}", "leave it out", "stage")
+
+
+def losses(config: RunConfig) -> Iterator[Problem]:
+    """Keys that the chosen loss does not read, where other losses of the method do."""
+    method = config.method
+    if config.loss is None:
+        return
+    given = getattr(config, str(method.section))
+    key_of_loss = f"{method.section}.loss"
+    for key in changed_keys(given):
+        readers = read_by(key, method.losses)
+        if readers and given.loss not in readers:
+            named = " and ".join(readers)
+            what = f"of the losses only {named} {'reads' if len(readers) == 1 else 'read'} it, and it is {given.loss}"
+            fix = f"leave it out, or set {key_of_loss} to {' or '.join(readers)}"
+            yield problem(f"{method.section}.{key}", what, fix, key_of_loss)
 
 
 def references(config: RunConfig) -> Iterator[Problem]:
-    if config.stage == "kto" and config.alignment.reference == "cached":
-        what = "stage kto pairs prompts with other answers in each step, whose log-probabilities nobody knows before"
+    if not config.method.reference:
+        return
+    given, default, stage = config.alignment, AlignmentConfig(), config.stage
+    if not config.needs_reference:
+        if given.reference != default.reference:
+            what = f"alignment.loss {given.loss} compares with no reference"
+            yield problem("alignment.reference", what, "leave it out", "alignment.loss")
+        return
+    if config.method.other_prompts and given.reference == "cached":
+        what = (
+            f"stage {stage} pairs prompts with other answers in each step, whose log-probabilities nobody knows before"
+        )
         yield problem("alignment.reference", what, "use adapter-off or model, or leave it out", "stage")
-    if config.stage == "kto" and config.batch.size == 1:
-        what = "stage kto pairs each prompt with the answer of another example of the step, and a step of 1 has none"
+    if config.method.other_prompts and config.batch.size == 1:
+        what = (
+            f"stage {stage} pairs each prompt with the answer of another example of the step, and a step of 1 has none"
+        )
         yield problem("batch.size", what, "use at least 2", "stage")
-    if config.stage in ("dpo", "kto") and config.alignment.reference == "adapter-off" and config.adapter is None:
+    if given.reference == "adapter-off" and config.adapter is None:
         what = "there is no adapter that could be switched off"
         yield problem("alignment.reference", what, "add an adapter, or use model or cached", "adapter")
 
 
-def reward(config: RunConfig) -> Iterator[Problem]:
-    padding, default = config.reward.num_padding_at_beginning, RewardConfig().num_padding_at_beginning
-    if config.stage == "reward" and config.reward.loss != "divergence" and padding != default:
-        what = "only the divergence loss looks at the beginning, and reward.loss is last"
-        fix = "leave it out, or set reward.loss to divergence"
-        yield problem("reward.num_padding_at_beginning", what, fix, "reward.loss")
-
-
 def ppo(config: RunConfig) -> Iterator[Problem]:
     given = config.ppo
-    if config.stage != "ppo":
+    if not config.method.rollouts:
         return
     if given.unsup_coef > 0 and given.unsup_data == "none":
         yield problem("ppo.unsup_coef", "there is no ppo.unsup_data to weigh", "name the texts", "ppo.unsup_data")
@@ -190,9 +197,9 @@ RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     sections,
     layouts,
     preferences,
-    alignment,
+    shared_sections,
+    losses,
     references,
-    reward,
     ppo,
     parallel,
 )

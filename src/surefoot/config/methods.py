@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, Positive, Section, Text
+from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES
+
+if TYPE_CHECKING:
+    PairLoss = str
+    RewardLoss = str
+else:  # the rows are the one list of names; a type checker wants constants
+    PairLoss = Literal[tuple(PAIR_LOSSES)]
+    RewardLoss = Literal[tuple(REWARD_LOSSES)]
 
 
 class RewardConfig(Section):
-    loss: Literal["last", "divergence"] = "last"
+    loss: RewardLoss = "last"
     """Which scores of a pair are compared. last: those at the last token of each answer. divergence: the mean over all
     positions from the first token in which the answers differ, as DeepSpeed-Chat does."""
     num_padding_at_beginning: Annotated[Literal["auto"] | Annotated[int, Field(ge=0), Number], Field(examples=[1])] = (
@@ -26,17 +34,18 @@ class RewardConfig(Section):
 
 
 class AlignmentConfig(Section):
-    loss: Literal["sigmoid", "ipo", "hinge", "orpo", "simpo"] = "sigmoid"
+    loss: PairLoss = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024 and simpo: Meng et al. 2024, which need no reference."""
+    et al. 2024, simpo: Meng et al. 2024 and cpo: Xu et al. 2024, which need no reference."""
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo: scale of the reward."""
+    """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo, cpo: scale of
+    the reward."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), Number] = 0.0
-    """sigmoid only: share of pairs that are taken to be the wrong way round (conservative DPO)."""
+    """sigmoid and cpo only: share of pairs that are taken to be the wrong way round (conservative DPO)."""
     margin: NonNegative = 0.5
     """simpo only: by how much the better answer's reward should be higher, gamma in the paper."""
     sft: NonNegative = 0.0
-    """Weight of the cross entropy of the better answers, added to the loss; orpo has it at 1 by itself."""
+    """Weight of the cross entropy of the better answers, added to the loss; orpo and cpo have it at 1 by themselves."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""
     bad: NonNegative = 1.0

@@ -6,7 +6,7 @@ The classes hold data and field-local checks only; rules that need the model, th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
@@ -26,6 +26,13 @@ from surefoot.config.types import (
     Switch,
     Text,
 )
+from surefoot.method_facts.losses import LossFacts
+from surefoot.method_facts.methods import METHODS, MethodFacts
+
+if TYPE_CHECKING:
+    Method = str
+else:  # the rows are the one list of names; a type checker wants constants
+    Method = Literal[tuple(METHODS)]
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
@@ -269,7 +276,7 @@ class ParallelConfig(Section):
 
 
 class RunConfig(Section):
-    stage: Annotated[Literal["pretrain", "sft", "reward", "dpo", "kto", "ppo"], Field(examples=["sft"])]
+    stage: Annotated[Method, Field(examples=["sft"])]
     """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts. reward: a score for
     answers, from pairs of a better and a worse one. dpo: the policy itself, from such pairs. kto: from answers that are
     judged good or bad. ppo: from a score of the policy's own answers."""
@@ -334,3 +341,18 @@ class RunConfig(Section):
     """Run folder."""
     seed: Annotated[int, Field(ge=0, lt=2**32), Number] = 42
     """Every random draw is a function of this, the step, the micro-batch and the rank."""
+
+    @property
+    def method(self) -> MethodFacts:
+        """What is true of the method that `stage` names."""
+        return METHODS[self.stage]
+
+    @property
+    def loss(self) -> LossFacts | None:
+        """What is true of the loss that the method's section names; None for a method that has one loss alone."""
+        return self.method.losses[getattr(self, str(self.method.section)).loss] if self.method.losses else None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares with a reference policy."""
+        return self.method.reference and (self.loss is None or self.loss.reference)

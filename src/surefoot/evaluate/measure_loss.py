@@ -47,7 +47,7 @@ def read_evaluation_data(
     out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text. stage:
     what the records are read for; None: for answers, or for texts where the run learned these."""
     run = saved_config(opened.trained)
-    stage = stage or ("pretrain" if run and run.stage == "pretrain" else "sft")
+    stage = stage or (run.stage if run and run.method.plain_texts else "sft")
     config = config_for(
         asked,
         str(opened.base),

@@ -88,7 +88,7 @@ def measure_reward(
 def _held_out(opened: OpenModel) -> PreparedData:
     """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
     config, run = saved_config(opened.trained), run_of(opened.trained)
-    if config is None or run is None or config.stage != "reward" or config.data.eval == "none":
+    if config is None or run is None or not config.method.scores or config.data.eval == "none":
         raise InputError(
             Fault(
                 "DATA", "is needed: MODEL is no run that held pairs out", "name preference records", code="SF-USE-FLAG"

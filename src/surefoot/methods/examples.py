@@ -22,7 +22,7 @@ from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_file
 from surefoot.methods.method import Stage
 from surefoot.methods.own_functions import own_function
-from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
+from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.system import process
 from surefoot.system.errors import Fault, InputError
@@ -60,9 +60,9 @@ def prepare_examples(
         encoding=data.encoding,
         seed=config.seed,
         cache=process.cache_folder(),
-        chunks=config.stage == "pretrain",
+        chunks=config.method.plain_texts,
         read_record=read_record or _named_reader(config),
-        kind=KINDS_OF_RECORDS[config.stage],
+        kind=config.method.records,
     )
 
 
@@ -74,7 +74,7 @@ def _named_reader(config: RunConfig) -> ReadRecord | None:
 def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
     """Of an example, in tokens."""
     longest = tokens.max_length.value
-    if config.stage != "ppo":
+    if not config.method.rollouts:
         return longest
     room = longest - config.ppo.max_new_tokens
     if room < 1:

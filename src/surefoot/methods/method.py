@@ -1,7 +1,8 @@
 """A training method as a value: which data, which loss, which batches, which models.
 
-A `StageKind` is a row of functions, one row for each word that the config's `stage` may be (`surefoot.methods.table`).
-Everything else that a run does is the same for all of them.
+A method is two rows under the word that the config's `stage` has: its facts, without torch, which config, planning and
+report read as well (`surefoot.method_facts`), and its functions (`surefoot.methods.table`). Everything else that a run
+does is the same for all methods.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -20,15 +21,13 @@ from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.planning.plan import RunPlan, TokenizerPlan
-from surefoot.training.engine import ALL
+from surefoot.training.checkpoint import Checkpoint
+from surefoot.training.engine import ALL, Engine
 from surefoot.training.loop import Memory
 from surefoot.training.objective import Objective
-from surefoot.training.report import EvalReport, Unit
-
-if TYPE_CHECKING:
-    from surefoot.runs.prepared import Prepared
-    from surefoot.runs.setup import Setup
-
+from surefoot.training.report import EvalReport
+from surefoot.training.state import RunState
+from surefoot.training.step import StepSettings
 
 RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # prompts, responses -> scores
 
@@ -118,30 +117,77 @@ class Prepare(Protocol):
     ) -> PreparedData: ...
 
 
-class Say(Protocol):
-    """Tells the user; a caution is kept with the run's events."""
+class Notify(Protocol):
+    """Tells the user one sentence; a caution is kept with the run's events."""
 
     def __call__(self, sentence: str, *, caution: bool = True) -> None: ...
 
 
-def unsaid(sentence: str, *, caution: bool = True) -> None:
-    """A `Say` for whoever has nobody to tell."""
+def ignore(sentence: str, *, caution: bool = True) -> None:
+    """A `Notify` that tells nobody."""
 
 
-class Start(Protocol):
-    """The stage with its models, which it may run. say: also during the steps."""
+class PreparedRun(Protocol):
+    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.PreparedRun` has it."""
 
-    def __call__(self, run: Prepared, setup: Setup, say: Say) -> Stage: ...
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def plan(self) -> RunPlan: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    @property
+    def stage(self) -> Stage: ...
 
 
 @dataclass(frozen=True)
-class StageKind:
-    """prepare: the data. stage: the data under a plan. build: from the policy, with its adapter, and the folder
-    of its base to all models; None: the policy is all. start: the stage with its models, before step 1. unit: what its
-    batches weigh, and its loss is a mean over."""
+class Setup:
+    """Models and engine of a run, ready for its first step.
+
+    plan: as it is carried out, without the fast paths that differ on these models.
+    model: what the objective is given.
+    policy: the language model in it.
+    engine: holds the parameters and moves them.
+    settings: of every step.
+    state: where the run goes on.
+    write_weights: weights and config into a folder, as others read them.
+    checkpoint: what the run goes on from; None at the start.
+    verified: what was found when reality was held against the plan.
+    share: engine and elements of this rank, for environment.json.
+    packing_fault: why the model cannot take packed rows, where that had to be tried before its weights were shared
+        out; empty where it can or nobody tried.
+    """
+
+    plan: RunPlan
+    model: nn.Module
+    policy: nn.Module
+    engine: Engine
+    settings: StepSettings
+    state: RunState
+    write_weights: Callable[[Path], None]
+    checkpoint: Checkpoint | None
+    verified: dict[str, Any]
+    share: dict[str, Any]
+    packing_fault: str = ""
+
+
+class Start(Protocol):
+    """The stage with its models, which it may run. notify: also called during the steps."""
+
+    def __call__(self, run: PreparedRun, setup: Setup, notify: Notify) -> Stage: ...
+
+
+@dataclass(frozen=True)
+class MethodFunctions:
+    """What a method computes; what it needs is its row of `surefoot.method_facts.methods.METHODS`.
+
+    prepare: reads, renders, tokenises and audits the data.
+    stage: the data under a plan.
+    build: from the policy, with its adapter, and the folder of its base to all models; None: the policy is all.
+    start: the stage with its models, before step 1; None: it needs none.
+    """
 
     prepare: Prepare
     stage: Callable[[RunConfig, RunPlan, PreparedData], Stage]
     build: Callable[[RunConfig, RunPlan, nn.Module, Path], Built] | None = None
     start: Start | None = None
-    unit: Unit = "tokens"

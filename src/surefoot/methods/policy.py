@@ -68,7 +68,7 @@ def trained_dropout(config: RunConfig, plan: RunPlan) -> float | None:
     """Share of the model's own layers while it trains; None: as its config.json says."""
     if plan.dropout is not None:
         return None if plan.dropout.value == OWN_DROPOUT else plan.dropout.value
-    if config.stage == "ppo" and config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
+    if config.method.rollouts and config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
         return 0.0  # as runs did that were planned before there was the choice, here and in the next line
     return None if config.model.dropout == OWN_DROPOUT else config.model.dropout
 

@@ -6,10 +6,9 @@ all of its prompts, on all ranks, so that it does not depend on how the step is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,14 +23,10 @@ from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, at_rest, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Notify, PreparedRun, Setup, Stage
 from surefoot.methods.reference import open_reference
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, InputError
-
-if TYPE_CHECKING:
-    from surefoot.runs.prepared import Prepared
-    from surefoot.runs.setup import Setup
 
 
 def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
@@ -52,19 +47,21 @@ def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     return stage_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
 
 
-def start_dpo(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
+def start_dpo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
     """With the reference, where the loss has one."""
-    stage, reference = run.stage, open_reference(run, setup, say)
+    stage, reference = run.stage, open_reference(run, setup, notify)
     return stage if reference is None else replace(stage, objective=with_reference(stage.objective, reference))
 
 
-def start_kto(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Stage:
+def start_kto(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
     """With the reference, and the KL term of every step and of the evaluation set."""
-    stage, reference = run.stage, open_reference(run, setup, say)
+    stage, reference = run.stage, open_reference(run, setup, notify)
     assert reference is not None, "KTO always has one"
     engine, own = setup.engine, stage.eval_batches
     if stage.data.mixture.epoch_size % run.plan.batch.size.value == 1:
-        say("the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0")
+        notify(
+            "the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0"
+        )
 
     def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
         judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]

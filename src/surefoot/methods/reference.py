@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
 from surefoot.methods.examples import whole_layout
 from surefoot.methods.losses.logprobs import Reference, adapter_off, frozen
+from surefoot.methods.method import Notify, PreparedRun, Setup
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.policy import load_policy
 from surefoot.models.bos import install_bos_scaling
@@ -48,12 +49,8 @@ from surefoot.system import durable, hardware, plain_files, process
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.training.engine import Engine
 
-if TYPE_CHECKING:
-    from surefoot.runs.prepared import Prepared
-    from surefoot.runs.setup import Setup
 
-
-def open_reference(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Reference | None:
+def open_reference(run: PreparedRun, setup: Setup, notify: Notify) -> Reference | None:
     """None where the loss needs none. Raises InputError for a model that is not intact or has another tokenizer."""
     config, plan = run.config, run.plan
     choice = plan.reference.value if plan.reference else NONE
@@ -66,8 +63,8 @@ def open_reference(run: Prepared, setup: Setup, say: Callable[[str], None]) -> R
         return _second_copy(config, plan, setup.engine.device)
     if choice == CACHED:
         base, at_hand = _base_for_now(config, plan, setup)
-        return cached_reference(run, setup, base, at_hand, say)
-    return _another(choice, plan, run.tokenizer, setup.engine.device, say)
+        return cached_reference(run, setup, base, at_hand, notify)
+    return _another(choice, plan, run.tokenizer, setup.engine.device, notify)
 
 
 def _base_for_now(config: RunConfig, plan: RunPlan, setup: Setup) -> tuple[Callable[[], Reference], bool]:
@@ -93,7 +90,7 @@ def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Refe
 
 
 def _another(
-    path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device, say: Callable[[str], None]
+    path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device, notify: Notify
 ) -> Reference:
     """A model or adapter from elsewhere, in its own dtype."""
     opened = open_for_use(path)
@@ -103,16 +100,16 @@ def _another(
             Fault("alignment.reference", what, "name a model of the same family and vocabulary", code="SF-TOKENIZER")
         )
     if opened.bos_scale != plan.tokenizer.bos_scale.value:
-        say(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
+        notify(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:
-        say(f"reference: {caution}")
+        notify(f"reference: {caution}")
     model = _at_rest(opened.model.to(device))
     if (form := plan.kernels.documents.value) == PLAIN:
         return frozen(model)
     window = facts_of(opened.base).window
     why = documents_fault(model) if window is None else f"its layers look back {window} tokens"
     if why:
-        say(f"the reference gets padded rows: {why}")
+        notify(f"the reference gets padded rows: {why}")
         of_rows = frozen(model)
         return lambda rows: of_rows(unpacked(rows, plan.tokenizer.pad_id))
     packed_attention(form).install(model)
@@ -148,7 +145,7 @@ _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 
 
 def cached_reference(
-    run: Prepared, setup: Setup, base: Callable[[], Reference], at_hand: bool, say: Callable[[str], None]
+    run: PreparedRun, setup: Setup, base: Callable[[], Reference], at_hand: bool, notify: Notify
 ) -> Reference:
     """base: the reference itself. at_hand: asking for it loads nothing. Every rank must call this; each computes its
     share."""
@@ -156,16 +153,16 @@ def cached_reference(
     folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
     known = _agreed(_read(folder), setup.engine)
     if known is not None and at_hand:
-        known = _agreed(_checked(known, plan, data, setup, base, say), setup.engine)
+        known = _agreed(_checked(known, plan, data, setup, base, notify), setup.engine)
     if known is None:
-        known = _computed(plan, data, setup, base, say)
+        known = _computed(plan, data, setup, base, notify)
         if setup.engine.rank == 0:
             try:
                 _write(folder, known)
             except EnvironmentFault as error:  # it is computed again next time
-                say(f"reference: log-probabilities are not kept for the next start: {error}")
+                notify(f"reference: log-probabilities are not kept for the next start: {error}")
     else:
-        say(f"reference: log-probabilities of {len(known):,} answers found in the cache")
+        notify(f"reference: log-probabilities of {len(known):,} answers found in the cache")
     return lambda rows: _look_up(known, rows)
 
 
@@ -195,12 +192,12 @@ def _key(config: RunConfig, plan: RunPlan, data: PreparedData) -> str:
 
 
 def _computed(
-    plan: RunPlan, data: PreparedData, setup: Setup, base: Callable[[], Reference], say: Callable[[str], None]
+    plan: RunPlan, data: PreparedData, setup: Setup, base: Callable[[], Reference], notify: Notify
 ) -> dict[bytes, float]:
     engine, reference = setup.engine, base()
     sets = [one for one in (data.train, data.eval) if one is not None]
     total = sum(map(len, sets))
-    say(f"reference: computing the log-probabilities of {total:,} answers, once")
+    notify(f"reference: computing the log-probabilities of {total:,} answers, once")
     started = told = time.monotonic()
     keys: list[bytes] = []
     values: list[float] = []
@@ -216,8 +213,8 @@ def _computed(
         keys += [key for batch in round_of for key in _digests(batch)]
         if time.monotonic() - told >= _EVERY:
             told = time.monotonic()
-            say(f"reference: {len(values):,} of {total:,} answers")
-    say(f"reference: done in {duration_text(time.monotonic() - started)}")
+            notify(f"reference: {len(values):,} of {total:,} answers")
+    notify(f"reference: done in {duration_text(time.monotonic() - started)}")
     return dict(zip(keys, values, strict=True))
 
 
@@ -251,7 +248,7 @@ def _checked(
     data: PreparedData,
     setup: Setup,
     base: Callable[[], Reference],
-    say: Callable[[str], None],
+    notify: Notify,
 ) -> dict[bytes, float] | None:
     """None where the cache holds other numbers than the base gives."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
@@ -260,7 +257,7 @@ def _checked(
     tolerance = _TOLERANCE[plan.precision.compute.value]
     for key, value in zip(_digests(rows), expected, strict=True):
         if key not in known or abs(known[key] - value) > tolerance * max(1.0, abs(value)):
-            say("reference: what the cache holds is not what the base gives; computing it again")
+            notify("reference: what the cache holds is not what the base gives; computing it again")
             return None
     return known
 

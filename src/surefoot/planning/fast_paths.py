@@ -13,6 +13,7 @@ from surefoot.config.dump import plain_config
 from surefoot.config.overrides import with_settings
 from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
+from surefoot.method_facts.methods import METHODS
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan
 
@@ -53,16 +54,17 @@ def head_rows(*, trains: bool) -> int:
 def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, engine: str) -> str:
     """Why head and loss cannot go a few positions at a time; empty where they can, as far as a plan can tell: what the
     model does to its logits, only the model shows."""
-    if stage == "reward":
-        return "stage reward computes no logits"
-    if stage == "ppo":
-        return "stage ppo looks at the whole distribution over the vocabulary"
+    method = METHODS[stage]
+    if method.scores:
+        return f"stage {stage} computes no logits"
+    if method.rollouts:
+        return f"stage {stage} looks at the whole distribution over the vocabulary"
     if engine in CUTTING:
         return f"{engine} hands the head its weights only while the model's own forward runs"
     if model.family is not None and model.family.beyond_head:
         return model.family.beyond_head
     if adapter is None:
-        return f"stage {stage} weighs each answer by itself, and the head trains" if stage in ("dpo", "kto") else ""
+        return f"stage {stage} weighs each answer by itself, and the head trains" if method.weighs_answers else ""
     if model.head in adapter.targets.value or any(model.head.endswith(name) for name in adapter.modules_to_save):
         return "the adapter is also on the output head"
     return ""
@@ -84,8 +86,8 @@ def last_block_obstacle(
 ) -> str:
     """Why the last layer computes all rows; empty where it can leave some out, as far as a plan can tell: how the layer
     is built, only the model shows."""
-    if stage == "pretrain":
-        return "stage pretrain reads all positions"
+    if METHODS[stage].plain_texts:
+        return f"stage {stage} reads all positions"
     if engine in CUTTING:
         return f"{engine} has hooks on the layer that look at all of its rows"
     if compiled:

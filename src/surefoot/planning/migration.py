@@ -15,10 +15,10 @@ from surefoot.config.overrides import set_at, value_at
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
+from surefoot.method_facts.methods import METHODS
 
 # Rates at which all weights of an 8 B Llama are trained, after the guide from OPT to Llama 3.1 that this command
-# answers: SFT 2e-5, reward model 5e-6, actor 5e-7, critic 5e-6. Adapters keep theirs: it hangs on rank and alpha.
-_FULL_RATES = {"sft": 2e-5, "reward": 5e-6, "ppo": 5e-7}
+# answers: each method's `large_rate`, and the critic's 5e-6. Adapters keep theirs: it depends on rank and alpha.
 _CRITIC_RATE = 5e-6
 _LARGE = 10**9  # parameters from which they are meant
 
@@ -135,15 +135,16 @@ def _length(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
 
 def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     stage = value_at(given, "stage")
+    method = METHODS.get(stage) if isinstance(stage, str) else None
     if value_at(given, "adapter") is not None:
         if value_at(given, "optim.lr") is not None:
             yield "optim.lr stays: an adapter's rate depends on its rank and alpha more than on the model"
-    elif stage in _FULL_RATES and model.parameters >= _LARGE:
+    elif (usual := method.large_rate if method else None) is not None and model.parameters >= _LARGE:
         rate = value_at(given, "optim.lr")
-        if rate != _FULL_RATES[stage]:
-            yield Move("optim.lr", rate, _FULL_RATES[stage], f"usual for stage {stage} on all weights of some 8 B")
+        if rate != usual:
+            yield Move("optim.lr", rate, usual, f"usual for stage {stage} on all weights of some 8 B")
     critic = value_at(given, "ppo.critic_lr")
-    if stage == "ppo" and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
+    if method is not None and method.rollouts and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
         yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of some 8 B")
 
 

@@ -59,14 +59,6 @@ def _dropout(model: ModelFacts, notes: Notes) -> None:
         notes.caution(f"this model drops out in training ({named}); model.dropout: 0 trains without")
 
 
-_STILL = {
-    "reward": "scores of two answers are compared",
-    "dpo": "log-probabilities of two answers and of two models are compared",
-    "kto": "log-probabilities of two models are compared",
-    "ppo": "log-probabilities before and after an update are compared",
-}
-
-
 def plan_dropout(config: RunConfig) -> Choice[Dropout]:
     """A share, or that the model keeps its own."""
     asked = config.model.dropout
@@ -74,7 +66,7 @@ def plan_dropout(config: RunConfig) -> Choice[Dropout]:
         return Choice(OWN_DROPOUT, "asked for: as its config.json says", "user")
     if asked is not None:
         return Choice(asked, "asked for", "user")
-    if (why := _STILL.get(config.stage)) is not None:
+    if why := config.method.compared:
         return Choice(0.0, f"{why}, and masks would be noise in it; model.dropout: own has config.json's", "default")
     return Choice(OWN_DROPOUT, "as its config.json says", "family")
 

@@ -26,7 +26,6 @@ from surefoot.system.hardware import Hardware
 
 Form = Literal["matmul", "sdpa", "varlen"]
 PADDED = "padded"  # among the trials: the same documents in padded rows
-STAGES = ("pretrain", "sft", "reward", "dpo", "kto")
 _PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums
 _GAIN = 1.5  # how many times as fast attention must be where there is no padding to save
 _LOSS = 0.8  # how many times as fast it must be where there is
@@ -83,7 +82,7 @@ def open_forms(
     config: RunConfig, model: ModelFacts, hardware: Hardware, compute: DType, longest: int
 ) -> tuple[Form, ...] | str:
     """The forms that could run, the first of them the usual one, or why none can."""
-    if config.stage not in STAGES:
+    if not config.method.packs:
         return f"stage {config.stage} does not pack"
     if hardware.kind not in ("cpu", "cuda"):
         return f"there is no form of it for {hardware.kind}"
@@ -162,7 +161,7 @@ def plan_shared_prompts(
 def may_share(config: RunConfig, model: ModelFacts, device: str) -> bool:
     """Whether prompts would be computed once, as far as it is known before memory and engine are planned: both are
     taken to be as is usual where they are left open."""
-    if config.stage != "reward":
+    if not config.method.shares_prompts:
         return False
     again = config.gradient_checkpointing not in ("auto", "off")
     engine = "single" if config.parallel.engine == "auto" else config.parallel.engine

@@ -129,10 +129,10 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """loss: a key of `objectives.reward.PAIR_LOSSES`. surplus: positions behind the end of a pair that its divergence
-    loss counts. center: coefficient. head: zeros, or whose value head it starts from. head_parameters: those of the
-    value head that train; its bias does where the loss is centered, as a difference of scores does not have it. frozen:
-    parameters of the output head, which is of no use, in full training."""
+    """loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`. surplus: positions behind the end of a pair that its
+    divergence loss counts. center: coefficient. head: zeros, or whose value head it starts from. head_parameters: those
+    of the value head that train; its bias does where the loss is centered, as a difference of scores does not have it.
+    frozen: parameters of the output head, which is of no use, in full training."""
 
     loss: Choice[str]
     num_padding_at_beginning: Choice[int]

@@ -8,7 +8,6 @@ from surefoot.planning.plan import Choice
 from surefoot.planning.workload import Workload
 
 ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", "none"
-WITHOUT_REFERENCE = ("orpo", "simpo")  # losses
 _WHY = {
     ADAPTER_OFF: "the base under the adapter: no second copy in memory",
     MODEL: "a second copy of the base, frozen, held as the base is",
@@ -18,9 +17,9 @@ _WHY = {
 
 def plan_reference(config: RunConfig) -> Choice[str] | None:
     """One of the names above, or the folder or hub id of another model; None where the stage has no reference."""
-    if config.stage not in ("dpo", "kto"):
+    if not config.method.reference:
         return None
-    if config.stage == "dpo" and config.alignment.loss in WITHOUT_REFERENCE:
+    if not config.needs_reference:
         return Choice(NONE, f"{config.alignment.loss} compares the two answers with each other alone", "default")
     asked = config.alignment.reference
     if asked == "auto":

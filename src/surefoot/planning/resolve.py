@@ -28,7 +28,7 @@ from surefoot.planning.measurements import (
 from surefoot.planning.memory import base_bytes, forecast
 from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
 from surefoot.planning.optimizer import caution_rate, plan_optimizer
-from surefoot.planning.packing import STAGES, may_share, plan_packing, plan_shared_prompts
+from surefoot.planning.packing import may_share, plan_packing, plan_shared_prompts
 from surefoot.planning.parallel import (
     ONE_RANK,
     RanksFacts,
@@ -117,7 +117,7 @@ def resolve(
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
-    if config.stage == "ppo":
+    if config.method.rollouts:
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
@@ -133,7 +133,7 @@ def resolve(
         available=available,
         notes=notes,
         parallel=parallel,
-        documents=config.stage in STAGES,
+        documents=config.method.packs,
     )
     reward = _reward(config, model, tokenizer, tokens, memory, parallel.engine.value, hardware, notes)
     _check_free(memory, hardware, notes)
@@ -213,7 +213,7 @@ def _reward(
     notes: Notes,
 ) -> RewardPlan | None:
     """None where the stage trains no reward model."""
-    if config.stage != "reward":
+    if not config.method.scores:
         return None
     recomputed = memory.gradient_checkpointing.value
     shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, engine=engine)

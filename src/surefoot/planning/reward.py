@@ -14,15 +14,11 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
 
 ROWS = 2  # of an example: a pair goes through the model as two rows
-
-_COMPARED = {
-    "last": "the scores at the last tokens of both answers are compared",
-    "divergence": "the values from the first difference to the end of the longer answer are compared",
-}
 
 
 def plan_reward(
@@ -40,7 +36,7 @@ def plan_reward(
     front, reason = padding_in_front(tokenizer, tokens)
     chosen = _chosen(request.num_padding_at_beginning, front, reason, notes)
     return RewardPlan(
-        loss=Choice(request.loss, _COMPARED[request.loss], source),
+        loss=Choice(request.loss, REWARD_LOSSES[request.loss].compared, source),
         num_padding_at_beginning=chosen,
         surplus=max(0, chosen.value - front),
         center=request.center,
@@ -67,14 +63,14 @@ def padding_in_front(tokenizer: TokenizerFacts, tokens: TokenizerPlan) -> tuple[
 
 def without_idle(config: RunConfig, model: ModelFacts) -> ModelFacts:
     """The model as far as it may train: without the output head, where that is a matrix of its own."""
-    if config.stage != "reward" or model.tied:
+    if not config.method.scores or model.tied:
         return model
     return replace(model, modules=tuple(module for module in model.modules if module.name != model.head))
 
 
 def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan) -> int:
     """Of full training, what stays frozen because nothing is computed with it."""
-    if config.stage != "reward" or config.adapter is not None or model.tied:
+    if not config.method.scores or config.adapter is not None or model.tied:
         return 0
     head = sum(module.parameters for module in model.modules if module.name == model.head)
     return head + tokens.added_rows * model.embedding_width

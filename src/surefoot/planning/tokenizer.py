@@ -36,8 +36,8 @@ class _Pad:
 def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> TokenizerPlan:
     """Pure in the files and the config; needs no measurement, so the data can be encoded before the rest is planned."""
     _check_rows(model, tokenizer, notes)
-    if config.stage == "pretrain":
-        template = Choice("plain", "stage pretrain learns texts, which have no turns", "default")
+    if config.method.plain_texts:
+        template = Choice("plain", f"stage {config.stage} learns texts, which have no turns", "default")
         fallbacks: tuple[str, ...] = ()
     else:
         template = plan_template(config.data.template, model, tokenizer, notes)

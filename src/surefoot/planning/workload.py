@@ -16,7 +16,6 @@ from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
 
 BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
-_ROWS = {"reward": 2, "dpo": 2, "kto": 2}  # that an example goes through the model as: two answers to one prompt
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def workload_of(
         trainable,
         parameters,
         moments,
-        rows=_ROWS.get(config.stage, 1),
-        logits=config.stage != "reward",
+        rows=config.method.rows,
+        logits=not config.method.scores,
         documents=documents,
         varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
         kind=hardware.kind,
@@ -94,7 +93,7 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
         work,
         fast_adapter=kernels.adapter.value == "fast",
         fused_norms=kernels.pointwise.value == FUSED,
-        prunes=kernels.last_block.value == "pruned" and config.stage != "ppo",  # whose critic reads all rows
+        prunes=kernels.last_block.value == "pruned" and not config.method.rollouts,  # whose critic reads all rows
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,
     )

@@ -19,8 +19,6 @@ from surefoot.system import hardware
 from surefoot.system.locations import looks_local
 from surefoot.training.optimizer import MUON_MOMENTUM
 
-_COUNTED = {"reward": "pairs", "dpo": "pairs", "kto": "answers", "ppo": "prompts"}  # by stage
-
 _LOOKED_AT = 32  # examples, of which one surely ends as all do
 
 
@@ -42,7 +40,7 @@ def card_facts(run: Prepared, results: Mapping[str, Any], plots: Sequence[str]) 
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
             **_alignment(config),
-            f"{_COUNTED.get(config.stage, 'examples')} per step": str(config.batch.size),
+            f"{config.method.counted} per step": str(config.batch.size),
             "longest example": f"{plan.tokenizer.max_length.value} tokens",
             "seed": str(config.seed),
         },
@@ -76,12 +74,15 @@ def _data_file(role: str, audit: Audit) -> DataFile:
 
 def _alignment(config: RunConfig) -> dict[str, str]:
     """The loss of stages dpo and kto, with the constants that it reads."""
-    given = config.alignment
-    if config.stage == "kto":
-        return {"loss": f"KTO, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"}
-    if config.stage != "dpo":
+    given, loss = config.alignment, config.loss
+    if not config.method.reference:
         return {}
-    more = f", margin {given.margin:g}" if given.loss == "simpo" else ""
+    if loss is None:
+        named = config.stage.upper()
+        return {
+            "loss": f"{named}, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"
+        }
+    more = f", margin {given.margin:g}" if "margin" in loss.keys else ""
     more += f", label smoothing {given.label_smoothing:g}" if given.label_smoothing else ""
     more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
     return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}

@@ -14,11 +14,10 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.methods.method import RewardFunction, Stage
+from surefoot.methods.method import RewardFunction, Setup, Stage
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.runs.parity.passes import with_stand_ins
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 from surefoot.training.evaluation import METRICS, Metric
@@ -107,11 +106,11 @@ def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault
 def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
     """A stage ppo that has no score or two, and a score for another stage."""
     named = config.ppo.reward is not None
-    if config.stage == "ppo" and not named and reward is None:
+    if config.method.rollouts and not named and reward is None:
         what = "stage ppo needs a score for its answers"
         fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
         return [Fault("ppo.reward", what, fix, code="SF-OWN-FUNCTION")]
-    if reward is not None and (named or config.stage != "ppo"):
+    if reward is not None and (named or not config.method.rollouts):
         what = f"and {config.ppo.reward} are two scores" if named else f"is for stage ppo, and stage is {config.stage}"
         return [Fault("reward", what, "give one of them" if named else "leave it out", code="SF-OWN-FUNCTION")]
     return []

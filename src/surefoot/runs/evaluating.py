@@ -12,11 +12,10 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import dealt
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.table import KINDS
+from surefoot.methods.method import Setup
 from surefoot.models.forward import causal_model
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.activity import Activity
 from surefoot.training.evaluation import Answered, Metric, answer_examples, evaluate_loss
@@ -92,7 +91,7 @@ def make_evaluate(
                 step=step,
                 settings=setup.settings,
                 device=engine.device,
-                unit=KINDS[config.stage].unit,
+                unit=config.method.unit,
                 give_up=give_up,
                 totals=engine.totals,
             )

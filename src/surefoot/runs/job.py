@@ -10,11 +10,11 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
+from surefoot.methods.method import Setup
 from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.report.rows import trainer_state
 from surefoot.runs.prepared import Prepared, make_schedules
-from surefoot.runs.setup import Setup
 from surefoot.system import durable
 from surefoot.training.activity import Activity
 from surefoot.training.background import BackgroundWriter

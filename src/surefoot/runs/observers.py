@@ -12,7 +12,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.interop.tools import voice_of
 from surefoot.interop.translation import Translation
 from surefoot.interop.voice import SILENT, End, RunFacts, Voice
-from surefoot.methods.table import KINDS
+from surefoot.methods.method import Setup
 from surefoot.models.forward import causal_model
 from surefoot.report.console import Console
 from surefoot.report.events import append_event
@@ -25,7 +25,6 @@ from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.publish import Published
-from surefoot.runs.setup import Setup
 from surefoot.system import hardware, process
 from surefoot.training.state import RunState
 
@@ -104,6 +103,6 @@ def open_observer(
         rows=rows,
         start_step=state.step,
         on_row=on_row,
-        unit=KINDS[run.config.stage].unit,
+        unit=run.config.method.unit,
         seed=run.config.seed,
     )

@@ -100,7 +100,7 @@ def make_plan(
 
 def _roles(config: RunConfig, base: Path) -> Roles:
     """Who plays what in PPO; other stages need no look at other models."""
-    if config.stage != "ppo":
+    if not config.method.rollouts:
         return Roles()
     from surefoot.methods.ppo.models import find_roles
 

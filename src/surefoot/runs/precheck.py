@@ -15,7 +15,7 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.data.formats import look, retag
 from surefoot.data.sources.resolve import files_of, first_row
-from surefoot.methods.sources import KINDS_OF_RECORDS, evaluated_specs, trained_specs
+from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
@@ -41,12 +41,12 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
             return None
         refused = error.faults
     commits = _planned(config, folder, refused)
-    kind, data = KINDS_OF_RECORDS[config.stage], config.data
+    kind, data = config.method.records, config.data
     for sources, specs in ((data.train, trained_specs(config)), (data.eval, evaluated_specs(config))):
         for source, spec in zip(sources if isinstance(sources, tuple) else (), specs, strict=True):
             if files_of(spec) or (hub_data_name(source) is None and _size(Path(source.path)) <= _LARGE):
                 found, row = first_row(replace(spec, kind=kind))
-                rows, texts = retag([row], found.tags), config.stage == "pretrain"
+                rows, texts = retag([row], found.tags), config.method.plain_texts
                 if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
                     look(kind, found.format, rows, found.name, texts=texts)
     return commits
@@ -57,7 +57,7 @@ def _planned(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Com
     try:
         require_trackers(config.report_to)
         pinned, commits = pin(config, {})
-        if config.stage == "ppo":  # whose models are looked at with torch
+        if config.method.rollouts:  # whose models are looked at with torch
             plan = None
         else:
             plan = make_plan(pinned, hardware=hardware.glance(), measure=False)

@@ -14,7 +14,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
 from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Stage
-from surefoot.methods.table import KINDS
+from surefoot.methods.table import FUNCTIONS
 from surefoot.models.folder import resolve_folder, stored_tensors
 from surefoot.models.load import layout_caution
 from surefoot.planning.packing import without_packing
@@ -67,7 +67,7 @@ def prepare(
     if found.checkpoint is not None:
         require_base(found.checkpoint, base)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
-    kind = KINDS[config.stage]
+    kind = FUNCTIONS[config.stage]
     phases.end("planning")
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)

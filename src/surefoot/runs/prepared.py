@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
-from surefoot.methods.method import CRITIC, Stage
+from surefoot.methods.method import CRITIC, Notify, Setup, Stage
+from surefoot.methods.table import FUNCTIONS
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
 from surefoot.runs.run_folder import Claim
@@ -47,6 +48,12 @@ class Prepared:
     def resumed(self) -> bool:
         """Whether it goes on from a checkpoint."""
         return self.found.checkpoint is not None
+
+
+def with_models(run: Prepared, setup: Setup, notify: Notify) -> Prepared:
+    """The run whose stage has its models, which it may run. notify: also called during the steps."""
+    start = FUNCTIONS[run.config.stage].start
+    return run if start is None else replace(run, stage=start(run, setup, notify))
 
 
 @dataclass(frozen=True)

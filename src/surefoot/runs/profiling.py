@@ -18,6 +18,7 @@ from pathlib import Path
 
 from surefoot.data.batching.batch import IGNORE, Weighted
 from surefoot.families.model_facts import ModelFacts
+from surefoot.method_facts.methods import METHODS
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import (
     NO_WORK,
@@ -246,9 +247,6 @@ class Phases:
         return {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}
 
 
-_KNOWN = ("sft", "pretrain", "reward")  # whose step is one forward and one backward pass over its rows, and no more
-
-
 def step_work(micro_batches: Sequence[Weighted]) -> Work:
     """Of this rank's micro-batches; labels are those of the rows, whatever the batch weighs."""
     return sum(
@@ -268,7 +266,7 @@ class Arithmetic:
     @property
     def is_whole(self) -> bool:
         """Whether `flops` is all that a step computes: DPO, KTO and PPO run other models beside, or write answers."""
-        return self.stage in _KNOWN
+        return METHODS[self.stage].one_pass
 
     def effort(self, micro_batches: Sequence[Weighted]) -> float:
         """What a forward pass of these batches costs in time, in FLOPs of large products: padding is computed too, and
@@ -283,7 +281,7 @@ class Arithmetic:
             self.model,
             work,
             self.plan.adapter,
-            head=self.stage != "reward",
+            head=not METHODS[self.stage].scores,
             checkpointed=float(self.plan.memory.gradient_checkpointing.value),
             pruned=pruned,
         )

@@ -17,7 +17,6 @@ from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.reward import evaluated_ranking
-from surefoot.methods.table import KINDS
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
@@ -72,7 +71,7 @@ def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mappin
         durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
     more = {**rollout_results(rows), **more}
     results = _write_results(run, state, _evaluation_at(rows, step), step, more)
-    if config.stage == "reward":
+    if config.method.scores:
         lost += _about_ranking(results)
     plots, cautions = draw_curves(folder, rows, folder.name)
     durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
@@ -106,7 +105,7 @@ def _write_results(
             rollbacks=len(state.rollbacks),
             seconds=state.seconds,
             beside=state.beside,
-            unit=KINDS[run.config.stage].unit,
+            unit=run.config.method.unit,
         ),
         eval_results(evaluation, timetable.epoch(step)) if evaluation else None,
         more,

@@ -17,7 +17,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import RecordName
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.method import Stage
-from surefoot.methods.table import KINDS
+from surefoot.methods.table import FUNCTIONS
 from surefoot.planning.plan import RunPlan
 from surefoot.report.events import note_once
 from surefoot.report.wording import times
@@ -34,7 +34,7 @@ MOST = 2  # of one run; who needs more has another trouble than its data
 
 def make_stage(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Stage:
     """The data under a plan, in the order of a run with these rollbacks."""
-    stage = KINDS[config.stage].stage(config, plan, data)
+    stage = FUNCTIONS[config.stage].stage(config, plan, data)
     if not rollbacks:
         return stage
     batches, places, order = stage.step_batches, stage.step_places, partial(data_step, tuple(rollbacks))

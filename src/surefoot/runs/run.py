@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.interop.translation import Translation, said_keys
 from surefoot.interop.voice import Voice
+from surefoot.methods.method import Setup
 from surefoot.planning.plan import Origin
 from surefoot.report import footer
 from surefoot.report.console import Console
@@ -47,7 +48,6 @@ from surefoot.runs.revisions import HUB, Commits, commits_to_json
 from surefoot.runs.rollback import make_stage, note_rollbacks, roll_back
 from surefoot.runs.run_folder import Claim, claim, note_changes, occupy, reminder, write_records
 from surefoot.runs.run_plan import is_on_texts
-from surefoot.runs.setup import Setup
 from surefoot.runs.steps import make_ready, take_steps
 from surefoot.system import hardware
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError

@@ -22,7 +22,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.templates import is_file
 from surefoot.methods.sources import settled
-from surefoot.methods.table import KINDS
+from surefoot.methods.table import FUNCTIONS
 from surefoot.models.folder import resolve_folder
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.planning.fast_paths import CUTTING
@@ -44,7 +44,7 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
     draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
     try:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)
-        data = KINDS[config.stage].prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
+        data = FUNCTIONS[config.stage].prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
     except SurefootError as error:
         return make_plan(config), str(error)
     return with_template(make_plan(config, lengths=lengths_of(config, data)), data), ""
@@ -134,7 +134,7 @@ class StepTokens:
 
 def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     """Of the run's examples, with what the policy is yet to write behind them."""
-    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    answer = config.ppo.max_new_tokens if config.method.rollouts else 0
     return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
 
 

@@ -5,20 +5,19 @@ Everything here happens before step 1 and before anything in the run folder chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built
+from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built, Setup
 from surefoot.methods.policy import load_policy, write_policy
-from surefoot.methods.table import KINDS
+from surefoot.methods.table import FUNCTIONS
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
@@ -35,44 +34,13 @@ from surefoot.system import process
 from surefoot.system.allocator import KeptMemory, mapped_bytes
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.checkpoint import Checkpoint, load_state
-from surefoot.training.engine import ALL, Engine, EngineChoice, make_engine
+from surefoot.training.engine import ALL, EngineChoice, make_engine
 from surefoot.training.engine.make import count_elements, verify_share
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 from surefoot.training.optimizer_state import tokens_per_look
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.state import LossScale, RunState
 from surefoot.training.step import StepSettings
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Models and engine of a run, ready for its first step.
-
-    plan: as it is carried out, without the fast paths that differ on these models.
-    model: what the objective is given.
-    policy: the language model in it.
-    engine: holds the parameters and moves them.
-    settings: of every step.
-    state: where the run goes on.
-    write_weights: weights and config into a folder, as others read them.
-    checkpoint: what the run goes on from; None at the start.
-    verified: what was found when reality was held against the plan.
-    share: engine and elements of this rank, for environment.json.
-    packing_fault: why the model cannot take packed rows, where that had to be tried before its weights were shared
-        out; empty where it can or nobody tried.
-    """
-
-    plan: RunPlan
-    model: nn.Module
-    policy: nn.Module
-    engine: Engine
-    settings: StepSettings
-    state: RunState
-    write_weights: Callable[[Path], None]
-    checkpoint: Checkpoint | None
-    verified: dict[str, Any]
-    share: dict[str, Any]
-    packing_fault: str = ""
 
 
 def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
@@ -115,7 +83,7 @@ def set_up(
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
     policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
-    build = KINDS[config.stage].build
+    build = FUNCTIONS[config.stage].build
     found = verify_model(policy, plan, at_first.type)
     built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
     if checkpoint is not None:

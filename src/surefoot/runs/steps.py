@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.data.batching.batch import Batch, Weighted
 from surefoot.data.batching.loader import dealt, prefetched
 from surefoot.data.batching.subsets import longest_row
-from surefoot.methods.table import with_models
+from surefoot.methods.method import Setup
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
@@ -27,9 +27,9 @@ from surefoot.runs.parity.compiled import try_compiled
 from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle, settle_at_once
 from surefoot.runs.parity.packed_rows import as_planned, settle_packing
 from surefoot.runs.parity.room import settle_room
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import Prepared, with_models
 from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
-from surefoot.runs.setup import Setup, set_up
+from surefoot.runs.setup import set_up
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import verify_checkpoint

@@ -13,17 +13,15 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import prefetched
-from surefoot.methods.method import unsaid
-from surefoot.methods.table import with_models
+from surefoot.methods.method import Setup, ignore
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared, make_schedules
+from surefoot.runs.prepared import Prepared, make_schedules, with_models
 from surefoot.runs.run_folder import Claim
-from surefoot.runs.setup import Setup
 from surefoot.runs.steps import make_ready
 from surefoot.system import hardware
 from surefoot.system.allocator import resident_bytes
@@ -136,7 +134,7 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
             own = with_named(config)
             run = prepare(config, Claim(folder, "new"), console, own)
             run, setup, _ = make_ready(run, session, own, console)
-            run = with_models(run, setup, unsaid)
+            run = with_models(run, setup, ignore)
             with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
                 yield Ready(run, setup, batches)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from surefoot.method_facts.methods import Unit
 from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:  # torch is not needed to read a log
@@ -13,11 +14,6 @@ if TYPE_CHECKING:  # torch is not needed to read a log
 
 _NAMED = 8  # examples in a sentence
 Decision = Literal["stepped", "non_finite", "scaler", "held"]
-
-
-Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
-"""What a batch's weight counts, and a loss is the mean over: tokens that are learned, pairs of answers, answers, or
-tokens of the policy's own responses."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from interop.compat.seeds import SEEDS, blocks
 from surefoot.commands.main import main
 from surefoot.interop.launch import Options
 from surefoot.interop.tools import translate_command
-from surefoot.methods.table import KINDS
+from surefoot.method_facts.methods import METHODS
 
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents do not lie beside this checkout")
 BLOCKS = {block.number: block for block in blocks("004")} if SEEDS.is_dir() else {}
@@ -137,7 +137,7 @@ LLAMA_RLHF = [number for number, (family, _) in RLHF.items() if family == "llama
 @pytest.mark.parametrize("number", representatives(MAIN, *LLAMA))
 def test_main_py_in_the_folder_of_its_step(number, called):
     step, _, _ = MAIN[number]
-    if step == 2 and "reward" not in KINDS:
+    if step == 2 and "reward" not in METHODS:
         pytest.skip("this build has no stage reward")
     output, code, said = called(number)
     assert code == 0, said
@@ -181,7 +181,7 @@ def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number,
 
 @pytest.mark.parametrize("number", representatives(RLHF, *LLAMA_RLHF[:1]))
 def test_step_3_from_the_folder_of_its_script(number, served, place, called):
-    if "ppo" not in KINDS or "reward" not in KINDS:
+    if "ppo" not in METHODS or "reward" not in METHODS:
         pytest.skip("this build has no stage ppo")
     family, script = RLHF[number]
     sft, reward = {"opt": (0, 2), "llama": (1, 3)}[family]

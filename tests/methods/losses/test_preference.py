@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Example, PairBatch, collate
+from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
 
@@ -41,6 +43,8 @@ def by_hand(name: str, row: tuple[float, ...], b: float, e: float, m: float) -> 
             return max(0.0, 1 - b * d)
         case "ipo":
             return ((pc - qc) / c - (pr - qr) / r - 1 / (2 * b)) ** 2
+        case "cpo":
+            return -(1 - e) * math.log(logistic(b * (pc - pr))) - e * math.log(logistic(-b * (pc - pr)))
         case "simpo":
             return -math.log(logistic(b * (pc / c - pr / r) - m))
         case "orpo":
@@ -57,6 +61,47 @@ def test_by_hand(name):
         assert found.tolist() == pytest.approx(expected, rel=FLOAT64)
         turned = [(pr, pc, qr, qc, r, c) for pc, pr, qc, qr, c, r in ROWS]  # twin: the worse answer preferred
         assert LOSSES[name].loss(_in_order(turned), Constants(b, e, m)).tolist() != pytest.approx(expected, rel=1e-3)
+
+
+def test_cpo_is_the_published_formula_in_float64(model):
+    """Xu et al. 2024, as TRL's CPOTrainer writes it: label smoothing, and the mean cross entropy of better answers."""
+    constants, batch = Constants(0.3, label_smoothing=0.1), replace(batch_of(PAIRS), reference=None)
+    found = preference_loss("cpo", constants)(model, batch)
+    exact = _summed_in_float64(model, [one for pair in zip(*PAIRS, strict=True) for one in pair])
+    chosen, rejected = exact[: len(PAIRS)], exact[len(PAIRS) :]
+    scaled = constants.beta * (chosen - rejected)
+    pairs = -0.9 * torch.nn.functional.logsigmoid(scaled) - 0.1 * torch.nn.functional.logsigmoid(-scaled)
+    tokens = sum(int(one.supervised.sum()) for one, _ in PAIRS)
+    expected = pairs.mean() - chosen.sum() / tokens
+    assert float(found.loss.detach()) / len(PAIRS) == pytest.approx(float(expected), rel=FP32)
+    margin = float(found.sums["reward_margin"]) / len(PAIRS)
+    assert margin == pytest.approx(float(scaled.mean()), rel=FP32, abs=FP32)
+    assert margin != 0  # twin of the old failure: held to a reference that it equals, it would be
+    without = preference_loss("cpo", Constants(0.3))(model, batch)  # twin: no label smoothing
+    assert float(without.loss.detach()) / len(PAIRS) != pytest.approx(float(expected), rel=FP32)
+
+
+def _summed_in_float64(model, examples) -> torch.Tensor:
+    """log p of each example's answer, by transformers in float64."""
+    exact, found = copy.deepcopy(model).double(), []
+    with torch.no_grad():
+        for one in examples:
+            ids = torch.tensor(one.ids)[None]
+            logp = exact(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+            found.append(logp[torch.tensor(one.supervised)[1:]].sum())
+    return torch.stack(found)
+
+
+def test_a_loss_without_a_reference_cannot_compare_with_one():
+    pairs = replace(_in_order(ROWS), chosen_reference=None, rejected_reference=None)
+    for name, facts in PAIR_LOSSES.items():
+        row, constants = LOSSES[name], Constants(0.1)
+        if facts.reference:  # twin: the rows of a loss that has one
+            with pytest.raises(ValueError, match="needs no reference"):
+                row.loss(pairs, constants)
+        else:
+            assert torch.isfinite(row.loss(pairs, constants)).all()
+            assert all(torch.isfinite(one).all() for one in row.rewards(pairs, constants))
 
 
 def _in_order(rows) -> Pairs:
@@ -128,7 +173,7 @@ def test_the_split_changes_nothing(model, name, sft):
     whole = step(model, objective, [batch_of(PAIRS)])
     split = step(model, objective, [batch_of(PAIRS[:1]), batch_of(PAIRS[1:4]), batch_of(PAIRS[4:])])
     assert split == pytest.approx(whole, rel=FP32, abs=FP32)
-    if LOSSES[name].sft + sft:  # twin: a mean over each micro-batch's own tokens
+    if PAIR_LOSSES[name].sft + sft:  # twin: a mean over each micro-batch's own tokens
         parts = [PAIRS[:1], PAIRS[1:4], PAIRS[4:]]
         wrong = step(model, objective, [batch_of(part, part) for part in parts])
         assert wrong["norm"] != pytest.approx(whole["norm"], rel=10 * FP32)

@@ -20,7 +20,7 @@ def check_steps(config: RunConfig, steps: int, say: Callable[[str], None]) -> tu
     alone = config.model_copy(update={"parallel": ParallelConfig()})
     with silent_console() as silence, captured_libraries(silence), ready(alone, steps) as one:
         taken = take(one, steps, lambda report: say(" · ".join(_words(report, steps))))
-        return tuple(number_lines(taken, one.plan.precision.compute.value, falls=config.stage != "ppo"))
+        return tuple(number_lines(taken, one.plan.precision.compute.value, falls=not config.method.rollouts))
 
 
 def _words(report: StepReport, steps: int) -> Iterator[str]:

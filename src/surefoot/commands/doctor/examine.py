@@ -264,7 +264,7 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
     yield attention_line(one, observed, seen)
     yield product_line(one, observed, run.plan.precision.compute.value, seen)
     taken = take(one)
-    yield from number_lines(taken, run.plan.precision.compute.value, falls=run.config.stage != "ppo")
+    yield from number_lines(taken, run.plan.precision.compute.value, falls=not run.config.method.rollouts)
     yield backward_line(one, taken, seen)
     yield waiting_line(taken, run.config.data.workers)
     yield workers_line(one, taken, run.config.data.workers)

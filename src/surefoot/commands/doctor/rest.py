@@ -42,6 +42,6 @@ def _why(name: str, config: RunConfig | None) -> str:
         return "all there and linear" if adapter else "does not apply: no adapter, all weights train"
     if name == "ROW-ZERO-NORM":
         return "none" if adapter and adapter.kind == "dora" else "does not apply: DoRA alone divides by norms"
-    if config.stage == "ppo" and name in _NOT_IN_PPO:
+    if config.method.rollouts and name in _NOT_IN_PPO:
         return _NOT_IN_PPO[name]
     return "does not apply to these steps"

@@ -13,7 +13,6 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.planning.measurements import Measurements
-from surefoot.planning.packing import STAGES
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.system.hardware import Hardware
 
@@ -68,7 +67,7 @@ def make_space(
     for axis in axes:
         if axis.key in given:
             left_out.append((axis.key, "the config sets it"))
-        elif axis.key == "data.packing" and config.stage not in STAGES:
+        elif axis.key == "data.packing" and not config.method.packs:
             left_out.append((axis.key, f"stage {config.stage} has no packed batches"))
         elif len(axis.values) > 1:
             kept.append(axis)

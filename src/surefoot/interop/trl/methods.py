@@ -114,7 +114,9 @@ def _set_dpo(draft: Draft) -> None:
 
 def _set_simpo(draft: Draft) -> None:
     if draft["loss_type"] != "simpo":
-        draft.refuse("loss_type", f"surefoot has no CPO with {draft['loss_type']}", "use simpo, or trl dpo")
+        what = f"of this trainer's losses only simpo is translated, and it is {draft['loss_type']}"
+        fix = "use simpo; surefoot's own CPO is alignment.loss: cpo in a config of surefoot's"
+        draft.refuse("loss_type", what, fix)
         return
     draft.set("alignment.loss", "simpo", "loss_type")
 

@@ -8,47 +8,54 @@ tokens of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the
     ipo       (d' - 1 / 2b)^2                           Azar et al. 2023; d' is d with each answer's part over its |y|
     simpo     -log s(b (log p(c)/|c| - log p(r)/|r|) - m)          Meng et al. 2024; m: margin
     orpo      -b log s(log odds(c) - log odds(r)), odds = P / (1 - P), log P = log p(y) / |y|     Hong et al. 2024
+    cpo       -(1 - e) log s(b h) - e log s(-b h), h = log p(c) - log p(r)     Xu et al. 2024
 
 plus `sft` times the cross entropy of the better answers, a mean over the tokens of all of them in the optimizer step.
-ORPO has that at 1 by definition. A loss is a row of LOSSES, never a branch.
+ORPO and CPO have that at 1 by definition. A loss is a row of LOSSES beside its row of facts, never a branch.
 
-In `sums` stand the rewards that a loss implies: b times log p/q of an answer, or b log p / |y| where there is no
-reference. reward_accuracy counts pairs whose better answer has the higher reward; a tie, such as every pair before
-step 1, counts one half, as chance would have it (TRL counts it 0).
+In `sums` stand the rewards that a loss implies: b times log p/q of an answer or, without a reference, b log p / |y|
+(orpo, simpo) or b log p (cpo). reward_accuracy counts pairs whose better answer has the higher reward; a tie, such as
+every pair before step 1, counts one half, as chance would have it (TRL counts it 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batching.batch import PairBatch
+from surefoot.method_facts.losses import PAIR_LOSSES, joined
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.training.objective import LossSum, Objective
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Log-probabilities and token counts of P pairs, each [P]. The reference's are 0 for losses that need none."""
+    """Log-probabilities and token counts of P pairs, each [P].
+
+    chosen, rejected: of the better and of the worse answers under the policy.
+    chosen_reference, rejected_reference: the same under the reference; None for a loss that has none.
+    chosen_tokens, rejected_tokens: tokens of each answer, fp32.
+    """
 
     chosen: torch.Tensor
     rejected: torch.Tensor
-    chosen_reference: torch.Tensor
-    rejected_reference: torch.Tensor
+    chosen_reference: torch.Tensor | None
+    rejected_reference: torch.Tensor | None
     chosen_tokens: torch.Tensor
     rejected_tokens: torch.Tensor
 
     @property
     def chosen_ratio(self) -> torch.Tensor:
-        return self.chosen - self.chosen_reference
+        return _ratio(self.chosen, self.chosen_reference)
 
     @property
     def rejected_ratio(self) -> torch.Tensor:
-        return self.rejected - self.rejected_reference
+        return _ratio(self.rejected, self.rejected_reference)
 
     @property
     def chosen_mean(self) -> torch.Tensor:
@@ -74,24 +81,25 @@ Rewards = Callable[[Pairs, Constants], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PairLoss:
-    """loss: of each pair, [P]. rewards: of the better and of the worse answers, [P] each. reference: whether it needs
-    one. sft: weight of the cross entropy that belongs to it."""
+    """The formulas of one loss; what it needs is a row of `surefoot.method_facts.losses.PAIR_LOSSES`.
+
+    loss: of each pair, [P].
+    rewards: that it implies, of the better and of the worse answers, [P] each.
+    """
 
     loss: PerPair
     rewards: Rewards
-    reference: bool = True
-    sft: float = 0.0
 
 
 def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
     """The objective of the loss `name`, for PairBatch. sft: weight of the cross entropy of the better answers, on top
     of what the loss has by itself."""
-    row = LOSSES[name]
-    weight = row.sft + sft
+    row, facts = LOSSES[name], PAIR_LOSSES[name]
+    weight = facts.sft + sft
 
     def objective(model: nn.Module, batch: PairBatch) -> LossSum:
         """Summed over pairs. `batch.reference` must be known where the loss needs one."""
-        pairs = _pairs(model, batch, row.reference)
+        pairs = _pairs(model, batch, facts.reference)
         loss = row.loss(pairs, constants).sum()
         if weight:  # a sum over tokens becomes a mean over those of the step once the step divides by its pairs
             loss = loss - weight * batch.answer_share * pairs.chosen.sum()
@@ -103,16 +111,19 @@ def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Object
 
 def _pairs(model: nn.Module, batch: PairBatch, needs_reference: bool) -> Pairs:
     found = answer_logprobs(model, batch.rows)
-    reference = batch.reference
+    count, tokens = len(batch.common), found.tokens.clamp(min=1)
+    pairs = Pairs(found.sums[:count], found.sums[count:], None, None, tokens[:count], tokens[count:])
+    if not needs_reference:
+        return pairs
+    if batch.reference is None:
+        raise ValueError("this loss compares with a reference, and the batch has none of its log-probabilities")
+    return replace(pairs, chosen_reference=batch.reference[:count], rejected_reference=batch.reference[count:])
+
+
+def _ratio(policy: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
     if reference is None:
-        if needs_reference:
-            raise ValueError("this loss compares with a reference, and the batch has none of its log-probabilities")
-        reference = torch.zeros_like(found.sums)
-    count = len(batch.common)
-    tokens = found.tokens.clamp(min=1)
-    halves = [(values[:count], values[count:]) for values in (found.sums, reference, tokens)]
-    (chosen, rejected), (chosen_reference, rejected_reference), (chosen_tokens, rejected_tokens) = halves
-    return Pairs(chosen, rejected, chosen_reference, rejected_reference, chosen_tokens, rejected_tokens)
+        raise ValueError("a loss whose facts say that it needs no reference compares with one")
+    return policy - reference
 
 
 def _sums(pairs: Pairs, rewards: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -130,8 +141,10 @@ def _sums(pairs: Pairs, rewards: tuple[torch.Tensor, torch.Tensor]) -> dict[str,
 
 
 def _sigmoid(pairs: Pairs, constants: Constants) -> torch.Tensor:
-    scaled = constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio)
-    smoothing = constants.label_smoothing
+    return _smoothed(constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio), constants.label_smoothing)
+
+
+def _smoothed(scaled: torch.Tensor, smoothing: float) -> torch.Tensor:
     return -(1 - smoothing) * F.logsigmoid(scaled) - smoothing * F.logsigmoid(-scaled)
 
 
@@ -143,6 +156,11 @@ def _ipo(pairs: Pairs, constants: Constants) -> torch.Tensor:
     """Per token, as the paper's authors told TRL that they meant it: a sum would grow with the answers' lengths."""
     difference = pairs.chosen_ratio / pairs.chosen_tokens - pairs.rejected_ratio / pairs.rejected_tokens
     return (difference - 1 / (2 * constants.beta)) ** 2
+
+
+def _cpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """DPO's loss with the reference taken to be uniform, which drops out of the difference."""
+    return _smoothed(constants.beta * (pairs.chosen - pairs.rejected), constants.label_smoothing)
 
 
 def _simpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
@@ -169,10 +187,18 @@ def _per_token(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.
     return constants.beta * pairs.chosen_mean, constants.beta * pairs.rejected_mean
 
 
-LOSSES: Mapping[str, PairLoss] = {
-    "sigmoid": PairLoss(_sigmoid, _over_reference),
-    "ipo": PairLoss(_ipo, _over_reference),
-    "hinge": PairLoss(_hinge, _over_reference),
-    "orpo": PairLoss(_orpo, _per_token, reference=False, sft=1.0),
-    "simpo": PairLoss(_simpo, _per_token, reference=False),
-}
+def _summed(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Tensor]:
+    return constants.beta * pairs.chosen, constants.beta * pairs.rejected
+
+
+LOSSES: Mapping[str, PairLoss] = joined(
+    PAIR_LOSSES,
+    {
+        "sigmoid": PairLoss(_sigmoid, _over_reference),
+        "ipo": PairLoss(_ipo, _over_reference),
+        "hinge": PairLoss(_hinge, _over_reference),
+        "orpo": PairLoss(_orpo, _per_token),
+        "simpo": PairLoss(_simpo, _per_token),
+        "cpo": PairLoss(_cpo, _summed),
+    },
+)

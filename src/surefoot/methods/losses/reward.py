@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import Batch, PairBatch
 from surefoot.data.batching.packing import in_rows
+from surefoot.method_facts.losses import REWARD_LOSSES, joined
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.report.calibration import CALIBRATION, calibration_sums, right
 from surefoot.training.objective import LossSum, Objective
@@ -79,7 +80,7 @@ def divergence_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
     return (losses * inside).sum(dim=1) / inside.sum(dim=1)
 
 
-PAIR_LOSSES: Mapping[str, PairLoss] = {"last": last_loss, "divergence": divergence_loss}
+PAIR_LOSSES: Mapping[str, PairLoss] = joined(REWARD_LOSSES, {"last": last_loss, "divergence": divergence_loss})
 
 
 def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,16 +11,17 @@ evaluation of the run that trained it is quoted; else the user is told that nobo
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from surefoot.config.schema import DataConfig
 from surefoot.data.batching.loader import all_pairs
 from surefoot.data.batching.packing import Layout
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
-from surefoot.methods.method import Say
+from surefoot.methods.method import Notify, PreparedRun, Setup
 from surefoot.methods.ppo.rollout import Weighed
 from surefoot.methods.reward import Ranking, evaluated_ranking
 from surefoot.models.folder import resolve_folder
@@ -28,12 +29,6 @@ from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import DType, RunPlan
 from surefoot.report.results import ALL
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-
-if TYPE_CHECKING:
-    from surefoot.data.tokenize.dataset import TokenisedDataset
-    from surefoot.runs.prepared import Prepared
-    from surefoot.runs.setup import Setup
-
 
 # Mean difference per token, in nats. fp32: the same sums in another order, over some dozens of layers. The 16-bit types
 # round every product (2^-8 and 2^-11), and decoding with a cache does so in another order than a whole sequence.
@@ -108,7 +103,7 @@ def dropout_caution(share: float) -> str | None:
     )
 
 
-def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
+def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
     """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
     from elsewhere."""
     cast = setup.model
@@ -125,10 +120,12 @@ def say_prior(run: Prepared, setup: Setup, say: Say) -> None:
         ranking, whose = measure_prior(cast, pairs, run.plan, setup), ""
     if ranking is None:
         measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
-        say(f"caution: how often the reward model prefers the better answer is not known here: {measure} measures it")
+        notify(
+            f"caution: how often the reward model prefers the better answer is not known here: {measure} measures it"
+        )
         return
     doubtful = ranking.caution
-    say(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
+    notify(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
 def measure_prior(cast: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
@@ -143,7 +140,7 @@ def measure_prior(cast: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup
     return Ranking(right / count, count)
 
 
-def _held_out_pairs(run: Prepared) -> TokenisedDataset | None:
+def _held_out_pairs(run: PreparedRun) -> TokenisedDataset | None:
     """Of the evaluation data; None where there is none, or its records are no pairs."""
     config = run.config
     held_out = config.data.eval

@@ -23,6 +23,7 @@ from torch import nn
 
 from surefoot.data.batching.rollouts import Cycles, Episode, episodes_from_tensors, episodes_to_tensors
 from surefoot.methods.losses.ppo import next_coefficient
+from surefoot.methods.method import Notify
 from surefoot.methods.ppo.brakes import (
     MOST_LEFT_OUT,
     Brake,
@@ -75,7 +76,7 @@ class Limits:
 
 
 class PpoMemory:
-    """episodes: of the rollout at hand; none where it was held back. say: tells the user."""
+    """episodes: of the rollout at hand; none where it was held back. notify: tells the user."""
 
     def __init__(
         self,
@@ -83,11 +84,11 @@ class PpoMemory:
         cycles: Cycles,
         limits: Limits,
         average: Average | None,
-        say: Callable[[str], None],
+        notify: Notify,
     ):
         self.numbers = numbers
         self.episodes: tuple[Episode, ...] = ()
-        self._cycles, self._limits, self._average, self._say = cycles, limits, average, say
+        self._cycles, self._limits, self._average, self._notify = cycles, limits, average, notify
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -154,7 +155,7 @@ class PpoMemory:
             metrics={**figures.metrics(), "kl_coef": old.kl_coef},
         )
         if figures.left_out and figures.answers:
-            self._say(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
+            self._notify(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
         if brake:
             self._hold(step, brake)
         elif again >= limits.patience:
@@ -194,7 +195,7 @@ class PpoMemory:
         rare rather than broken."""
         best = self.numbers.best
         if again == self._limits.patience and (best is None or score < best):
-            self._say(f"caution: step {step}: {brake.what}; {brake.fix}")
+            self._notify(f"caution: step {step}: {brake.what}; {brake.fix}")
         elif again > self._limits.patience and best is None:
             self._hold(step, brake)
 
@@ -202,7 +203,7 @@ class PpoMemory:
         old = self.numbers
         in_a_row = old.held_in_a_row + 1
         self.numbers = replace(old, holding=True, held=old.held + 1, held_in_a_row=in_a_row)
-        self._say(f"step {step}: {brake.what}; {_THEN[brake.learn]}")
+        self._notify(f"step {step}: {brake.what}; {_THEN[brake.learn]}")
         if in_a_row >= self._limits.patience:
             raise no_recovery(step, brake, in_a_row)
 

@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,6 +39,7 @@ from surefoot.methods.losses.ppo import (
     whiten,
 )
 from surefoot.methods.losses.sft import supervised_places
+from surefoot.methods.method import Setup
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.models.ppo_models import PPOModels
@@ -48,9 +48,6 @@ from surefoot.planning.plan import RunPlan
 from surefoot.system.posting import server
 from surefoot.training.ranks import gather_rows
 from surefoot.training.step import Context
-
-if TYPE_CHECKING:
-    from surefoot.runs.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +19,7 @@ from surefoot.data.batching.loader import dealt
 from surefoot.data.batching.order import ANSWERS
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.methods.method import ACTOR, Measured, Say, Stage
+from surefoot.methods.method import ACTOR, Measured, Notify, PreparedRun, Setup, Stage
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
@@ -45,12 +44,8 @@ from surefoot.system.folders import AVERAGE, CRITIC_FOLDER
 from surefoot.training.checkpoint import load_carried
 from surefoot.training.report import EvalReport
 
-if TYPE_CHECKING:
-    from surefoot.runs.prepared import Prepared
-    from surefoot.runs.setup import Setup
 
-
-def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
+def start_ppo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
     """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
     not fit together."""
     config, plan, stage, tokenizer = run.config, run.plan, run.stage, run.tokenizer
@@ -65,16 +60,16 @@ def start_ppo(run: Prepared, setup: Setup, say: Say) -> Stage:
         cycles,
         Limits(ppo.kl_target, ppo.kl_horizon, ppo.kl_bound, ppo.ratio_bound, ppo.patience),
         average,
-        say,
+        notify,
     )
     if setup.checkpoint is None:
-        say_prior(run, setup, say)
+        say_prior(run, setup, notify)
     else:
         memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
     if sentence := dropout_caution(highest_dropout(setup.policy)):
-        say(sentence)
+        notify(sentence)
     answering = rollout_engine(config, plan, setup)
-    cycle = _Cycle(run, setup, cycles, memory, answering, scores, texts, say)
+    cycle = _Cycle(run, setup, cycles, memory, answering, scores, texts, notify)
 
     def write(folder: Path) -> None:
         tokenizer.save_pretrained(folder / CRITIC_FOLDER)
@@ -110,14 +105,14 @@ def answer_seed(seed: int, rollout: int) -> int:
 class _Cycle:
     """What the steps of a cycle ask for."""
 
-    run: Prepared
+    run: PreparedRun
     setup: Setup
     cycles: Cycles
     memory: PpoMemory
     engine: RolloutEngine
     scores: Scores
     texts: TextBatches | None
-    say: Say
+    notify: Notify
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[PpoBatch]:
         """This rank's micro-batches of the step; the prompts are known from the step alone."""
@@ -169,7 +164,7 @@ class _Cycle:
             compute = self.run.plan.precision.compute.value
             kl, ratio = check_start(weighed, compute)
             told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
-            self.say(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
+            self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
             # A server can lose track of the weights later on; this process answers with the weights that learn.
             if ppo.engine == "embedded" and drawn_suffice(weighed, compute):
                 self.memory.take_drawn()

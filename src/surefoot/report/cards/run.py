@@ -15,6 +15,7 @@ import yaml
 
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
+from surefoot.method_facts.methods import METHODS
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.rows import UNITS
@@ -34,15 +35,6 @@ _METRICS = {
     "accuracy_after": "accuracy after training",
 }
 _SHARES = frozenset({"eval_accuracy", "eval_reward_accuracy", "chance", "accuracy_before", "accuracy_after"})
-
-_METHODS = {
-    "sft": "supervised fine-tuning",
-    "pretrain": "continued pretraining",
-    "reward": "reward modelling on pairs of answers",
-    "dpo": "direct preference optimisation",
-    "kto": "Kahneman-Tversky optimisation",
-    "ppo": "proximal policy optimisation",
-}
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,7 @@ def _summary(facts: CardFacts) -> str:
     name = base_name(facts)
     base = f"[{name}](https://huggingface.co/{name})" if facts.base_is_hub_id else f"`{name}`"
     revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
-    method = _METHODS[facts.stage]
+    method = METHODS[facts.stage].title
     plan = facts.plan
     share = f"{plan.trainable:,} of {plan.with_adapter:,} parameters trained"
     if plan.adapter is None:

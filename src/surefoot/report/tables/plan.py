@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.config.keys import all_keys
+from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
 from surefoot.planning.scale import ScaleRow
@@ -155,7 +156,8 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
     if reward is None:
         return
     yield _row("reward.loss", reward.loss)
-    if reward.loss.value == "divergence" or reward.num_padding_at_beginning.source == "user":
+    reads_padding = "num_padding_at_beginning" in REWARD_LOSSES[reward.loss.value].keys
+    if reads_padding or reward.num_padding_at_beginning.source == "user":
         yield _row("reward.num_padding_at_beginning", reward.num_padding_at_beginning)
     if reward.center:
         yield "reward.center", f"{reward.center:g}", "user", "asked for: holds scores around 0"

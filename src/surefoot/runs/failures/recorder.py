@@ -18,11 +18,11 @@ import torch
 
 from surefoot.config.dump import dump_plain, plain_config
 from surefoot.data.batching.batch import RecordName, Weighted
+from surefoot.methods.method import Setup
 from surefoot.planning.plan import plan_to_json
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.run_folder import CONFIG, PLAN
-from surefoot.runs.setup import Setup
 from surefoot.system import durable, hardware
 from surefoot.system.redaction import veiled, veiled_value
 from surefoot.training.diagnose import Finding, largest_finite, place_of_error

@@ -29,8 +29,7 @@ from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
-from surefoot.methods.method import unsaid
-from surefoot.methods.table import with_models
+from surefoot.methods.method import Setup, ignore
 from surefoot.models.fast.packing import packed_attention
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan, plan_from_json
 from surefoot.report.observer import SilentObserver, silent_console
@@ -41,9 +40,9 @@ from surefoot.runs.identity import check_identity
 from surefoot.runs.job import make_job
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import Prepared, with_models
 from surefoot.runs.run_folder import CONFIG, PLAN, Claim
-from surefoot.runs.setup import Setup, set_up
+from surefoot.runs.setup import set_up
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
@@ -147,7 +146,7 @@ def _from_checkpoint(
     setup = set_up_again(run)
     if kept.weights is not None:
         _load(setup, kept.weights, folder)
-    run = with_models(run, setup, unsaid)
+    run = with_models(run, setup, ignore)
     failure, model, reached = kept.failure, setup.engine.model, False
     start = (run.found.checkpoint.step if run.found.checkpoint else 0) if _goes_on(kept) else None
     try:

@@ -31,8 +31,7 @@ from typing import Any
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import dealt
 from surefoot.families.files import read_json
-from surefoot.methods.method import unsaid
-from surefoot.methods.table import with_models
+from surefoot.methods.method import Setup, ignore
 from surefoot.report.flight import begin_line
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
@@ -40,10 +39,9 @@ from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, sav
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import Prepared, with_models
 from surefoot.runs.rollback import find_checkpoint
 from surefoot.runs.run_folder import PLAN, Claim
-from surefoot.runs.setup import Setup
 from surefoot.system import process
 from surefoot.system.errors import Fault, IntegrityError, SurefootError
 from surefoot.system.redaction import veiled
@@ -92,7 +90,7 @@ def take_again(
         tell("caution", caution)
     with device_faults("replay", prepared.config, prepared.plan):
         setup = set_up_again(prepared)
-        _take(with_models(prepared, setup, unsaid), setup, step, None if plain else begun, ranks, tell)
+        _take(with_models(prepared, setup, ignore), setup, step, None if plain else begun, ranks, tell)
 
 
 def _take(run: Prepared, setup: Setup, step: int, begun: Mapping[str, Any] | None, ranks: int, tell: Tell) -> None:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from surefoot.methods.method import Setup
 from surefoot.models.fast.packing import reason_of
 from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.runs.parity.differences import Pass, differences
 from surefoot.runs.parity.fast_paths import STAYS, describe_difference, judged
 from surefoot.runs.parity.passes import compared_batches, nonzero_matrices, one_pass
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Setup, Stage
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
@@ -33,7 +33,6 @@ from surefoot.runs.parity.differences import Differences, Pass, differences, lim
 from surefoot.runs.parity.in_fp32 import Fp32Check, check_in_fp32, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.engine import Engine
 from surefoot.training.failure import is_of_the_environment

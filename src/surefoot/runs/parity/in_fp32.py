@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Setup, Stage
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath, Undo
@@ -37,7 +37,6 @@ from surefoot.planning.memory import usable
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.parity.differences import LIMITS, Differences, Pass, differences, largest_difference, limits_in
 from surefoot.runs.parity.passes import nonzero_matrices, one_pass
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
 from surefoot.system.messages import size_text
 from surefoot.training.failure import is_of_the_environment

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Setup, Stage
 from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.modes import without_randomness
@@ -32,7 +32,6 @@ from surefoot.runs.parity.in_fp32 import check_in_fp32, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.rollback import make_stage
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 

@@ -26,7 +26,7 @@ from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBa
 from surefoot.data.batching.loader import dealt
 from surefoot.data.batching.subsets import part_within, shortest
 from surefoot.methods.losses.logprobs import frozen
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Setup, Stage
 from surefoot.models.fast.packing import leak, reason_of
 from surefoot.models.forward import hidden_states
 from surefoot.models.ppo_models import PPOModels
@@ -34,7 +34,6 @@ from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE
 from surefoot.runs.parity.differences import Pass
-from surefoot.runs.setup import Setup
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.engine import Engine
 from surefoot.training.failure import is_of_the_environment

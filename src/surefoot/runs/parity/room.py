@@ -31,13 +31,13 @@ def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[
     again = settled.memory.gradient_checkpointing.value
     asked = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
     config = config.model_copy(update={"gradient_checkpointing": asked})
-    answer = config.ppo.max_new_tokens if config.stage == "ppo" else 0
+    answer = config.ppo.max_new_tokens if config.method.rollouts else 0
     lengths = length_facts(run.stage.data, answer, size=config.batch.size, micro=config.batch.micro)
     anew = make_plan(config, lengths=lengths, measurements=settled.measurements)
     memory = replace(anew.memory, gradient_checkpointing=settled.memory.gradient_checkpointing)
     batch = _of_the_first_rank(anew.batch, engine)
     # PPO asks for the size where it writes answers, too, and its stage is bound to it.
-    if run.config.stage == "ppo" or batch.micro.value >= settled.batch.micro.value:
+    if run.config.method.rollouts or batch.micro.value >= settled.batch.micro.value:
         if fits(memory) or not fits(settled.memory):
             return replace(settled, memory=memory)
         room = size_text(usable(memory.available))

@@ -1,0 +1,163 @@
+"""Each method and each loss has all of its parts, and nobody else asks for their names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from helpers.doc_pages import ROOT
+from surefoot.config.methods import AlignmentConfig, RewardConfig
+from surefoot.config.schema import RunConfig
+from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, joined, read_by
+from surefoot.method_facts.methods import METHODS, SECTIONS
+from surefoot.methods.losses.preference import LOSSES
+from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
+from surefoot.methods.table import FUNCTIONS
+
+SRC = ROOT / "src" / "surefoot"
+NAMES = frozenset({*METHODS, *PAIR_LOSSES, *REWARD_LOSSES})
+HOMES = ("methods/", "method_facts/")
+OTHER_TOOLS = "interop/"  # whose own words for stages and losses are translated there
+# The same letters with another meaning: (file, word) -> what it is there.
+OTHER_MEANINGS = {
+    ("commands/evaluate.py", "reward"): "a subcommand",
+    ("config/resume_policy.py", "reward"): "a section of the config",
+    ("config/resume_policy.py", "ppo"): "a section of the config",
+    ("config/starter.py", "reward"): "a section of the config",
+    ("data/encode.py", "last"): "a value of data.train_on",
+    ("report/results.py", "last"): "a key of the results",
+    ("runs/identity.py", "reward"): "a part of the recorded identity",
+}
+
+
+def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and word of every name of a method or loss that is compared, looked up or matched, or keys a table."""
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        match node:
+            case ast.Compare():
+                asked = [node.left, *node.comparators]
+            case ast.Dict():
+                asked = [key for key in node.keys if isinstance(key, ast.Constant)]
+            case ast.MatchValue():
+                asked = [node.value]
+            case ast.Call(func=ast.Attribute(attr="Choice")):
+                asked = list(node.args)
+        for one in asked:
+            for word in ast.walk(one):
+                if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value in NAMES:
+                    yield word.lineno, word.value
+
+
+def test_nobody_else_asks_for_the_name_of_a_method_or_loss():
+    found, used = [], set()
+    for file in sorted(SRC.rglob("*.py")):
+        path = file.relative_to(SRC).as_posix()
+        if path.startswith((*HOMES, OTHER_TOOLS)):
+            continue
+        for line, word in compared(ast.parse(file.read_text(encoding="utf-8"))):
+            used.add((path, word))
+            if (path, word) not in OTHER_MEANINGS:
+                found.append(f"{path}:{line}: {word}")
+    assert found == [], "ask surefoot.method_facts, or say here what else the word means"
+    assert not OTHER_MEANINGS.keys() - used, "these are there no more"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if config.stage == "dpo": pass',
+        'packs = stage in ("sft", "pretrain")',
+        'ROWS = {"reward": 2, "kto": 2}',
+        'match loss:\n    case "orpo": pass',
+        'if "simpo" != loss: pass',
+        'if loss not in {"cpo"}: pass',
+    ],
+)
+def test_twin_a_planted_comparison_is_found(source):
+    assert list(compared(ast.parse(source)))
+    assert not list(compared(ast.parse("if config.method.packs: pass")))
+
+
+def test_the_config_takes_the_names_of_the_rows():
+    assert get_args(RunConfig.model_fields["stage"].annotation) == tuple(METHODS)
+    assert get_args(AlignmentConfig.model_fields["loss"].annotation) == tuple(PAIR_LOSSES)
+    assert get_args(RewardConfig.model_fields["loss"].annotation) == tuple(REWARD_LOSSES)
+
+
+def test_every_row_has_its_functions_and_every_section_its_keys():
+    assert FUNCTIONS.keys() == METHODS.keys()
+    assert LOSSES.keys() == PAIR_LOSSES.keys()
+    assert OF_REWARD_MODELS.keys() == REWARD_LOSSES.keys()
+    for section in SECTIONS:
+        keys = type(RunConfig.model_fields[section].default).model_fields
+        owners = [one for one in METHODS.values() if one.section == section]
+        read = {
+            key for one in owners for key in (*one.own_keys, *(k for loss in one.losses.values() for k in loss.keys))
+        }
+        assert read <= keys.keys()
+
+
+@pytest.mark.parametrize("half", ["facts", "functions"])
+def test_a_half_of_a_loss_cannot_be_imported(half):
+    facts, functions = dict(PAIR_LOSSES), dict(LOSSES)
+    assert joined(facts, functions).keys() == facts.keys()  # twin
+    del (functions if half == "facts" else facts)["cpo"]
+    with pytest.raises(RuntimeError, match="cpo"):
+        joined(facts, functions)
+
+
+def test_every_loss_and_method_has_a_row_in_the_documents():
+    page = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")
+    assert {name for name in PAIR_LOSSES if not re.search(rf"^\| `{name}`", page, re.M)} == set()
+    reward = (ROOT / "docs" / "reward.md").read_text(encoding="utf-8")
+    assert {name for name in REWARD_LOSSES if f"`{name}`" not in reward and f"loss: {name}" not in reward} == set()
+
+
+def test_a_key_of_some_losses_names_them():
+    assert read_by("label_smoothing", PAIR_LOSSES) == ("sigmoid", "cpo")
+    assert read_by("beta", PAIR_LOSSES) == ()
+
+
+def imports(file: Path) -> set[str]:
+    """Modules of surefoot that a file imports anywhere, for types as well."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("surefoot"):
+            for one in node.names:
+                whole = f"{node.module}.{one.name}"
+                found.add(whole if _file(whole) else node.module)
+    return found
+
+
+def _file(module: str) -> Path | None:
+    base = ROOT / "src" / Path(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """What is left of a graph once every module without open imports is taken away, over and over: on cycles, or above
+    one."""
+    left = {module: {one for one in targets if one in graph and one != module} for module, targets in graph.items()}
+    while done := {module for module, targets in left.items() if not targets}:
+        left = {module: targets - done for module, targets in left.items() if module not in done}
+    return sorted(left)
+
+
+def room(prefix: str) -> dict[str, set[str]]:
+    files = (SRC / prefix).rglob("*.py")
+    modules = {".".join(file.relative_to(ROOT / "src").with_suffix("").parts): file for file in files}
+    return {module: imports(file) for module, file in modules.items() if not module.endswith("__init__")}
+
+
+@pytest.mark.parametrize("name", ["methods", "method_facts"])
+def test_no_module_of_the_room_imports_itself_by_way_of_others(name):
+    graph = room(name)
+    assert cycles(graph) == []
+    first, second = sorted(graph)[:2]
+    assert cycles({**graph, first: graph[first] | {second}, second: graph[second] | {first}})  # twin
