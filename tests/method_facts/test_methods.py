@@ -29,7 +29,7 @@ OTHER_MEANINGS = {
     ("config/resume_policy.py", "reward"): "a section of the config",
     ("config/resume_policy.py", "ppo"): "a section of the config",
     ("config/starter.py", "reward"): "a section of the config",
-    ("data/encode.py", "last"): "a value of data.train_on",
+    ("data/tokenize/encode.py", "last"): "a value of data.train_on",
     ("report/results.py", "last"): "a key of the results",
     ("runs/identity.py", "reward"): "a part of the recorded identity",
 }
