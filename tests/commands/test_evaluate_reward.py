@@ -18,7 +18,7 @@ from surefoot.report.views import commands
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def opened(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward")
     tiny_llama(folder / "base")
     rows = [{"prompt": f"Say {n}.", "chosen": "good " * (n % 3 + 1), "rejected": "bad"} for n in range(12)]
@@ -43,23 +43,23 @@ def place(tmp_path_factory):
         yield folder, server
 
 
-def asked(place, *words: str) -> tuple[int, str]:
-    folder, server = place
+def asked(opened, *words: str) -> tuple[int, str]:
+    folder, server = opened
     log = folder / "asked.txt"
     log.unlink(missing_ok=True)  # else what was said before stays
     return server.run(["evaluate", "reward", *words], log, folder=folder), log.read_text()
 
 
-def test_lines_json_and_files(place):
-    folder, server = place
-    code, said = asked(place, "run", "pairs.jsonl", "--out", "measured")
+def test_lines_json_and_files(opened):
+    folder, server = opened
+    code, said = asked(opened, "run", "pairs.jsonl", "--out", "measured")
     assert code == 0, said
     for words in ("12 pairs of 12 records", "accuracy ", "margin ", "expected calibration error", "confidence"):
         assert words in said
     found = json.loads((folder / "measured" / "reward.json").read_text())
     assert found["data"]["pairs"] == 12
     assert (folder / "measured" / "calibration.png").read_bytes().startswith(b"\x89PNG")
-    code, said = asked(place, "run", "pairs.jsonl", "--json", "--batch-size", "1")
+    code, said = asked(opened, "run", "pairs.jsonl", "--json", "--batch-size", "1")
     assert code == 0, said
     printed = json.loads(said[said.index("{\n") :])
     assert printed["accuracy"] == found["accuracy"]
@@ -68,16 +68,16 @@ def test_lines_json_and_files(place):
     assert server.run(["verify", "run"], log, folder=folder) == 0, log.read_text()
 
 
-def test_what_the_run_offers_at_its_end_can_be_pasted(place):
-    folder, _ = place
+def test_what_the_run_offers_at_its_end_can_be_pasted(opened):
+    folder, _ = opened
     (line,) = [line for line in (folder / "log.txt").read_text().splitlines() if "surefoot evaluate reward" in line]
     (told,) = [one for _, one in commands(read_run(folder / "run"), "finished") if "evaluate reward" in one]
     assert shlex.split(line) == shlex.split(told) == ["surefoot", "evaluate", "reward", str(folder / "run")]
-    assert found_by(place, "run") == found_by(place, "run", "pairs.jsonl")
+    assert found_by(opened, "run") == found_by(opened, "run", "pairs.jsonl")
 
 
-def test_what_an_export_of_it_offers_can_be_pasted(place):
-    folder, server = place
+def test_what_an_export_of_it_offers_can_be_pasted(opened):
+    folder, server = opened
     log = folder / "export.txt"
     assert server.run(["export", "run", "--merge", "--out", "exported"], log, folder=folder) == 0, log.read_text()
     (line,) = log.read_text().partition("next:")[2].split("\n")[1:-1]
@@ -89,26 +89,26 @@ def test_what_an_export_of_it_offers_can_be_pasted(place):
     assert server.run(["generate", "headless", "--prompt", "Hello"], log, folder=folder) == 0, log.read_text()
 
 
-def test_pairs_that_were_split_off_are_measured_as_the_run_evaluated_them(place):
-    folder, server = place
+def test_pairs_that_were_split_off_are_measured_as_the_run_evaluated_them(opened):
+    folder, server = opened
     log = folder / "split.txt"
     words = ["data.eval=4", "output=split", "duration=6 steps", "optim.lr=0.02"]
     assert server.run(["train", "run.yaml", *words], log, folder=folder) == 0, log.read_text()
     results = json.loads((folder / "split" / "all_results.json").read_text())
-    found = found_by(place, "split")
+    found = found_by(opened, "split")
     assert found["data"]["pairs"] == results["eval_pairs"] == 4
     assert found["accuracy"] == results["eval_reward_accuracy"]
     assert found["margin"] == pytest.approx(results["eval_reward_margin"], rel=1e-5)
     assert results["eval_reward_accuracy"] == 1
     assert not cautions(log)  # twin of the next test: all of four are more than a coin's
-    everything = found_by(place, "split", "pairs.jsonl")  # twin: no command could name those four
+    everything = found_by(opened, "split", "pairs.jsonl")  # twin: no command could name those four
     assert everything["data"]["pairs"] == 12
     assert everything["margin"] != pytest.approx(results["eval_reward_margin"], rel=1e-5)
 
 
 @pytest.mark.parametrize("held_out", ["alike.jsonl", "none"])
-def test_a_reward_model_that_is_no_better_than_a_coin_says_so_at_its_end(place, held_out):
-    folder, server = place
+def test_a_reward_model_that_is_no_better_than_a_coin_says_so_at_its_end(opened, held_out):
+    folder, server = opened
     rows = [{"prompt": f"Say {n}.", "chosen": "good", "rejected": "good"} for n in range(30)]
     (folder / "alike.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     log = folder / f"{held_out}.txt"
@@ -129,18 +129,18 @@ def cautions(log) -> list[str]:
     return [line for line in said.splitlines() if "prefers the better answer" in line]
 
 
-def test_how_sure_the_accuracy_is(place):
-    found = found_by(place, "run")
+def test_how_sure_the_accuracy_is(opened):
+    found = found_by(opened, "run")
     low, high = found["accuracy_interval"]
     assert low <= found["accuracy"] <= high
     assert high - low > 0.2  # of twelve
-    code, said = asked(place, "run")
+    code, said = asked(opened, "run")
     assert code == 0, said
     assert f"{low:.1%} to {high:.1%}" in said
 
 
-def found_by(place, *words: str) -> dict:
-    code, said = asked(place, *words, "--json")
+def found_by(opened, *words: str) -> dict:
+    code, said = asked(opened, *words, "--json")
     assert code == 0, said
     found = json.loads(said[said.index("{\n") :])
     del found["seconds"], found["data"]["file"]
@@ -159,8 +159,8 @@ def found_by(place, *words: str) -> dict:
         (["evaluate", "loss", "run", "pairs.jsonl"], "it scores answers and writes none"),
     ],
 )
-def test_refusals(place, words, said):
-    folder, server = place
+def test_refusals(opened, words, said):
+    folder, server = opened
     if "scored" in words and not (folder / "scored").exists():  # a reward model that no run of surefoot left
         shutil.copytree(folder / "run", folder / "scored", ignore=shutil.ignore_patterns("plan.json", "checkpoint-*"))
     log = folder / "refused.txt"

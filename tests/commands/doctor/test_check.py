@@ -6,9 +6,9 @@ import pytest
 
 from helpers.doctor_runs import clean_base, clean_run
 from surefoot.commands.doctor import check as check_module
+from surefoot.commands.doctor.steps import STEPS
 from surefoot.commands.doctor.check import check_steps
 
-STEPS = 10
 
 
 @pytest.fixture(scope="module")
