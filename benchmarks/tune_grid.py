@@ -26,7 +26,7 @@ from bases import Shape, build_base
 from peers import machine
 
 from surefoot.commands.tune.attempt import Request, can_fork, workshop
-from surefoot.commands.tune.run import tune
+from surefoot.commands.tune.run import search_settings
 from surefoot.commands.tune.search import grid
 from surefoot.commands.tune.space import Space, beside_the_plan, given_keys, make_space
 from surefoot.commands.tune.trials import ROUNDS, with_settings
@@ -73,7 +73,9 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
     given = _given(size, folder, asked)
     spent = _spent if asked.clock == "cpu" else time.perf_counter
     started = spent()
-    tuned = tune(given, seconds=asked.seconds, told=lambda one: None, said=lambda words: None, clock=asked.clock)
+    tuned = search_settings(
+        given, seconds=asked.seconds, told=lambda one: None, said=lambda words: None, clock=asked.clock
+    )
     searching = spent() - started
     print(f"\n{size}: tune looked at {len(tuned.tried)} settings in {searching:.0f} s; now the grid", flush=True)
     started = spent()

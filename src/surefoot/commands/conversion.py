@@ -56,7 +56,7 @@ class Converted:
     files: dict[str, str] = field(default_factory=dict)  # written, with SHA-256
 
 
-def convert(
+def convert_weights(
     source: Path,
     out: Path | None,
     *,

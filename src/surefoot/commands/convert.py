@@ -57,10 +57,9 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
 
     weight_files(source)
 
-    from surefoot.commands.conversion import RECORD
-    from surefoot.commands.conversion import convert as run_convert
+    from surefoot.commands.conversion import RECORD, convert_weights
 
-    result = run_convert(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
+    result = convert_weights(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
     own = "transformers' own layout" if result.kind == "model" else "PEFT's own layout"
     found = ", ".join(result.layouts) or own
     echo(f"{source}: {result.kind}, {result.keys_in} weights; found: {found}")

@@ -17,7 +17,8 @@ from surefoot.families import FAMILIES
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.migration import Migration, migrate
+from surefoot.planning.migration import Migration
+from surefoot.planning.migration import migrate as migrate_settings
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.runs.plan import make_plan
@@ -63,7 +64,7 @@ def migrate_config(
         what = f"{path} is the model of this config already, so there is nothing to move"
         raise InputError(Fault("--to", what, "name another model", code="SF-USE-FLAG"))
     folder = resolve_folder(path, weights=False)
-    migration = migrate(given, path, facts_of(folder))
+    migration = migrate_settings(given, path, facts_of(folder))
     checks = [_access(path), _token(path), _memory(given, migration.config, machine), *_left_to_do(given, migration)]
     if try_out is not None:
         checks.append(_tried(migration.config, try_out))

@@ -1,4 +1,6 @@
-"""The whole examination: a clean run has no finding; what the old notes suffered from is planted and named."""
+"""The whole examination: a clean run has no finding; what the old notes suffered from is planted and named.
+No code is passed over in silence: what left no line is in order, or does not apply, and says why.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from safetensors.torch import load_file, save_file
 
 import surefoot.commands.doctor.examine as module
 from helpers.doctor_runs import ROWS, clean_base, clean_run
+from helpers.model_layouts import run_config
 from surefoot.commands.doctor import machine
 from surefoot.commands.doctor.codes import CODES, NEAR
 from surefoot.commands.doctor.examine import examine
-from surefoot.commands.doctor.findings import to_json
+from surefoot.commands.doctor.findings import caution, ok, to_json
 from surefoot.commands.doctor.machine import environment_lines
+from surefoot.commands.doctor.rest import rest
 from surefoot.models import forward
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.measurements import Measurements
@@ -305,3 +309,42 @@ def test_measuring_anew_forgets_what_is_kept(monkeypatch, tmp_path):
     assert len(asked) == 1
     examine(None, anew=True)
     assert len(asked) == 2
+
+
+LORA = {"kind": "lora", "rank": 4}
+
+
+def config(**changes):
+    return run_config(**{"model": "base", "adapter": LORA, "data": {"train": "rows.json"}, "output": "out"} | changes)
+
+
+def values(found):
+    return {one.code: one.value for one in found}
+
+
+def test_every_code_has_a_line_and_none_has_two():
+    seen = [ok("DISK", "enough"), caution("PLAN", "a sentence", "a fix")]
+    found = rest(config(), seen)
+    assert all(one.verdict == "ok" and one.value for one in found)
+    assert sorted([one.code for one in found] + ["DISK", "PLAN"]) == sorted(CODES)
+
+
+def test_the_machine_alone_has_codes_of_the_machine():
+    found = rest(None, [ok("HUB", "it answers")])
+    assert {one.code for one in found} | {"HUB"} == {name for name, code in CODES.items() if code.group == "machine"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({}, "ROW-ZERO-NORM", "does not apply"),
+        ({"adapter": {"kind": "dora", "rank": 4}}, "ROW-ZERO-NORM", "none"),
+        ({"adapter": None}, "ADAPTER-TARGETS", "does not apply"),
+        ({}, "ADAPTER-TARGETS", "all there"),
+        ({"stage": "ppo"}, "TOK-STOP", "stage ppo"),
+        ({"stage": "ppo"}, "LOSS-FALLING", "stage ppo"),
+        ({}, "DATA", "every record was read"),
+    ],
+)
+def test_the_reason(changes, code, words):
+    assert words in values(rest(config(**changes), []))[code]

@@ -19,7 +19,7 @@ from helpers import zoo, zoo_templates
 from helpers.adapter_runs import a_plan, a_run
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
-from surefoot.commands.conversion import convert
+from surefoot.commands.conversion import convert_weights
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import merge
@@ -435,7 +435,7 @@ def test_an_adapter_of_dora_s_first_code_is_written_as_peft_reads_it(base, run, 
     for number, parameter in enumerate(one for one in model.parameters() if one.requires_grad):
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
     model.save_pretrained(tmp_path / "new")
-    convert(tmp_path / "new", tmp_path / "old", to="old-dora")
+    convert_weights(tmp_path / "new", tmp_path / "old", to="old-dora")
     exported = export_model(str(base), tmp_path / "alone", adapters=(str(tmp_path / "old"),))
     note = "the adapter old was in another layout (old-dora) and was read through rules"
     assert note in exported.cautions

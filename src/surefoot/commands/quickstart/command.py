@@ -33,10 +33,10 @@ def quickstart(out: Path, adapter: Any, seed: int, resume: bool, overwrite: bool
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
 
-    from surefoot.commands.quickstart.run import quickstart as run
+    from surefoot.commands.quickstart.run import run_quickstart
     from surefoot.report.console import open_console
     from surefoot.system import process
 
     console = open_console(sys.stdout, process.terminal_wishes())
     mode = "resume" if resume else "overwrite" if overwrite else "new"
-    return run(out, adapter, mode, seed, console, ["surefoot", *sys.argv[1:]])
+    return run_quickstart(out, adapter, mode, seed, console, ["surefoot", *sys.argv[1:]])

@@ -38,7 +38,7 @@ _PEAK_LR = {"lora": 3e-3, "dora": 3e-3, "full": 1e-3}
 _EXAMPLES = 3  # questions shown with the answers before and after
 
 
-def quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console, typed: Sequence[str]) -> int:
+def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console, typed: Sequence[str]) -> int:
     """Train in `output`, print and record the accuracy before and after; return the exit code of the run.
 
     typed: the words of the command, for the resume hint.

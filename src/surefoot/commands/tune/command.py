@@ -44,7 +44,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     require_own_picture(drawn)
 
     from surefoot.commands.tune.journal import require_own_journal
-    from surefoot.commands.tune.run import tune as search
+    from surefoot.commands.tune.run import search_settings
     from surefoot.commands.tune.search import Tried
     from surefoot.config.dump import dump_plain
     from surefoot.report.console import open_console
@@ -61,7 +61,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
         tried.append(one)
         console.say(trial_line(len(tried), one, tried[0]))
 
-    found = search(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
+    found = search_settings(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
     about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
     own = str(found.config["output"])

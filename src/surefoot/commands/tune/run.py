@@ -64,7 +64,7 @@ class Tuned:
         return share if share > _BUSY else 0.0
 
 
-def tune(
+def search_settings(
     given: Mapping[str, Any],
     *,
     seconds: float,

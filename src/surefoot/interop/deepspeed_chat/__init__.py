@@ -54,7 +54,7 @@ _RULES = {
         rules.set_required("model_name_or_path"), rules.set_stage("reward"), rules.set_padding, *_ONE_MODEL,
     ),
     "dpo": (rules.set_required("model_name_or_path"), rules.set_stage("dpo"), *_ONE_MODEL),
-    "ppo": ppo.RULES,
+    "ppo": ppo.PPO_RULES,
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def set_lengths(draft: Draft) -> None:
                  "ppo.value_clip", "ppo.gamma", "ppo.gae_lambda")  # fmt: skip
 
 
-def set_adapter(draft: Draft) -> None:
+def set_actor_adapter(draft: Draft) -> None:
     rules.set_lora(draft, "actor_")
     actor = draft["actor_lora_dim"] > 0
     name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
@@ -130,12 +130,12 @@ def set_stop(draft: Draft) -> None:
     draft.drop("test_stop_step goes before it", "num_train_epochs")
 
 
-RULES = (
+PPO_RULES = (
     rules.set_required("actor_model_name_or_path", "critic_model_name_or_path"),
     rules.set_stage("ppo"),
     set_rollouts,
     set_lengths,
-    set_adapter,
+    set_actor_adapter,
     set_models,
     set_unsupervised,
     set_stop,

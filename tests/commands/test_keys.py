@@ -1,17 +1,24 @@
-"""What a shell is offered at TAB, asked as the shells ask, and what answering imports."""
+"""What a shell is offered at TAB, asked as the shells ask, and what answering imports.
+`surefoot explain` answers on stdout; an unknown key is an error with the nearest name.
+`surefoot schema` prints the schema that the tests of the config check against an independent validator.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from surefoot.commands.main import COMMANDS, main
+from surefoot.config.explain import explain_all, explain_key
+from surefoot.config.keys import config_schema
 
 PROGRAM = "from surefoot.commands.main import main; main(prog_name='surefoot')"
 
@@ -102,3 +109,31 @@ def test_nothing_heavy_is_imported(question: tuple[str, int]) -> None:
 
 def test_twin_a_heavy_import_is_seen() -> None:
     assert imported_while_completing("surefoot ver", 1, first="import numpy") == {"numpy"}
+
+
+def test_one_key() -> None:
+    result = CliRunner().invoke(main, ["explain", "optim.lr"])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, explain_key("optim.lr") + "\n", "")
+
+
+def test_all_keys() -> None:
+    assert CliRunner().invoke(main, ["explain"]).stdout == explain_all() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [("learning_rate", "did you mean optim.lr?"), ("optim.lrr", "did you mean optim.lr?"), ("zebra", "lists all keys")],
+)
+def test_unknown_key(key: str, fix: str) -> None:
+    result = CliRunner().invoke(main, ["explain", key])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: no config key is called {key}; ")
+    assert result.stderr.endswith(f"{fix} [SF-CONFIG-KEY]\n")
+
+
+def test_schema_is_printed_as_plain_ascii_json() -> None:
+    result = CliRunner().invoke(main, ["schema"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads(json.dumps(config_schema()))
+    assert result.stdout.isascii(), "a redirect on any system gives a file that editors can read"
+    jsonschema.Draft202012Validator.check_schema(json.loads(result.stdout))
