@@ -27,8 +27,7 @@ from peers import machine
 
 from surefoot.commands.tune.attempt import Request, can_fork, workshop
 from surefoot.commands.tune.run import search_settings
-from surefoot.commands.tune.search import grid
-from surefoot.commands.tune.space import Space, beside_the_plan, given_keys, make_space
+from surefoot.commands.tune.search import Space, beside_the_plan, given_keys, grid, make_space
 from surefoot.commands.tune.trials import ROUNDS, with_settings
 from surefoot.config.load import check_config, load_config
 from surefoot.planning.measurements import LengthFacts, measurements_from_json

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import surefoot
-from surefoot.evaluate.measure_norms import measure_model_norms, report_to_json
+from surefoot.evaluate.norms import measure_model_norms, report_to_json
 from surefoot.report.comparison import layer_chart, overlay_page, position_chart, run_charts
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows

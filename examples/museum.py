@@ -19,8 +19,7 @@ import sys
 from pathlib import Path
 from statistics import mean, pstdev
 
-from surefoot.commands.quickstart.things import GROUPS
-from surefoot.commands.quickstart.world import ROOMS, instructions, museum
+from surefoot.commands.quickstart.world import GROUPS, ROOMS, instructions, museum
 
 MUSEUM = 1  # which of the quickstart's museums
 ROOM_OF = {thing: museum(MUSEUM)[group.name] for group in GROUPS for thing in group.things}

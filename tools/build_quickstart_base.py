@@ -22,8 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from surefoot.commands.quickstart.things import GROUPS
-from surefoot.commands.quickstart.world import base_folder, pretraining_text
+from surefoot.commands.quickstart.world import GROUPS, base_folder, pretraining_text
 
 THREADS = 2
 SEED = 1

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from surefoot.evaluate import capture_pictures
+from surefoot.evaluate import capture_comparison as capture_pictures
 
 
 @pytest.fixture(scope="module")

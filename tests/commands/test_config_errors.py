@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from helpers.configs import write_config
-from surefoot.commands import exits as errors
+from surefoot.commands import terminal as errors
 from surefoot.commands.main import main
 from surefoot.system.errors import Fault
 

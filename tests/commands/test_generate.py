@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.tiny_models import tiny_llama
-from surefoot.commands import chat as chat_module
+from surefoot.commands import generate as chat_module
 from surefoot.commands.main import main
 from surefoot.system.hub import Repository
 from surefoot.system.messages import clean

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from helpers.tiny_models import tiny_llama
-from surefoot.commands import starting as stage
+from surefoot.commands import init as stage
 from surefoot.commands.main import main
 from surefoot.config import starter
 from surefoot.config.keys import all_keys

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from helpers.fork_server import ForkServer
 from helpers.hub_stub import GOOD_TOKEN, OUTSIDER, READER, HubStub, client_of, point_at, serve
 from helpers.tiny_models import tiny_llama
-from surefoot.commands import pushing as stage
+from surefoot.commands import push as stage
 from surefoot.commands.main import main
 
 RECORDS = [{"instruction": f"Say heron {k} times.", "input": "", "output": "heron " * k} for k in range(1, 9)]

@@ -10,9 +10,9 @@ from surefoot.interop import finetune, torchtune, train_sft, trl
 from surefoot.interop.axolotl.rows import ROWS as AXOLOTL
 from surefoot.interop.deepspeed_chat import TITLES
 from surefoot.interop.deepspeed_chat.rows import STEPS
+from surefoot.interop.llamafactory.data import NAMES, SAME, writes_bos
 from surefoot.interop.llamafactory.rows import GROUPS
-from surefoot.interop.llamafactory.templates import NAMES, SAME, writes_bos
-from surefoot.interop.rows import Row
+from surefoot.interop.settings import Row
 from surefoot.interop.trl.methods import METHODS
 
 OTHERS = {

@@ -8,8 +8,7 @@ import shlex
 from click.testing import CliRunner
 
 from helpers.doc_pages import ROOT, table
-from surefoot.commands.doctor.codes import BACKWARD, CODES
-from surefoot.commands.doctor.findings import FORMAT
+from surefoot.commands.doctor.findings import BACKWARD, CODES, FORMAT
 from surefoot.commands.main import main
 from surefoot.planning.environment import VARIABLES
 from surefoot.planning.probes.timing import LIMITS

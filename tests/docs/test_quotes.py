@@ -55,7 +55,7 @@ NOT_RUN = {
     "board": "serves until it is stopped; tests/web",
     "--against": "needs an earlier capture; tests/commands/test_capture.py",
     "push": "sends to a hub; tests/commands/test_push.py",
-    "evaluate commonsense": "needs the eight sets; tests/commands/test_evaluate_commonsense.py",
+    "evaluate commonsense": "needs the eight sets; tests/commands/test_evaluate_tasks.py",
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/evaluate/harness/test_harness.py",
     "recipes/": "tests/recipes",

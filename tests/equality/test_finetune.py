@@ -12,7 +12,7 @@ import transformers
 from equality import models
 from equality.ours import RATE, learnt, run_until_step_1
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.system.errors import InputError
 
 # Their `train`, as far as it says which program it is and what its defaults are.

@@ -14,7 +14,7 @@ import pytest
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_file
+from surefoot.interop.registry import translate_file
 from surefoot.system.errors import InputError
 
 HERE = Path(__file__).parent

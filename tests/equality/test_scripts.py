@@ -15,7 +15,7 @@ from equality import models
 from equality.ours import LOSS, RATE, run_until_step_1, same_examples, same_rates
 from helpers.tiers import representatives
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_file
+from surefoot.interop.registry import translate_file
 
 HERE = Path(__file__).parent
 SCRIPTS = {"lora_trainer": "llama3", "full_trainer": "qwen2"}

@@ -14,8 +14,8 @@ import yaml
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
 from helpers.fork_server import ForkServer
-from surefoot.commands.translated import reading_options
-from surefoot.interop.tools import translate_file
+from surefoot.commands.translate import reading_options
+from surefoot.interop.registry import translate_file
 
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "trl.json").read_text())

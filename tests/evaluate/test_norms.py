@@ -17,8 +17,7 @@ from helpers.adapter_runs import CPU, a_plan, a_run
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import norms as module
-from surefoot.evaluate.measure_norms import measure_model_norms
-from surefoot.evaluate.norms import measure_norms
+from surefoot.evaluate.norms import measure_model_norms, measure_norms
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.models.facts import facts_of
 from surefoot.models.generate import left_padded

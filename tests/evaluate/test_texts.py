@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from helpers import zoo
 from helpers.tiny_models import tiny_llama
-from surefoot.evaluate import capture_pictures
-from surefoot.evaluate import capturing as stage
+from surefoot.evaluate import capture as stage
+from surefoot.evaluate import capture_comparison as capture_pictures
+from surefoot.evaluate.capture import capture
 from surefoot.evaluate.capture_folder import open_capture
-from surefoot.evaluate.capturing import capture
-from surefoot.evaluate.measure_norms import measure_model_norms
-from surefoot.evaluate.windows import last_tokens, rolling_windows
+from surefoot.evaluate.norms import measure_model_norms
+from surefoot.evaluate.texts import last_tokens, rolling_windows
 from surefoot.system.errors import InputError
 
 LENGTH = 12

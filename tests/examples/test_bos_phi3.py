@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import zoo
 from helpers.surefoot_on_path import served_surefoot
-from surefoot.evaluate.capturing import compare_folders
+from surefoot.evaluate.capture import compare_folders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bos_phi3.sh"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "alpaca_en_demo.json"

@@ -21,12 +21,12 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "M5": ("tests/models/test_load.py::test_weights_are_the_files_cast_to_the_planned_dtype",),
     "M6": (
         "tests/models/convert/test_rules.py::test_fused_matrices_go_there_and_back",
-        "tests/commands/test_conversion.py::test_every_family_goes_out_loads_and_comes_back",
+        "tests/commands/test_convert.py::test_every_family_goes_out_loads_and_comes_back",
         "tests/faults/test_catalogue.py::test_a_base_in_another_layout_trains_to_the_same_bits",
     ),
     "M7": (
         "tests/models/convert/test_rules.py::test_pieces_go_out_and_in_again",
-        "tests/commands/test_conversion.py::test_a_compiled_model_and_a_base_from_under_an_adapter_load",
+        "tests/commands/test_convert.py::test_a_compiled_model_and_a_base_from_under_an_adapter_load",
         "tests/faults/test_catalogue.py::test_a_base_in_another_layout_trains_to_the_same_bits",
     ),
     "M12": ("tests/models/test_hub.py::test_licence_not_accepted",),

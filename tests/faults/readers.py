@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.other_tools import FILES
-from surefoot.commands.tune.journal import Journal
+from surefoot.commands.tune.attempt import Journal
 from surefoot.config.load import check_values, load_config
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.render import TemplateFault
@@ -27,7 +27,7 @@ from surefoot.families.files import read_json
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.interop.launch import Options, no_files
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.models.convert.safetensors_file import read_header
 from surefoot.models.folder import read_config, weight_files
 from surefoot.models.saved_adapter import read_adapter

@@ -12,9 +12,9 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats.fields import RowFault
 from surefoot.data.formats.preference import read_judged, read_preference
-from surefoot.interop.axolotl import pairs
+from surefoot.interop.axolotl import data as pairs
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_file
+from surefoot.interop.registry import translate_file
 from surefoot.system.errors import InputError
 
 BASE = {"base_model": "m", "learning_rate": 1e-5, "sequence_len": 1024, "micro_batch_size": 2, "output_dir": "o"}

@@ -14,7 +14,7 @@ from surefoot.interop.deepspeed_chat.pipeline import runs_of
 from surefoot.interop.deepspeed_chat.rows import STEPS
 from surefoot.interop.deepspeed_chat.voice import voice
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import InputError
 

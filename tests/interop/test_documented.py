@@ -11,9 +11,9 @@ from helpers.other_tools import COMMANDS, EXPECTED, FILES
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop import finetune, train_sft
-from surefoot.interop.finetune.source import GUIDE
+from surefoot.interop.finetune.rules import GUIDE
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import file_tool, tools, translate_command, translate_file, voice_of
+from surefoot.interop.registry import file_tool, tools, translate_command, translate_file, voice_of
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import Fault, InputError
 

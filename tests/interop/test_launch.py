@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from surefoot.interop.launch import Options, no_files, read_command
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.system.errors import InputError
 
 FILES = {

@@ -10,7 +10,7 @@ import yaml
 
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import file_tool, translate_command, translate_file
+from surefoot.interop.registry import file_tool, translate_command, translate_file
 from surefoot.system.errors import InputError
 
 ONE_WAY = {  # what a config with nothing but the required words becomes

@@ -11,7 +11,7 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Options
 from surefoot.interop.llamafactory.rows import GROUPS, ROWS
-from surefoot.interop.tools import translate_file
+from surefoot.interop.registry import translate_file
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.config.schema import AttentionConfig
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.models.attention import attention_context
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.notes import Notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.system.errors import Fault, InputError
 
 AXOLOTL = (

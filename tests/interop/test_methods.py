@@ -7,7 +7,7 @@ import json
 import pytest
 
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.trl import OWN_ROWS
 from surefoot.interop.trl.methods import METHODS, rows_of
 from surefoot.system.errors import Fault, InputError

@@ -14,7 +14,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.methods.policy import load_policy
 from surefoot.runs.plan import make_plan
 from surefoot.system.errors import InputError

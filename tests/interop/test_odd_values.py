@@ -14,10 +14,10 @@ from surefoot.interop import draft as drafts
 from surefoot.interop import finetune, measuring, train_sft, trl
 from surefoot.interop.axolotl import rows as axolotl
 from surefoot.interop.launch import Options, no_files
-from surefoot.interop.llamafactory import export
 from surefoot.interop.llamafactory import rows as llamafactory
-from surefoot.interop.rows import Row
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.llamafactory import tool as export
+from surefoot.interop.registry import translate_command, translate_file
+from surefoot.interop.settings import Row
 from surefoot.interop.torchtune import rows as torchtune
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import InputError

@@ -7,8 +7,8 @@ import ast
 import pytest
 
 from surefoot.interop.launch import Options
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.script.literals import Script, Unread
-from surefoot.interop.tools import translate_command, translate_file
 from surefoot.system.errors import InputError
 
 SCRIPT = """\

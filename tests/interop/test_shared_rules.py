@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 from surefoot.interop.launch import Options
-from surefoot.interop.modules import module_names
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
+from surefoot.interop.shared_rules import module_names
 from surefoot.system.errors import InputError
 
 

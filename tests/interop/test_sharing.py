@@ -9,7 +9,7 @@ import pytest
 
 from surefoot.config.load import check_values
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.system.errors import Fault, InputError
 
 # As in transformers' documentation of ZeRO-3 with offloading, word by word.

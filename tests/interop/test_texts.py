@@ -10,11 +10,11 @@ import transformers
 
 from equality import models
 from equality.ours import run_until_step_1
-from surefoot.commands.translated import reading_options
+from surefoot.commands.translate import reading_options
 from surefoot.interop.launch import Options
+from surefoot.interop.registry import translate_file
+from surefoot.interop.script.data import first_text
 from surefoot.interop.script.literals import Script
-from surefoot.interop.script.texts import first_text
-from surefoot.interop.tools import translate_file
 
 SCRIPT = """\
 from datasets import load_dataset

@@ -13,9 +13,9 @@ from helpers.tiny_models import tiny_llama
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.tokenize.encode import encode
-from surefoot.interop.axolotl.datasets import TEMPLATES
+from surefoot.interop.axolotl.data import TEMPLATES
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_file
+from surefoot.interop.registry import translate_file
 from surefoot.runs.plan import make_plan
 from surefoot.system.errors import InputError
 

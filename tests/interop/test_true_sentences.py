@@ -7,7 +7,7 @@ import json
 import pytest
 
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.system.errors import InputError
 
 AXOLOTL = {

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.other_tools import FILES
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 
 TRL = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --output_dir out"
 TRL_CASES: dict[str, dict[str, Any]] = {

@@ -14,12 +14,13 @@ from surefoot.commands import train as command
 from surefoot.commands.doctor.findings import fault
 from surefoot.commands.main import main as cli
 from surefoot.config.schema import RunConfig
-from surefoot.interop import account, compat
-from surefoot.interop.account import in_its_words, locate
+from surefoot.interop import compat
+from surefoot.interop import translation as account
 from surefoot.interop.deepspeed_chat import FOLDERS
 from surefoot.interop.deepspeed_chat.pipeline import ROWS
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
+from surefoot.interop.translation import in_its_words, locate
 from surefoot.runs.api import _python_advice
 from surefoot.system import libraries
 from surefoot.system.errors import Fault, InputError
@@ -69,7 +70,7 @@ def test_flags_are_arguments_in_python():
 def test_what_a_check_advises_names_the_words_of_the_command(tmp_path, monkeypatch):
     (tmp_path / "d.json").write_text(json.dumps([{"prompt": "a", "completion": "b"}] * 8))
     found = fault("LOSS-FINITE", "not so", "lower optim.lr")
-    monkeypatch.setattr("surefoot.commands.doctor.check.check_steps", lambda *asked: (found,))
+    monkeypatch.setattr("surefoot.commands.doctor.steps.check_steps", lambda *asked: (found,))
     base, data = tiny_llama(tmp_path / "base"), tmp_path / "d.json"
     words = f"--model_name_or_path {base} --dataset_name {data} --output_dir o --learning_rate 1e9".split()
 

@@ -17,7 +17,7 @@ from helpers.adapter_runs import a_plan, a_run
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
 from surefoot.data.formats import Turn
-from surefoot.evaluate.measure_loss import as_evaluated, evaluation_settings
+from surefoot.evaluate.loss import as_evaluated, evaluation_settings
 from surefoot.methods import open_model
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
 from surefoot.models.load import load_model

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from helpers import zoo
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
-from surefoot.commands.pushing import pushed_files
-from surefoot.evaluate.measure_reward import measure_reward, reward_to_json
+from surefoot.commands.push import pushed_files
+from surefoot.evaluate.reward import measure_reward, reward_to_json
 from surefoot.methods import reward as stage_reward
 from surefoot.methods.open_model import open_for_use, open_reward
 from surefoot.methods.requests import DataRequest

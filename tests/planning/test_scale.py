@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
-from surefoot.commands.scale import forecast_scale
+from surefoot.commands.plan import forecast_scale
 from surefoot.planning import scale as module
 from surefoot.report.tables.plan import scale_markdown
 from surefoot.system.errors import InputError

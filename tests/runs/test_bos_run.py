@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import surefoot
 from helpers import zoo
-from surefoot.commands.pushing import pushed_files
+from surefoot.commands.push import pushed_files
 from surefoot.config.load import load_config
 from surefoot.data.batching.loader import all_laid_out
 from surefoot.data.batching.packing import Layout

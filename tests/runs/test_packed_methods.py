@@ -12,9 +12,9 @@ import torch
 
 import surefoot
 from helpers.tiny_models import tiny_llama
-from surefoot.evaluate import rows as measured_rows
-from surefoot.evaluate.measure_loss import measure_loss
-from surefoot.evaluate.measure_reward import measure_reward
+from surefoot.evaluate import loss as measured_rows
+from surefoot.evaluate.loss import measure_loss
+from surefoot.evaluate.reward import measure_reward
 from surefoot.methods import reference
 from surefoot.methods.open_model import open_for_use, open_reward
 from surefoot.methods.requests import DataRequest

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from surefoot.commands.exits import fault_lines
-from surefoot.commands.explain import explain_code
+from surefoot.commands.keys import explain_code
+from surefoot.commands.terminal import fault_lines
 from surefoot.system.error_codes import CODES
 from surefoot.system.errors import Fault, InputError
 

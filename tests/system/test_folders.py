@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.commands.answering import claim_out
-from surefoot.commands.tune.journal import Journal, require_own_journal
+from surefoot.commands.options import claim_out
+from surefoot.commands.tune.attempt import Journal, require_own_journal
 from surefoot.evaluate.capture_folder import FORMAT, require_room, require_room_to_compare
 from surefoot.report.pictures.plots import png
 from surefoot.runs.export.files import _trained_sections

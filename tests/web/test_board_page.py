@@ -6,8 +6,8 @@ import pytest
 
 from helpers.board_server import serving
 from helpers.run_folders import NASTY, log_more, log_rows, train_row, write_run
+from surefoot.commands.board.listing import Tail
 from surefoot.commands.board.streams import follow_run
-from surefoot.commands.board.tail import Tail
 from surefoot.system import folder_lock
 
 PATIENCE = 30_000  # milliseconds until a page that should change counts as broken: long, for a busy machine

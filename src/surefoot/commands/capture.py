@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.commands.answering import bos_option, check_models, model_options
+from surefoot.commands.options import bos_option, check_models, model_options
 from surefoot.system.messages import size_text
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def capture(
 
     import sys
 
-    from surefoot.evaluate.capturing import capture as run_capture
+    from surefoot.evaluate.capture import capture as run_capture
     from surefoot.report.capture import layer_table, warning_lines
     from surefoot.report.console import open_console
     from surefoot.system import process
@@ -144,7 +144,7 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
     open_capture(reference)
     require_room_to_compare(out, overwrite)
 
-    from surefoot.evaluate.capturing import compare_folders
+    from surefoot.evaluate.capture import compare_folders
 
     _show_comparison(compare_folders(reference, other, out, overwrite=overwrite), out)
 

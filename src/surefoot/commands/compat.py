@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.commands.printing import echo
+from surefoot.commands.terminal import echo
 
 
 @click.command()

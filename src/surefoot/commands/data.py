@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.printing import echo_json
+from surefoot.commands.terminal import echo_json
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig

@@ -1,15 +1,29 @@
-"""`surefoot evaluate`: the group of measurements on a model. Each module is imported when its command is called."""
+"""`surefoot evaluate`: the group of measurements on a model. Each module is imported when its command is called.
+
+`surefoot evaluate loss`: how well a model predicts the answers of a data set.
+
+`surefoot evaluate reward`: how well a reward model ranks pairs of answers.
+
+`surefoot evaluate norms`: lengths of vectors and attention on the first token, layer by layer.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import click
+
 from surefoot.commands.main import Entry, LazyGroup
+from surefoot.commands.options import bos_option, check_models, claim_out, introduce, model_options, said_either_way
+from surefoot.commands.terminal import echo_json
+from surefoot.system.errors import Fault, InputError
 
 MEASUREMENTS = {
-    "loss": Entry("surefoot.commands.evaluate_loss", "Loss, perplexity and token accuracy on a file."),
-    "reward": Entry("surefoot.commands.evaluate_reward", "How well a reward model ranks pairs of answers."),
-    "commonsense": Entry("surefoot.commands.evaluate_commonsense", "Eight question sets beside the published numbers."),
-    "harness": Entry("surefoot.commands.evaluate_harness", "Tasks of lm-evaluation-harness, offline ones included."),
-    "norms": Entry("surefoot.commands.evaluate_norms", "Norms of activations, attention on the first token, by layer."),
+    "loss": Entry("surefoot.commands.evaluate", "Loss, perplexity and token accuracy on a file."),
+    "reward": Entry("surefoot.commands.evaluate", "How well a reward model ranks pairs of answers."),
+    "commonsense": Entry("surefoot.commands.evaluate_tasks", "Eight question sets beside the published numbers."),
+    "harness": Entry("surefoot.commands.evaluate_tasks", "Tasks of lm-evaluation-harness, offline ones included."),
+    "norms": Entry("surefoot.commands.evaluate", "Norms of activations, attention on the first token, by layer."),
 }
 
 evaluate = LazyGroup(
@@ -19,3 +33,221 @@ evaluate = LazyGroup(
     "With an adapter the base alone stands beside it.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@click.command()
+@model_options
+@said_either_way("data", "Data as in data.train.", required=True)
+@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Examples per forward pass; changes no more than rounding."
+)
+@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write loss.json into this folder.")
+@click.option("--overwrite", is_flag=True, help="Replace a loss.json of another request in --out.")
+def loss(
+    model: str,
+    adapter: str | None,
+    data: str,
+    template: str | None,
+    max_length: int | None,
+    max_samples: int | None,
+    batch_size: int | None,
+    only: str | None,
+    as_json: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> None:
+    """Loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
+
+    DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
+    For a run and its evaluation file the loss is the eval_loss of the run.
+    """
+    from surefoot.methods.requests import DataRequest, check_request
+    from surefoot.system import durable
+
+    asked = DataRequest(data, template, max_length, max_samples)
+    check_models(model, adapter, only=only, max_length=max_length)
+    check_request(asked)
+    request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
+    if out is not None:
+        claim_out(out / "loss.json", request, overwrite)
+
+    import sys
+
+    from surefoot.evaluate.loss import as_evaluated, loss_to_json, measure_loss
+    from surefoot.methods.open_model import open_for_use
+    from surefoot.report.console import open_console
+    from surefoot.report.tables.evaluation import loss_lines, loss_table
+    from surefoot.system import process
+
+    opened = as_evaluated(open_for_use(model, adapter))
+    introduce(opened, template=False)
+    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+        measured = measure_loss(opened, asked, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
+    found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
+    if out is not None:
+        durable.make_folders(out)
+        durable.write_json(out / "loss.json", {"asked": request, **found})
+    if as_json:
+        echo_json(found)
+        return
+    console = open_console(sys.stdout, process.terminal_wishes())
+    for line in loss_lines(measured.audit, measured.results, measured.max_length):
+        console.say(line)
+    console.show(loss_table(measured.results))
+
+
+@click.command()
+@model_options
+@said_either_way("data", "Pairs, as in data.train.  [default: those that the run held out]")
+@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Pairs per forward pass; changes no more than rounding.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write reward.json and calibration.png into this folder.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a reward.json of another request in --out.")
+def reward(
+    model: str,
+    adapter: str | None,
+    data: str | None,
+    template: str | None,
+    max_length: int | None,
+    max_samples: int | None,
+    batch_size: int | None,
+    as_json: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> None:
+    """Accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
+
+    MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
+    takes: preference records with a better and a worse answer. Left out, it is the pairs that the run held out.
+    """
+    from surefoot.methods.requests import DataRequest, check_request
+    from surefoot.system import durable
+
+    words = {"source": data, "template": template, "max_length": max_length, "max_samples": max_samples}
+    check_models(model, adapter, max_length=max_length)
+    if data is not None:
+        asked = DataRequest(data, template, max_length, max_samples)
+        check_request(asked)
+    elif adapter is not None or any(words.values()):
+        what = "is needed with --adapter, --template, --max-length or --max-samples"
+        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
+    else:
+        asked = None
+    request = {"model": model, "adapter": adapter, **words}
+    if out is not None:
+        claim_out(out / "reward.json", request, overwrite, pictures=["calibration.png"])
+
+    import sys
+
+    from surefoot.evaluate.loss import as_evaluated
+    from surefoot.evaluate.reward import measure_reward, reward_to_json
+    from surefoot.methods.open_model import open_reward
+    from surefoot.report.calibration import calibration_bins, calibration_picture
+    from surefoot.report.console import open_console
+    from surefoot.report.pictures.plots import png
+    from surefoot.report.tables.evaluation import calibration_table, reward_lines
+    from surefoot.system import process
+
+    opened = open_reward(model, adapter)
+    asked_as = as_evaluated(opened.opened)
+    introduce(asked_as, template=False)
+    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+        measured = measure_reward(opened, asked, pairs=batch_size, tell=show)
+    found = {"model": model, "adapter": adapter, "opened": asked_as.described, **reward_to_json(measured)}
+    if out is not None:
+        durable.make_folders(out)
+        durable.write_json(out / "reward.json", {"asked": request, **found})
+        durable.write_bytes(out / "calibration.png", png(calibration_picture(measured.sums, f"{model}: calibration")))
+    if as_json:
+        echo_json(found)
+        return
+    console = open_console(sys.stdout, process.terminal_wishes())
+    for line in reward_lines(measured.audit, found):
+        console.say(line)
+    if measured.ranking.caution:
+        console.say(f"caution: {measured.ranking.caution}", style="yellow")
+    console.show(calibration_table(calibration_bins(measured.sums)))
+
+
+@click.command()
+@model_options
+@said_either_way("data", "Data as in data.train.  [default: a built-in text]")
+@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@bos_option
+@click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
+@click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for norms.json and pictures.")
+@click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out.")
+def norms(
+    model: str,
+    adapter: str | None,
+    data: str | None,
+    template: str | None,
+    bos: bool | None,
+    max_samples: int,
+    generate_samples: bool,
+    as_json: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> None:
+    """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
+    first position gets. With an adapter the base stands beside it.
+    """
+    from surefoot.methods.requests import DataRequest, check_request, norms_request
+
+    if template is not None and data is None:
+        raise click.UsageError("--template lays out the records of --data, and none are named")
+    check_models(model, adapter)
+    if data is not None:
+        check_request(DataRequest(data, template))
+    asked = norms_request(model, adapter, data, template, max_samples, generate_samples, bos)
+    if out is not None:
+        claim_out(out / "norms.json", asked, overwrite)
+
+    import sys
+
+    from surefoot.evaluate.norms import measure_model_norms, norms_to_json, results_to_json
+    from surefoot.report.console import open_console
+    from surefoot.report.pictures.norms import layer_table, norm_table
+    from surefoot.system import process
+
+    found = measure_model_norms(
+        model,
+        adapter=adapter,
+        data=data,
+        template=template,
+        bos=bos,
+        out=out,
+        generate_samples=generate_samples,
+        texts=max_samples,
+        overwrite=overwrite,
+    )
+    introduce(found.opened, template=False)
+    if as_json:
+        echo_json(norms_to_json(found, model, adapter))
+        return
+    console = open_console(sys.stdout, process.terminal_wishes())
+    report = next(iter(found.reports.values()))
+    console.say(f"{report.texts} texts, {report.tokens} tokens ({found.origin})")
+    console.show(layer_table(results_to_json(found)))
+    console.say()
+    console.show(norm_table(results_to_json(found)))
+    for sample in found.samples:
+        console.say()
+        for side, text in sample.items():
+            console.say(f"{side}: {text}")
+    if out is not None:
+        console.say(f"in {out}: norms.json, {', '.join(found.pictures)}")

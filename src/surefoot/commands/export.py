@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from surefoot.commands.answering import check_models
-from surefoot.commands.printing import echo
+from surefoot.commands.options import check_models
+from surefoot.commands.terminal import echo
 
 if TYPE_CHECKING:
     from surefoot.runs.export.model import Exported

@@ -1,19 +1,27 @@
-"""`surefoot generate`: answers on stdout, one line about the model on stderr."""
+"""`surefoot generate`: answers on stdout, one line about the model on stderr.
+
+`surefoot chat`: a conversation in the terminal, or line by line on a pipe.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.commands.answering import check_answers, introduce, model_options, sampling_options
-from surefoot.commands.printing import echo, echo_json
+from surefoot.commands.options import check_answers, introduce, model_options, sampling_options
+from surefoot.commands.terminal import echo, echo_json
 from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from surefoot.models.generate import Generated
+    from surefoot.data.formats import Turn
+    from surefoot.methods.open_model import OpenModel
+    from surefoot.models.generate import Decoding, Generated
+
 
 _TOGETHER = 8  # prompts per batch
 
@@ -103,3 +111,112 @@ def _lines(file: Path | None) -> list[str]:
             )
         ) from None
     return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+
+
+_HINT = "/help lists what can be typed; /exit or Ctrl-D ends the chat"
+_COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word: what follows a path is a sentence
+_HELP = """\
+/reset   forget the conversation and start anew, with the same system text
+/exit    end the chat, as /quit and Ctrl-D do
+/help    show this
+Ctrl-C   stop the answer that is being written
+Everything else is said to the model, also a /word behind a blank."""
+
+
+@click.command()
+@model_options
+@click.option("--system", help="System text at the start of the conversation.")
+@sampling_options
+def chat(
+    model: str,
+    adapter: str | None,
+    system: str | None,
+    max_new_tokens: int | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> None:
+    """Talk to MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
+
+    Answers appear as they are written. On a pipe, every line is a turn and only answers are printed.
+    """
+    check_answers(model, adapter, max_new_tokens)
+
+    from surefoot.data.formats import Turn
+    from surefoot.methods.open_model import open_for_use, room_for
+    from surefoot.models.generate import Decoding
+    from surefoot.system.errors import InputError
+
+    opened = open_for_use(model, adapter)
+    introduce(opened, *([_HINT] if sys.stdin.isatty() else []))
+    start = [Turn("system", system)] if system else []
+    turns = list(start)
+    for number, line in enumerate(_typed_lines()):
+        if line.strip() in ("/exit", "/quit"):
+            return
+        if line.strip() == "/help":
+            echo(_HELP, err=True)
+            continue
+        if line.strip() == "/reset":
+            turns = list(start)
+            echo("the conversation starts anew", err=True)
+            continue
+        if _COMMAND.fullmatch(line):
+            echo(f"there is no {line.strip()}; {_HINT}; a blank before it says it to the model", err=True)
+            continue
+        try:
+            turns, ids = _with_question(opened, start, turns, Turn("user", line))
+            room = room_for(opened, [ids], max_new_tokens)
+        except InputError as error:
+            turns = list(start)
+            echo(f"{error}; the conversation starts anew", err=True)
+            continue
+        decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, temperature, top_p, seed + number)
+        turns.append(Turn("assistant", _print_answer(opened, ids, decoding)))
+
+
+def _with_question(
+    opened: OpenModel, start: list[Turn], turns: list[Turn], question: Turn
+) -> tuple[list[Turn], list[int]]:
+    """The conversation with one more question, and its ids. A template for one turn (alpaca) forgets the others."""
+    from surefoot.methods.open_model import conversation_ids
+    from surefoot.system.errors import InputError
+
+    try:
+        return [*turns, question], conversation_ids(opened, [*turns, question])
+    except InputError as error:
+        if turns == start:
+            raise
+        echo(f"{error.faults[0].what}: every line starts anew", err=True)
+        return [*start, question], conversation_ids(opened, [*start, question])
+
+
+def _typed_lines() -> Iterator[str]:
+    """What the user types, without blank lines, until the end of input."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+        return
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            echo()
+            return
+        if line.strip():
+            yield line
+
+
+def _print_answer(opened: OpenModel, ids: list[int], decoding: Decoding) -> str:
+    """Print the answer as it grows and return it; Ctrl-C ends it where it is."""
+    from surefoot.models.generate import stream_text
+
+    pieces: list[str] = []
+    try:
+        with opened.context():
+            for piece in stream_text(opened.model, opened.tokenizer, ids, decoding):
+                echo(piece, nl=False)
+                pieces.append(piece)
+    except KeyboardInterrupt:
+        echo(" …", nl=False)
+    echo()
+    return "".join(pieces)

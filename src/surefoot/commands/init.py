@@ -1,13 +1,36 @@
-"""`surefoot init`: a commented config to start from."""
+"""`surefoot init`: a commented config to start from.
+
+What `surefoot init` proposes: a look at the model's and the data's files, without weights, and a config from it.
+
+The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise; the stage that
+learns from such data, unless one is asked for. What the plan would decide stands beside it as a comment.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from surefoot.commands.printing import echo
+from surefoot.commands.terminal import echo
+from surefoot.config.load import check_config
+from surefoot.config.schema import RunConfig
+from surefoot.config.starter import starting_config
+from surefoot.data.formats import kind_of_record, look
+from surefoot.data.sources.records import read_rows
+from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.method_facts.methods import METHODS
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
+from surefoot.planning.memory import fits
+from surefoot.planning.plan import RunPlan
+from surefoot.runs.plan import make_plan
+from surefoot.system.messages import counted, size_text
 
 
 @click.command()
@@ -35,7 +58,6 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
         if path.exists() and not (path == schema and _is_ours(schema)):
             raise InputError(Fault(str(path), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
 
-    from surefoot.commands.starting import propose
     from surefoot.system import durable
 
     text = propose(model, data, schema=schema.name, stage=stage)
@@ -54,3 +76,131 @@ def _is_ours(schema: Path) -> bool:
         return json.loads(schema.read_text(encoding="utf-8")).get("title") == "surefoot config"
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
+
+
+SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
+FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter
+HELD_OUT = 0.05
+ENOUGH = 200  # examples from which a held-out share is worth having
+EPOCH = "1 epoch"  # between evaluations and between checkpoints where an epoch is short
+
+
+@dataclass(frozen=True)
+class Records:
+    """What the data hold. stage: that learns from them. seen: how the layout was recognised, in words, one for each
+    file."""
+
+    stage: str
+    count: int
+    seen: tuple[str, ...]
+
+
+def propose(model: str, data: str, output: str | None = None, *, schema: str, stage: str | None = None) -> str:
+    """The text of a config for a model (folder or hub id) and data (file, folder or hub id).
+
+    schema: what the first line names for editors. stage: None takes the one that learns from such data. Raises
+    InputError for what cannot be read or recognised, or not be learned by that stage.
+    """
+    required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
+    check_config(required)
+    records = _look_at(data, stage)
+    required["stage"] = records.stage
+    config = check_config(required)
+    full = make_plan(config, measure=False)
+    adapted = make_plan(check_config(required | {"adapter": {"kind": "lora"}}), measure=False)
+    whole = full.parameters <= SMALL and fits(full.memory)
+    plan = full if whole else adapted
+    given: dict[str, Any] = {"stage": records.stage, "model": model, "data.train": data, "output": required["output"]}
+    rate = config.method.first_rate
+    assert rate is not None, "init offers the methods that have one"
+    given["optim.lr"] = float(f"{FULL_SHARE * rate:.1g}") if whole else rate
+    given |= {} if whole else {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32}
+    if records.count >= ENOUGH:
+        given["data.eval"] = HELD_OUT
+    rhythm = _rhythm(config, records)
+    return starting_config(
+        given | dict.fromkeys(rhythm, EPOCH), _reasons(model, full, adapted, plan, records) | rhythm, schema
+    )
+
+
+def _look_at(data: str, stage: str | None) -> Records:
+    count, described = 0, []
+    for source in open_sources(SourceSpec(data)):
+        rows = read_rows(source)
+        first = next(rows)
+        if stage is None:
+            kind = kind_of_record(first.value)
+            stage = next(name for name, one in METHODS.items() if one.proposed and one.records == kind)
+        method = METHODS[stage]
+        rows = itertools.chain([first], rows)
+        seen = look(method.records, source.format, rows, source.name, texts=method.plain_texts)
+        count += seen.rows
+        described.append(f"{source.name}: {seen.rows:,} records, {seen.layout} ({seen.reason})")
+    return Records(stage or "sft", count, tuple(described))
+
+
+def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
+    """Keys of what would come seldom, or only at the end, because an epoch is shorter, with why. Plain texts become
+    as many examples as they need, and what a run without evaluation data does not do needs no time."""
+    share = HELD_OUT if records.count >= ENOUGH else 0.0
+    steps = -(-round(records.count * (1 - share)) // config.batch.size)
+    lengths = {"eval_every": config.eval_every if share else None, "checkpoint.every": config.checkpoint.every}
+    said = f"Here: an epoch has {counted(steps, 'step')}."
+    return {
+        key: said
+        for key, every in lengths.items()
+        if not config.method.plain_texts and every is not None and every.unit == "steps" and steps < every.count
+    }
+
+
+def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records: Records) -> dict[str, str]:
+    facts = facts_of(resolve_folder(model, weights=False))
+    tokens = plan.tokenizer
+    size = f"{_count(full.parameters)} parameters, {facts.layers} layers, width {facts.hidden}"
+    held = f"{records.count * HELD_OUT:,.0f} of {records.count:,} examples are held out to see how training goes."
+    few = f"With {records.count:,} examples nothing is held out; a file or a share such as 0.1 would be."
+    return {
+        "model": f"Here: {facts.family.name if facts.family else facts.model_type}, {size}; "
+        f"PAD {tokens.pad_token.value} ({tokens.pad_token.reason}); "
+        f"BOS {'prepended' if tokens.bos.value else 'not prepended'} ({tokens.bos.reason}).",
+        "adapter": _adapter_reason(full, adapted, plan is full),
+        "data.train": f"Here: {'; '.join(records.seen[:3])}{'; …' if len(records.seen) > 3 else ''}.",
+        "data.eval": held if records.count >= ENOUGH else few,
+        "data.template": f"Here: {tokens.template.value} ({tokens.template.reason}).",
+        "data.max_length": f"Here: {tokens.max_length.value} ({tokens.max_length.reason}).",
+        "precision": f"Here: {plan.precision.compute.value} ({plan.precision.compute.reason}).",
+        "optim": "All weights move, so the rate is a tenth of an adapter's." if plan is full else "",
+        "stage": _other_methods(records.stage),
+    }
+
+
+def _other_methods(stage: str) -> str:
+    """What else could be trained on pairs of answers."""
+    if METHODS[stage].records != "pairs" or not METHODS[stage].proposed:
+        return ""
+    others = [name for name, one in METHODS.items() if one.records == "pairs" and name != stage]
+    return f"Here: pairs of answers; {' or '.join(others)} would learn a score from them."
+
+
+def _adapter_reason(full: RunPlan, adapted: RunPlan, whole: bool) -> str:
+    room = f"{size_text(full.memory.available)} on this machine"
+    need = f"training all of it needs about {size_text(full.memory.total)} of {room}"
+    if whole:
+        return f"Left out: the model is small and {need}. kind: lora would need {size_text(adapted.memory.total)}."
+    share = 100 * adapted.trainable / adapted.parameters
+    text = f"LoRA trains {share:.2g} % of the parameters in about {size_text(adapted.memory.total)}; {need}."
+    if not fits(adapted.memory):
+        text += " Even LoRA's forecast does not fit: a smaller data.max_length, precision.base: nf4 or a larger GPU."
+    return f"{text} kind: dora learns the norms of the weights too, at some cost in time."
+
+
+def _count(number: int) -> str:
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,}"
+
+
+def _run_folder(model: str, data: str) -> str:
+    names = (re.sub(r"[^\w.-]+", "-", Path(path).name.split(".")[0]).strip("-") for path in (model, data))
+    return f"runs/{'-'.join(name or 'x' for name in names)}"

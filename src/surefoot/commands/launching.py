@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from surefoot.commands.printing import echo
+from surefoot.commands.terminal import echo
 from surefoot.system import durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 

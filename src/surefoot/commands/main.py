@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from surefoot.commands.exits import (
+from surefoot.commands.terminal import (
     BUG_EXIT_CODE,
     INTERRUPTED_EXIT_CODE,
     Invocation,
@@ -55,13 +55,13 @@ COMMANDS = {
     ),
     "data": Entry("surefoot.commands.data", "Show what the model would learn from, token by token."),
     "generate": Entry("surefoot.commands.generate", "Answer prompts with a base model, an adapter or a run."),
-    "chat": Entry("surefoot.commands.chat", "Talk to a base model, an adapter or a run."),
+    "chat": Entry("surefoot.commands.generate", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.commands.verify", "Check a run or checkpoint bit by bit, or compare two."),
     "replay": Entry(
         "surefoot.commands.replay", "Run a step again that went wrong: does it go wrong again?", plans=True
     ),
     "compare": Entry("surefoot.commands.compare", "Show in what two runs differ: settings, machine, curves."),
-    "board": Entry("surefoot.commands.board.command", "Watch the runs of a folder on a live local page."),
+    "board": Entry("surefoot.commands.board.server", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.commands.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
     "capture": Entry("surefoot.commands.capture", "Store what a model's layers hold and compute; compare two."),
     "export": Entry("surefoot.commands.export", "Write a trained model for other programs, merged and proven equal."),
@@ -71,9 +71,9 @@ COMMANDS = {
     "run": Entry("surefoot.commands.run", "Run another tool's command with surefoot.", plans=True),
     "migrate": Entry("surefoot.commands.migrate", "Rewrite a config for a model of another family."),
     "compat": Entry("surefoot.commands.compat", "Write scripts under the names that other tools' users call."),
-    "explain": Entry("surefoot.commands.explain", "Explain a config key or an error code; list all keys."),
-    "schema": Entry("surefoot.commands.schema", "Print the JSON Schema of the config, for editors."),
-    "completion": Entry("surefoot.commands.completion", "Print the completion script of a shell."),
+    "explain": Entry("surefoot.commands.keys", "Explain a config key or an error code; list all keys."),
+    "schema": Entry("surefoot.commands.keys", "Print the JSON Schema of the config, for editors."),
+    "completion": Entry("surefoot.commands.keys", "Print the completion script of a shell."),
 }
 
 

@@ -1,18 +1,37 @@
-"""`surefoot migrate`: a config for another model family."""
+"""`surefoot migrate`: a config for a model of another family, and a checklist: access, memory, trial steps."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.printing import echo_json
-from surefoot.commands.translated import recognised
+from surefoot.commands.terminal import echo_json
+from surefoot.commands.translate import recognised
+from surefoot.config.dump import dump_plain
+from surefoot.config.load import check_config
+from surefoot.config.overrides import value_at
+from surefoot.config.schema import RunConfig
+from surefoot.families import FAMILIES
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
+from surefoot.planning.memory import fits, usable
+from surefoot.planning.migration import Migration
+from surefoot.planning.migration import migrate as migrate_settings
+from surefoot.planning.plan import RunPlan
+from surefoot.report.console import Console
+from surefoot.system import hardware
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.hub import is_signed_in
+from surefoot.system.locations import looks_local
+from surefoot.system.messages import counted, size_text
 
 
 @click.command()
@@ -45,7 +64,6 @@ def migrate(
     if faults := [Fault("--to", problem.what, problem.fix, problem.code) for problem in model_problems(model)]:
         raise InputError(faults)
 
-    from surefoot.commands.migration import migrate_config
     from surefoot.report.console import open_console
     from surefoot.report.tables.migration import migration_report
     from surefoot.system import durable, hardware, process
@@ -91,3 +109,138 @@ def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _name(model: str) -> str:
     return model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+
+
+_TRIED_STEPS, _TRIED_RECORDS = 2, 8
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the checklist. state: done, open (only the user can see to it), unasked (nobody was), failed."""
+
+    what: str
+    state: Literal["done", "open", "unasked", "failed"]
+    said: str
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """text: the new config as YAML."""
+
+    migration: Migration
+    checks: tuple[Check, ...]
+    text: str
+
+
+def migrate_config(
+    given: Mapping[str, Any], path: str, machine: hardware.Hardware | None, *, try_out: Console | None = None
+) -> Migrated:
+    """given: keys as the user set them, short forms written out. path: folder or hub id of the new model. machine: to
+    plan for, None for this one. try_out: where a few steps with the new config may talk; None takes none.
+
+    Raises InputError for a config that would not run or is for this model already, EnvironmentFault where the hub
+    denies access to the new model.
+    """
+    if _is_same(str(value_at(given, "model.path")), path):
+        what = f"{path} is the model of this config already, so there is nothing to move"
+        raise InputError(Fault("--to", what, "name another model", code="SF-USE-FLAG"))
+    folder = resolve_folder(path, weights=False)
+    migration = migrate_settings(given, path, facts_of(folder))
+    checks = [_access(path), _token(path), _memory(given, migration.config, machine), *_left_to_do(given, migration)]
+    if try_out is not None:
+        checks.append(_tried(migration.config, try_out))
+    return Migrated(migration, tuple(checks), dump_plain(migration.config))
+
+
+def _is_same(old: str, new: str) -> bool:
+    """By its name, or as folders under two names."""
+    return old == new or (Path(old).is_dir() and Path(new).is_dir() and os.path.samefile(old, new))
+
+
+def _access(path: str) -> Check:
+    if looks_local(path) or Path(path).is_dir():
+        return Check("licence accepted", "unasked", f"{path} is a folder here, and the hub was not asked")
+    return Check("licence accepted", "done", f"the hub hands out {path} to you")
+
+
+def _token(path: str) -> Check:
+    if looks_local(path) or Path(path).is_dir():
+        return Check("access token", "done", "none is needed for a folder")
+    if is_signed_in():
+        return Check("access token", "done", "one is stored, or set in the environment")
+    return Check("access token", "open", "none is stored; a gated model needs one: `hf auth login`")
+
+
+def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Hardware | None) -> Check:
+    """Forecasts of one optimizer step, as `surefoot plan` makes them."""
+    what = "memory for a step"
+    before = _planned(old, machine)
+    was = f"before {size_text(before.memory.total)}, now " if before else ""
+    try:
+        plan = _plan(check_config(new), machine)
+    except InputError as error:
+        memory = [fault for fault in error.faults if fault.where == "model"]
+        if not memory or len(memory) < len(error.faults):
+            raise
+        return Check(what, "failed", f"{memory[0].what}; {memory[0].fix}")
+    room = f"{size_text(usable(plan.memory.available))} usable on {plan.device.reason}"
+    said = f"{was}{size_text(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} at once; {room}"
+    if fits(plan.memory):
+        return Check(what, "done", said)
+    return Check(what, "failed", f"{said}: add an adapter, hold the base in 16 bits, or share it among processes")
+
+
+def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> RunPlan | None:
+    """None where the old model or its data are not at hand: then there is nothing to compare with."""
+    if not Path(str(value_at(config, "model.path"))).is_dir():
+        return None  # a hub model is not fetched for the sake of a comparison
+    try:
+        return _plan(check_config(config), machine)
+    except SurefootError:
+        return None
+
+
+def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
+    """Micro-batches depend on how long the examples are: another plan than the run's says another memory."""
+    from surefoot.runs.plan import make_plan
+    from surefoot.runs.run_plan import plan_with_data
+
+    return plan_with_data(config)[0] if machine is None else make_plan(config, hardware=machine)
+
+
+def _left_to_do(given: Mapping[str, Any], migration: Migration) -> list[Check]:
+    """What no program can see to."""
+    old = _layers_of(given)
+    mention = f" that says {old}" if old else " that names modules of the old model"
+    later = "watch grad_norm and peak_memory in trainer_log.jsonl; lower optim.lr if the loss jumps"
+    return [
+        *(Check("to see to", "open", note) for note in migration.notes),
+        Check("your own code", "open", f"look through code{mention}"),
+        Check("during training", "open", later),
+    ]
+
+
+def _layers_of(given: Mapping[str, Any]) -> str:
+    """Where the old family's decoder layers stand, where the old model's config is at hand."""
+    folder = Path(str(value_at(given, "model.path")))
+    if not (folder / "config.json").is_file():
+        return ""
+    kind = facts_of(folder).model_type
+    family = next((family for family in FAMILIES if kind in family.model_types), None)
+    return f"{family.layers}." if family else ""
+
+
+def _tried(config: Mapping[str, Any], console: Console) -> Check:
+    """A few steps on a few records, in a folder that goes again."""
+    from surefoot.runs.run import train_run
+
+    with tempfile.TemporaryDirectory(prefix="surefoot-") as folder:
+        plain = {**config, "output": f"{folder}/run", "duration": f"{_TRIED_STEPS} steps"}
+        plain["data"] = {**config["data"], "max_samples": _TRIED_RECORDS}
+        plain["batch"] = {**config.get("batch", {}), "size": 2}
+        try:
+            train_run(check_config(plain), "new", console, typed=())
+        except SurefootError as error:
+            fault: Fault = error.faults[0]
+            return Check("a small test run", "failed", str(fault))
+    return Check("a small test run", "done", f"{_TRIED_STEPS} steps on {_TRIED_RECORDS} records, all finite")

@@ -1,20 +1,28 @@
-"""What the commands share: the config file with its overrides, and reading it before anything heavy is imported."""
+"""What the commands share: the config file with its overrides, and reading it before anything heavy is imported.
+
+What commands that run a model share: which model, how to choose tokens, where findings go, what was opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from surefoot.commands.completion import complete_configs, complete_overrides
-from surefoot.commands.exits import Invocation
+from surefoot.commands.keys import complete_configs, complete_overrides
+from surefoot.commands.terminal import Invocation, echo
+from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from surefoot.config.load import LoadedConfig
     from surefoot.config.schema import RunConfig
+    from surefoot.methods.open_model import OpenModel
+    from surefoot.methods.requests import NamedModel
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -47,3 +55,126 @@ def with_first_record(config: RunConfig) -> RunConfig:
     from surefoot.methods.sources import settled
 
     return settled(config)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_MODEL = (
+    click.argument("model"),
+    click.option("--adapter", help="An adapter folder to put over MODEL."),
+)
+bos_option = click.option(
+    "--bos/--no-bos", default=None, help="Begin the text with BOS, or not.  [default: as the model was trained]"
+)
+_SAMPLING = (
+    click.option(
+        "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]"
+    ),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="0 takes the likeliest token."),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=1.0,
+        help="Sample from the likeliest tokens that add up to this.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Other seeds, other samples."),
+)
+
+
+def model_options(command: Command) -> Command:
+    """Decorator: MODEL and --adapter."""
+    return _apply(_MODEL, command)
+
+
+def said_either_way(name: str, help: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """Decorator: what is measured on, behind MODEL or by an option of the same name, in every measurement alike."""
+    shown, option = name.upper(), f"--{name}"
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def called(**words: Any) -> Any:
+            named = words.pop("by_option")
+            if named is not None and words[name] is not None:
+                raise click.UsageError(f"give {shown} once: behind MODEL or by {option}")
+            words[name] = words[name] if named is None else named
+            if required and words[name] is None:
+                raise click.MissingParameter(param_hint=f"'{shown}'", param_type="argument")
+            return command(**words)
+
+        about = f"{help}  [or {shown}, behind MODEL]"
+        both = click.argument(name, required=False), click.option(option, "by_option", help=about)
+        return _apply(both, cast(Command, called))
+
+    return decorate
+
+
+def sampling_options(command: Command) -> Command:
+    """Decorator: how the next token is chosen, and how many."""
+    return _apply(_SAMPLING, command)
+
+
+def _apply(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(options):  # decorators apply from the last to the first
+        command = option(command)
+    return command
+
+
+def check_models(
+    model: str, adapter: str | None, *, only: str | None = None, max_length: int | None = None
+) -> NamedModel | None:
+    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once, and what else
+    is asked of the model, or is to be looked at with what this returns (None where opening it alone tells).
+
+    What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
+    """
+    from surefoot.config.paths import nearest_path
+    from surefoot.methods.provenance import require_weights
+    from surefoot.methods.requests import named_model, require_positions, require_side
+    from surefoot.models.folder import check_folder, require_adapter, resolve_folder
+    from surefoot.system.locations import looks_local
+
+    for path, is_adapter in ((model, False), (adapter, True)):
+        if path is None:
+            continue
+        if Path(path).is_file():
+            raise InputError(
+                Fault(path, "is a file, not a folder", f"give its folder: {Path(path).parent}", code="SF-USE-FOLDER")
+            )
+        if looks_local(path) and not Path(path).is_dir():
+            raise InputError(Fault(path, "no such folder", nearest_path(Path(path), ()), code="SF-FILE-MISSING"))
+        folder = resolve_folder(path, weights=True)
+        require_weights(folder, path)
+        check_folder(folder)
+        if is_adapter:
+            require_adapter(folder, path)
+    named = named_model(model, adapter)
+    if named is not None:
+        require_side(only, named.adapted)  # pyright: ignore[reportArgumentType]
+        require_positions("--max-length", max_length or 1, named.facts.max_positions)
+    return named
+
+
+def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -> None:
+    """`check_models`, and whether answers of this length leave room for a prompt."""
+    from surefoot.methods.requests import require_room_for_answers
+
+    named = check_models(model, adapter)
+    if named is not None and max_new_tokens is not None:
+        require_room_for_answers(max_new_tokens, named.facts.max_positions)
+
+
+def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
+    """Whether findings on `request` may go into `file` and `pictures` beside it, and could. Raises InputError where it
+    holds those of another one, or anything else; EnvironmentFault where nothing can be written."""
+    from surefoot.system import durable
+    from surefoot.system.folders import require_same_request
+
+    require_same_request(file, request, overwrite, pictures)
+    durable.require_writable(file.parent)
+
+
+def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:
+    """On stderr: what was opened and, with `template`, how it is asked; what to be careful about; then `more`."""
+    described = opened.described if template else opened.described.partition(", template")[0]
+    cautions = [f"caution: {caution}" for caution in opened.cautions]
+    echo("\n".join([described, *cautions, *more]), err=True)

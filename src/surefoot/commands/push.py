@@ -1,13 +1,30 @@
-"""`surefoot push`: a finished run to the hub."""
+"""`surefoot push`: the model of a finished run, verified once more, to the hub.
+
+Checkpoints, optimizer, logs, records and pictures stay here. Every file is searched for paths of this machine, which
+would tell strangers about its user. The card is for people to edit, so it alone may differ from what the run wrote.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from surefoot.commands.printing import echo
+from surefoot.commands.terminal import echo
+from surefoot.config.schema import RunConfig
+from surefoot.families.files import read_json
+from surefoot.models.folder import ADAPTER_CONFIG
+from surefoot.system.errors import Fault, InputError, IntegrityError
+from surefoot.system.folders import require_run
+from surefoot.system.hub_push import push_files, require_right
+from surefoot.system.locations import check_name, looks_local
 from surefoot.system.messages import counted
+from surefoot.training.manifest import check_files
 
 
 @click.command()
@@ -30,8 +47,6 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
     check_name(name)
     require_run(run)
 
-    from surefoot.commands.pushing import push_run, pushed_files
-
     if not dry_run:
         echo(f"pushed: {push_run(run, name, public=public, base=base)}")
         return
@@ -40,3 +55,143 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
         echo(f"{file.size:>16,}  {file.name}")
     total, kind = sum(file.size for file in files), "public" if public else "private"
     echo(f"{total:>16,}  bytes in {counted(len(files), 'file')} would go to {name} ({kind}); nothing was sent")
+
+
+CARD = "README.md"
+BASE = "base_model_name_or_path"  # key of adapter_config.json
+_MODEL = re.compile(
+    r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(adapter_|generation_)?config\.json|"
+    r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|chat_template\.jinja|README\.md|"
+    r"bos_zero_config\.json|value_head\.safetensors"
+)
+_VOCABULARY = re.compile(r"tokenizer\.(json|model)|added_tokens\.json|vocab\..*|merges\.txt|.*\.safetensors")
+_ABSOLUTE = re.compile(r"(?<![\w:/.<])(?:/[\w.~-]+){2,}|\b[A-Za-z]:\\[\w\\.-]+")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """size: in bytes. content: of a file that goes otherwise than it lies here, else None."""
+
+    name: str
+    size: int
+    content: bytes | None = None
+
+
+def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
+    """Model, tokenizer and card of a finished run. base: id on the hub, for an adapter that names a folder as its base.
+
+    Raises InputError for a run that is not finished and for a file that names a path of this machine, IntegrityError
+    for a file that is not as it was written.
+    """
+    from surefoot.report.verification import is_finished
+
+    require_run(run)
+    if not is_finished(run):
+        raise InputError(
+            Fault(str(run), "is no finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
+        )
+    checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
+    if faults := [check.fault for check in checks if check.fault and check.name != CARD]:
+        raise IntegrityError(faults)
+    if not (run / CARD).is_file():
+        raise InputError(
+            Fault(str(run / CARD), "is missing", "resume the run: it writes the card", code="SF-USE-FOLDER")
+        )
+    changed = _with_base(run, base)
+    contents = {check.name: changed.get(check.name) for check in checks}
+    faults = [fault for name, content in contents.items() for fault in _paths(run / name, content)]
+    if faults:
+        raise InputError(faults)
+    return [
+        Upload(name, (run / name).stat().st_size if content is None else len(content), content)
+        for name, content in contents.items()
+    ]
+
+
+def push_run(run: Path, name: str, *, public: bool, base: str | None = None) -> str:
+    """Upload and return the address. Raises as `pushed_files` and `push_files` do."""
+    check_name(name)
+    files = {one.name: run / one.name if one.content is None else one.content for one in pushed_files(run, base)}
+    return push_files(name, files, public=public, message=f"Model of the run {run.resolve().name}")
+
+
+def check_push(config: RunConfig, name: str) -> None:
+    """Whether the model of a run that is still to be made can go there, privately. Raises InputError for an adapter
+    over a folder, whose base on the hub only `surefoot push` can be told, and as `check_name` and `require_right` do.
+    """
+    check_name(name)
+    if config.adapter is not None and looks_local(config.model.path):
+        what = f"the adapter's base is a folder of this machine, {config.model.path}"
+        raise InputError(
+            Fault(
+                "--push",
+                what,
+                f"train without it, then: surefoot push RUN {name} --base OWNER/NAME",
+                code="SF-HUB-PUSH",
+            )
+        )
+    require_right(name, public=False)
+
+
+def _with_base(run: Path, base: str | None) -> dict[str, bytes]:
+    """adapter_config.json with the base's id on the hub, where it is given. One that a run found on the hub stands
+    there with its commit; without it, the base was a folder, which nobody else has."""
+    path = run / ADAPTER_CONFIG
+    if not path.is_file():
+        if base is not None:
+            raise InputError(
+                Fault("--base", f"is for adapters, and {run} is a whole model", "leave it out", code="SF-HUB-PUSH")
+            )
+        return {}
+    config: dict[str, Any] = read_json(path)
+    if base is None:
+        if config.get("revision") is None:
+            what = f"its base is a folder of this machine, {config.get(BASE)}, which nobody who loads it has"
+            raise InputError(
+                Fault(str(path), what, "give the base's id on the hub: --base OWNER/NAME", code="SF-HUB-PUSH")
+            )
+        return {}
+    check_name(base)
+    if base == config.get(BASE):
+        return {}
+    return {path.name: (json.dumps({**config, BASE: base, "revision": None}, indent=2) + "\n").encode()}
+
+
+def _paths(path: Path, content: bytes | None) -> Iterator[Fault]:
+    """Paths of this machine in a file that goes. Vocabularies hold words like /usr/bin, and no paths."""
+    if _VOCABULARY.fullmatch(path.name):
+        return
+    text = path.read_text(encoding="utf-8") if content is None else content.decode()
+    if path.suffix == ".json":
+        for key, value in _texts(json.loads(text)):
+            if found := _ABSOLUTE.match(value):
+                yield Fault(
+                    f"{path}: {key}",
+                    f"names a path of this machine: {found[0]}",
+                    "take it out of the base model's file and train again",
+                    code="SF-HUB-PUSH",
+                )
+        return
+    card = path.name == CARD
+    pattern = _ABSOLUTE if card else _own_folders(path)  # the template of a base model may speak of /usr/bin
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found := pattern.search(line):
+            fix = "edit the line, then push again" if card else "train with a template that does not"
+            yield Fault(f"{path}:{number}", f"names a path of this machine: {found[0]}", fix, code="SF-HUB-PUSH")
+
+
+def _own_folders(path: Path) -> re.Pattern[str]:
+    """The user's home, or the folder that the file lies in."""
+    folders = {Path.home(), path.resolve().parent} - {Path(path.anchor or "/")}
+    return re.compile("|".join(re.escape(str(folder)) + r"(?![\w.-])" for folder in sorted(folders)))
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from _texts(one, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, key)

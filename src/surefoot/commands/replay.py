@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.commands.printing import echo_json
+from surefoot.commands.terminal import echo_json
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
 
 if TYPE_CHECKING:

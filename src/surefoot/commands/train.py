@@ -1,4 +1,7 @@
-"""`surefoot train`: the run itself."""
+"""`--check N` of `train` and `run`: a few steps of the run, and whether they look like learning.
+
+`surefoot train`: the run itself.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from surefoot.commands.checking import check_run, checking
-from surefoot.commands.exits import Invocation
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.printing import echo
-from surefoot.commands.translated import checked, recognised, with_command
+from surefoot.commands.terminal import Invocation, echo
+from surefoot.commands.translate import checked, recognised, with_command
 from surefoot.system import durable, process
 from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.system.libraries import require_deepspeed
@@ -29,6 +30,34 @@ if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
     from surefoot.interop.translation import Translation
     from surefoot.runs.output_folder import Mode
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_LEAST = 2  # steps; the first alone tells nothing
+
+
+def checking(command: Command) -> Command:
+    """Decorator: `--check N`, passed as `check: int | None`."""
+    words = "Take N steps, say whether losses and gradients are sound and the loss falls, and stop; write nothing."
+    return click.option("--check", type=click.IntRange(min=_LEAST), metavar="N", help=words)(command)
+
+
+def check_run(config: RunConfig, steps: int, origin: Translation | None = None) -> int:
+    """The exit code: 0, or that of a run that would fail so. origin: the words of another tool that were translated."""
+    from surefoot.report.console import open_console
+
+    console = open_console(sys.stdout, process.terminal_wishes())
+    console.say(f"{steps} steps of {config.model.path}, at the peak of the learning rate; nothing is written …")
+    from surefoot.commands.doctor.command import advice, doctor_table
+    from surefoot.commands.doctor.findings import Examination
+    from surefoot.commands.doctor.steps import check_steps
+    from surefoot.interop.translation import in_its_words
+
+    found = Examination(check_steps(config, steps, console.say), {})
+    console.show(doctor_table(found))
+    for line, style in advice(found):
+        console.say(in_its_words(origin, line) if origin else line, style=style)
+    return found.exit_code
 
 
 @click.command()
@@ -166,7 +195,7 @@ def _train(
             process.quiet_sockets()
             if launch.parent is not None:
                 process.end_with(launch.parent)
-        from surefoot.commands.pushing import check_push, push_run
+        from surefoot.commands.push import check_push, push_run
         from surefoot.runs.profiling import ProfileOptions
         from surefoot.runs.run import train_run
 
@@ -211,7 +240,7 @@ def _typed(origin: Translation | None) -> list[str]:
 
 
 def _read_as(origin: Translation, read_from: Path | None) -> str:
-    from surefoot.interop.account import summary
+    from surefoot.interop.translation import summary
 
     what, shown = ("config", str(read_from)) if read_from else ("command", "-- COMMAND")
     return f"{what} of {origin.tool}, translated; {summary(origin)}: surefoot translate {shown} shows them"

@@ -1,14 +1,166 @@
-"""`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word."""
+"""What `translate`, `run` and `train` share: reading another tool's words at the edge, where files may be read.
+
+`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from surefoot.commands.printing import echo
-from surefoot.commands.translated import WordsCommand, is_command, reading_options, translated_command, values_checked
+from surefoot.commands.options import with_first_record
+from surefoot.commands.terminal import Invocation, echo
+from surefoot.system.errors import Fault, SurefootError
 from surefoot.system.messages import shown_json
+
+if TYPE_CHECKING:
+    from surefoot.config.schema import RunConfig
+    from surefoot.interop.launch import Options
+    from surefoot.interop.translation import Translation
+
+
+class WordsCommand(click.Command):
+    """Takes every word as it is behind `--`, and remembers which stood before."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        behind = len(args) - args.index("--") - 1 if "--" in args else None
+        left = super().parse_args(ctx, args)
+        words = ctx.params.get("words", ())
+        ctx.meta[_BEFORE] = None if behind is None else words[: len(words) - behind]
+        return left
+
+
+_BEFORE = "surefoot.before_the_dashes"
+
+
+def is_command(ctx: click.Context) -> bool:
+    """Whether words stand behind `--`."""
+    return ctx.meta[_BEFORE] is not None
+
+
+def own_and_command(ctx: click.Context, words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(keys of surefoot's own before `--`, the command behind it); without `--` all is command."""
+    own = ctx.meta[_BEFORE] or ()
+    return own, words[len(own) :]
+
+
+def translated_command(ctx: click.Context, words: tuple[str, ...], *, allow_unknown: bool) -> Translation:
+    from surefoot.interop.draft import with_own_keys
+    from surefoot.interop.registry import translate_command
+
+    own, command = own_and_command(ctx, words)
+    return with_own_keys(translate_command(command, reading_options(allow_unknown=allow_unknown)), own)
+
+
+def reading_options(*, allow_unknown: bool = False) -> Options:
+    from surefoot.config.yaml_reader import read_text
+    from surefoot.interop.launch import Options
+    from surefoot.system import hardware, process
+    from surefoot.system.locations import is_hub_data
+
+    def read(path: str) -> str:
+        return read_text(Path(path))
+
+    def newest(run: str) -> str | None:
+        from surefoot.training.checkpoint import newest_verified
+
+        checkpoint, _ = newest_verified(Path(run))
+        return checkpoint.folder.name if checkpoint else None
+
+    def first(path: str) -> Mapping[str, Any] | None:
+        from surefoot.data.sources.resolve import SourceSpec, first_record
+
+        try:
+            return None if is_hub_data(path) else first_record(SourceSpec(path))
+        except (SurefootError, OSError):
+            return None  # the run says what is wrong with it
+
+    folder = Path.cwd().as_posix()
+    environment = process.launch_environment()
+    return Options(allow_unknown, hardware.accelerators(), read, environment, newest, folder, first, _trained_text)
+
+
+def _trained_text(config: Mapping[str, Any]) -> str | None:
+    """Of the first record, with the template that the tokenizer has; nothing is downloaded for it."""
+    from surefoot.commands.data import plan_tokens
+    from surefoot.config.load import check_config
+    from surefoot.methods.examples import prepare_examples
+    from surefoot.planning.notes import Notes
+    from surefoot.runs.setup import planned_tokenizer
+
+    folder = Path(config["model"]["path"])
+    if not folder.is_dir():
+        return None
+    try:
+        one = {**config, "data": {**config["data"], "max_samples": 1, "eval": "none"}}
+        checked = with_first_record(check_config(one))
+        tokens = plan_tokens(checked, folder, Notes())
+        prepared = prepare_examples(checked, tokens, planned_tokenizer(folder, tokens))
+    except (SurefootError, OSError):
+        return None  # the run says what is wrong
+    return "".join(part.text for part in prepared.audit.samples[0].parts)
+
+
+def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
+    """What another tool's file means; None where the file is surefoot's own, or nobody's."""
+    from surefoot.config.yaml_reader import read_text
+    from surefoot.interop.registry import file_tool, translate_file
+
+    if not config.is_file():
+        return None  # the reader of our own configs says what is there instead
+    try:
+        text = read_text(config)
+    except SurefootError:
+        return None
+    if file_tool(str(config), text) is None:
+        return None
+    return translate_file(str(config), text, overrides, reading_options())
+
+
+def with_command(text: str, typed: Sequence[str]) -> str:
+    """Advice that names --resume or --overwrite, where another tool's command was given and has neither."""
+    if "--" not in typed:
+        return text
+    program = next((word for word in typed[typed.index("--") + 1 :] if "=" not in word), "…")
+    return re.sub(r"--resume|--overwrite", lambda found: f"`surefoot run {found[0]} -- {program} …`", text)
+
+
+def checked(translation: Translation) -> RunConfig:
+    """The surefoot config of a translation. Its faults, now and later, are shown at the words that they come from."""
+    from surefoot.config.load import check_config
+
+    show_at_words(translation)
+    os.environ.update(translation.environment)  # before torch looks for devices
+    return with_first_record(check_config(translation.config))
+
+
+def show_at_words(translation: Translation) -> None:
+    """From here on a fault that names a key of ours is shown at the word that set it."""
+    from surefoot.interop.translation import in_its_words, locate
+
+    invocation = click.get_current_context().ensure_object(Invocation)
+
+    def at_its_word(fault: Fault) -> Fault:
+        found = locate(translation, fault)
+        found = replace(found, fix=in_its_words(translation, found.fix))
+        return replace(found, fix=with_command(found.fix, invocation.typed)) if fault.where == "output" else found
+
+    invocation.locate = at_its_word
+
+
+def values_checked(translation: Translation) -> None:
+    """Raises InputError for what `surefoot train` would refuse in the config; what lies on a disk may lie on another
+    machine's."""
+    from surefoot.config.load import check_values
+
+    show_at_words(translation)
+    check_values(translation.config)
 
 
 @click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})
@@ -28,8 +180,8 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
 
     KEY=VALUE behind a file are the tool's own words; before -- they are keys of surefoot's.
     """
-    from surefoot.interop.account import as_yaml, to_json
-    from surefoot.interop.tools import translate_file
+    from surefoot.interop.registry import translate_file
+    from surefoot.interop.translation import as_yaml, to_json
     from surefoot.system.errors import Fault, InputError
 
     if is_command(ctx):
@@ -48,7 +200,7 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
         return
     if out.exists():
         raise InputError(Fault(str(out), "exists", "name another file, or remove it", code="SF-USE-OUTPUT"))
-    from surefoot.interop.account import summary
+    from surefoot.interop.translation import summary
     from surefoot.system import durable
 
     durable.write_text(out, f"{shown}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.commands.printing import echo_json
+from surefoot.commands.terminal import echo_json
 from surefoot.system.messages import counted
 
 
@@ -38,7 +38,7 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
 
     import sys
 
-    from surefoot.commands.comparing import config_differences
+    from surefoot.commands.compare import config_differences
     from surefoot.config.dump import shown
     from surefoot.report.console import open_console
     from surefoot.report.verification import (

@@ -1,165 +1,259 @@
-"""Write what is seen inside a model to disk, one file per decoder layer, with an index and statistics.
+"""`surefoot capture`: open a model, run it once over known token ids, and keep what its layers saw.
 
-A `CaptureWriter` is what `models.instrument.watched` talks to. It copies the tensors of one layer, writes them when
-that layer is through, and forgets them: memory is bounded by one layer, whatever the model's depth. What several
-modules share (q, k and v read the same input) is stored once, under its first name; the index says where each name is.
+    captured = capture("models/base", Path("captures/base"), seq_len=1024, layers="0,5-7")
+    captured = capture("models/base", Path("captures/tuned"), adapter="runs/tuned", against=Path("captures/base"))
 
-    layer-00000.safetensors …   a tensor per name        final.safetensors   the final norm
-    index.json                  ids, and per tensor: name, shape, dtype, layer, kind, role, file, statistics
-
-Shapes: T tokens, h heads. Activations are [T, width], attention maps [h, T, T], matrices as the model holds them.
+Everything is written to a hidden folder that becomes `out` in one rename, so a capture is whole or absent. Two captures
+are compared only where they were made of the same token ids; with `against` these are taken from the earlier one.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import nn
-from transformers.pytorch_utils import Conv1D
 
-from surefoot.evaluate.statistics import as_json, first_mass, relative_difference, split_first, summarise
-from surefoot.models.forward import causal_model
-from surefoot.models.instrument import LayerParts, Part, Place, by_token
-from surefoot.models.merge import effective_weights
-from surefoot.models.peft import LoraLayer
-from surefoot.system.errors import EnvironmentFault, Fault
-
-FINAL = "final.safetensors"
-Finished = Callable[[int | None, Mapping[str, torch.Tensor]], None]
+from surefoot.data.tokenize.text_encoder import Piece
+from surefoot.evaluate.capture_comparison import (
+    CaptureComparison,
+    CapturePictures,
+    check_ids,
+    compare_captures,
+    draw_comparison,
+)
+from surefoot.evaluate.capture_folder import (
+    COMPARISON,
+    FORMAT,
+    INDEX,
+    Capture,
+    make_capture,
+    open_capture,
+    require_room,
+    require_room_to_compare,
+)
+from surefoot.evaluate.capture_tensors import CaptureWriter
+from surefoot.evaluate.loss import read_evaluation_data
+from surefoot.evaluate.texts import TEXT, about_bos, with_bos
+from surefoot.methods.open_model import OpenModel, open_for_use
+from surefoot.methods.requests import (
+    DataRequest,
+    layer_numbers,
+    require_maps,
+    require_positions,
+    usual_tokens,
+    written_text,
+)
+from surefoot.models.facts import facts_of
+from surefoot.models.forward import causal_model, narrowed_logits
+from surefoot.models.instrument import layer_parts, watched
+from surefoot.models.precision import TORCH_DTYPE
+from surefoot.system import durable
+from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A tensor that is held, under `name`, for as long as its layer runs. version: it was not written to since."""
+class Captured:
+    """folder: the capture. index: what index.json holds. comparison: with the capture that `against` named. pictures:
+    file names. described, cautions: of the model that was opened."""
 
-    tensor: weakref.ref[torch.Tensor]
-    version: int
-    name: str
+    folder: Path
+    index: dict[str, Any]
+    comparison: CaptureComparison | None
+    pictures: tuple[str, ...]
+    described: str
+    cautions: tuple[str, ...]
 
 
-class CaptureWriter:
-    """folder: to be filled. tokens: T. dtype: to store in; None as the model computes. finished: is shown each layer's
-    tensors before they are forgotten.
+@dataclass(frozen=True)
+class _Text:
+    """ids[T], and where they come from, for the index."""
 
-    After the forward pass `entries` are the index's rows, `non_finite` the names of tensors with values that are not
-    finite, `overflown` those that became so by the dtype, `peak_bytes` the most that was held at once.
+    ids: list[int]
+    origin: dict[str, Any]
+
+
+def capture(
+    model: str,
+    out: Path,
+    *,
+    adapter: str | None = None,
+    seq_len: int | None = None,
+    layers: str = "all",
+    text: Path | None = None,
+    data: str | None = None,
+    template: str | None = None,
+    bos: bool | None = None,
+    attention: bool = False,
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None,
+    against: Path | None = None,
+    overwrite: bool = False,
+) -> Captured:
+    """Capture `model` into the folder `out`.
+
+    seq_len: tokens; None takes 512, or those of `against`. layers: "all" or such as "0,5-7". text: a file that is
+    repeated or cut to seq_len tokens; data: what data.train takes, whose first record with so many tokens is cut to
+    them, laid out by `template` where one is named; neither takes a built-in text. bos: whether the text begins with
+    it; None as the model was trained. attention: maps too. dtype: to
+    store in; None stores as the model computes. against: an earlier capture to compare with. overwrite: a capture in
+    `out` may go.
+
+    Raises InputError for anything wrong with what was asked, EnvironmentFault for the disk; `out` is then as it was.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        model: nn.Module,
-        parts: LayerParts,
-        *,
-        tokens: int,
-        dtype: torch.dtype | None = None,
-        finished: Finished = lambda layer, tensors: None,
-    ):
-        self.entries: list[dict[str, Any]] = []
-        self.non_finite: list[str] = []
-        self.overflown: list[str] = []
-        self.peak_bytes = 0
-        self._folder, self._model, self._parts = folder, causal_model(model), parts
-        self._tokens, self._dtype, self._finished = tokens, dtype, finished
-        self._held: dict[str, torch.Tensor] = {}
-        self._seen: list[_Seen] = []
-
-    def see(self, place: Place, tensor: torch.Tensor) -> None:
-        if place.kind == "attention":
-            maps = tensor[0]
-            self._store(f"{place.module}.attention", place, maps, None, {"first_mass": first_mass(maps)})
-            return
-        name = f"{place.module}.{place.kind}"
-        rows = by_token(tensor, 1, self._tokens)[0]
-        if (known := self._known(tensor)) is None:
-            self._store(name, place, rows, None, asdict(split_first(rows)))
-            self._seen.append(_Seen(weakref.ref(tensor), tensor._version, name))
-        else:
-            same = next(entry for entry in reversed(self.entries) if entry["name"] == known)
-            self.entries.append(same | {"name": name, "module": place.module, "kind": place.kind})
-        if place.kind == "output" and place.part is not None:
-            for role, piece in _split(rows, place.part, axis=1):
-                self._store(f"{place.module}.{role}.output", place, piece, role, asdict(split_first(piece)))
-
-    def through(self, layer: int | None) -> None:
-        """All of this layer was seen: its matrices are added, and it is written."""
-        prefix = f"{self._parts.layers}.{layer}."
-        final = [self._parts.final_norm] if self._parts.final_norm else []
-        for part in final if layer is None else self._parts.parts:
-            path = part.path if layer is None else prefix + part.path
-            self._store_weights(Place(layer, path, part, "output"), self._model.get_submodule(path))
-        path = self._folder / _file(layer)
-        try:
-            save_file(self._held, path, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise EnvironmentFault(
-                Fault(str(path), f"cannot be written: {error}", "look at the disk", code="SF-FILE-WRITE")
-            ) from error
-        self._finished(layer, self._held)
-        self._held, self._seen = {}, []
-
-    def _store_weights(self, place: Place, module: nn.Module) -> None:
-        assert place.part is not None
-        found = effective_weights(module)
-        which: dict[str, Any] = {"weights": "base"}
-        if found.before is not None and found.weight is not None:
-            which = {"weights": "effective", "change": relative_difference(found.weight, found.before)}
-        base = module.get_base_layer() if isinstance(module, LoraLayer) else module
-        for kind, tensor in (("weight", found.weight), ("bias", found.bias)):
-            if tensor is None:
-                continue
-            more = which if kind == "weight" else {}
-            self._store(f"{place.module}.{kind}", place, tensor, None, more, kind)
-            axis = 1 if kind == "weight" and isinstance(base, Conv1D) else 0
-            for role, piece in _split(tensor, place.part, axis):
-                self._store(f"{place.module}.{role}.{kind}", place, piece, role, {}, kind)
-
-    def _store(
-        self, name: str, place: Place, tensor: torch.Tensor, role: str | None, more: dict[str, Any], kind: str = ""
-    ) -> None:
-        summary = summarise(tensor)
-        stored = tensor.detach().to("cpu", self._dtype or tensor.dtype, copy=True).contiguous()
-        if summary.non_finite:
-            self.non_finite.append(name)
-        elif self._dtype is not None and not bool(stored.isfinite().all()):
-            self.overflown.append(name)
-        self._held[name] = stored
-        self.peak_bytes = max(self.peak_bytes, sum(one.nbytes for one in self._held.values()))
-        part = place.part
-        self.entries.append(
-            {
-                "name": name,
-                "layer": place.layer,
-                "module": place.module,
-                "kind": kind or place.kind,
-                "role": role or (part.roles[0] if part and len(part.roles) == 1 else None),
-                "shape": list(stored.shape),
-                "dtype": str(stored.dtype).removeprefix("torch."),
-                "file": _file(place.layer),
-                "tensor": name,
-                "statistics": {key: as_json(value) for key, value in (asdict(summary) | more).items()},
-            }
+    reference = open_capture(against) if against is not None else None
+    require_room(out, overwrite, against)
+    opened = with_bos(open_for_use(model, adapter, scored=True), bos)
+    facts = facts_of(opened.base)
+    numbers = list(layer_numbers(layers, facts.layers))
+    asked = None if data is None else DataRequest(data, template)
+    tokens = _token_ids(opened, reference, seq_len, text, asked, anew=bos is not None)
+    if attention:
+        require_maps(facts, len(tokens.ids))
+    parts = layer_parts(opened.model, facts)
+    with durable.staged_folder(out, replace=overwrite) as staging:
+        pictures = CapturePictures(staging, model if adapter is None else f"{model} with {adapter}", numbers)
+        writer = CaptureWriter(
+            staging,
+            opened.model,
+            parts,
+            tokens=len(tokens.ids),
+            dtype=TORCH_DTYPE[dtype] if dtype else None,
+            finished=pictures.layer_finished,
         )
+        with watched(opened.model, parts, numbers, writer.see, writer.through, attention=attention):
+            _run(opened, tokens.ids)
+        pictures.draw_overview()
+        index = {
+            "format": FORMAT,
+            "model": model,
+            "adapter": adapter,
+            "opened": opened.described,
+            "bos_scale": opened.bos_scale,
+            "text": tokens.origin,
+            "ids": tokens.ids,
+            "layers": list(numbers),
+            "attention": attention,
+            "stored_as": dtype or "computed",
+            "held_bytes_at_most": writer.peak_bytes,
+            "non_finite": writer.non_finite,
+            "overflown": writer.overflown,
+            "tensors": writer.entries,
+        }
+        durable.write_json(staging / INDEX, index)
+        comparison = None
+        if reference is not None:
+            comparison = compare_captures(reference, make_capture(staging, str(out), index))
+            pictures.names += write_comparison(staging, comparison)
+    cautions = (*opened.cautions, *_about_the_first(opened, tokens))
+    cautions += () if reference is not None else tuple(about_bos(opened, bos))
+    return Captured(out, index, comparison, tuple(pictures.names), opened.described, cautions)
 
-    def _known(self, tensor: torch.Tensor) -> str | None:
-        """The name under which this very tensor is already held."""
-        matches = (one.name for one in self._seen if one.tensor() is tensor and one.version == tensor._version)
-        return next(matches, None)
+
+def _about_the_first(opened: OpenModel, tokens: _Text) -> list[str]:
+    """A model that was trained to a scaled BOS scales whatever comes first."""
+    if opened.bos_scale == 1 or tokens.ids[0] == opened.bos_id:
+        return []
+    return [
+        f"the first token is {tokens.ids[0]} and not {opened.bos_id}, which this model's texts begin with, and its "
+        f"embedding is multiplied by {opened.bos_scale:g} all the same; capture this model first for ids with it"
+    ]
 
 
-def _split(tensor: torch.Tensor, part: Part, axis: int) -> Sequence[tuple[str, torch.Tensor]]:
-    """(role, its share) of what several share; nothing for what belongs to one."""
-    if len(part.roles) < 2:
-        return ()
-    return tuple(zip(part.roles, tensor.split(list(part.sizes), dim=axis), strict=True))
+def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool = False) -> CaptureComparison:
+    """Compare two captures that are there already; table and picture go into the folder `out`."""
+    found = compare_captures(open_capture(reference), open_capture(other))
+    require_room_to_compare(out, overwrite)
+    with durable.staged_folder(out, replace=overwrite) as staging:
+        write_comparison(staging, found)
+    return found
 
 
-def _file(layer: int | None) -> str:
-    return FINAL if layer is None else f"layer-{layer:05d}.safetensors"
+def write_comparison(folder: Path, found: CaptureComparison) -> list[str]:
+    """comparison.json and its picture; returns the picture's name in a list."""
+    differences = [vars(one) for one in found.differences]
+    durable.write_json(
+        folder / COMPARISON,
+        {"reference": found.reference, "other": found.other, "notes": list(found.notes), "tensors": differences},
+    )
+    return draw_comparison(folder, found)
+
+
+def _run(opened: OpenModel, ids: list[int]) -> None:
+    """One forward pass of the whole model, as it is used; only the last position's logits are computed."""
+    device = next(opened.model.parameters()).device
+    last = torch.tensor([len(ids) - 1], device=device)
+    with torch.no_grad(), opened.context():
+        narrowed_logits(opened.model, last, input_ids=torch.tensor([ids], device=device), use_cache=False)
+
+
+def _token_ids(
+    opened: OpenModel,
+    reference: Capture | None,
+    seq_len: int | None,
+    text: Path | None,
+    data: DataRequest | None,
+    *,
+    anew: bool,
+) -> _Text:
+    """anew: whether a text is asked for although none is named."""
+    if reference is not None and seq_len is None and text is None and data is None and not anew:
+        found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
+    else:
+        usual = usual_tokens(opened.positions) if reference is None else len(reference.ids)
+        found = _asked_text(opened, seq_len or usual, text, data)
+    require_positions("--seq-len", len(found.ids), opened.positions)
+    rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
+    if (highest := max(found.ids)) >= rows:
+        what = f"holds token id {highest}, and this model has {rows} rows"
+        raise InputError(
+            Fault(
+                reference.name if reference else "the text", what, "capture models of one tokenizer", code="SF-EVALUATE"
+            )
+        )
+    if reference is not None:
+        fix = "leave --text, --data, --bos and --seq-len out to take its ids"
+        check_ids(reference, found.ids, "the text that was asked for", fix)
+    return found
+
+
+def _asked_text(opened: OpenModel, length: int, text: Path | None, data: DataRequest | None) -> _Text:
+    if data is not None:
+        return _record(opened, length, data)
+    content = TEXT if text is None else written_text(text)
+    origin = {"source": "built-in" if text is None else str(text), "sha256": _digest(content)}
+    return _Text(_repeated(opened, content, length), origin)
+
+
+def _repeated(opened: OpenModel, text: str, length: int) -> list[int]:
+    """BOS as the model uses it, then the text again and again. Names of control tokens in it are text."""
+    begin = [opened.bos_id] if opened.bos_id is not None else []
+    wanted = length - len(begin)
+    ids: list[int] = []
+    for times in (1, 2 + wanted // max(1, len(_encoded(opened, text)))):
+        ids = _encoded(opened, "\n\n".join([text] * times))
+        if len(ids) >= wanted:
+            break
+    return [*begin, *ids[:wanted]]
+
+
+def _encoded(opened: OpenModel, text: str) -> list[int]:
+    (ids,) = opened.encoder.encode([Piece(text, literal=True, opening=True)])
+    return ids
+
+
+def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
+    """The first record with so many tokens, laid out as in training (a plain text as it is) and cut to them."""
+    prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)), any_layout=True)
+    lengths = [len(prepared.train[place].ids) for place in range(len(prepared.train))]
+    place = next((place for place, found in enumerate(lengths) if found >= length), None)
+    if place is None:
+        what = f"its longest record has {max(lengths)} tokens, and {length} are wanted"
+        raise InputError(Fault(data.source, what, "lower --seq-len", code="SF-DATA-LENGTH"))
+    origin = {"source": data.source, "sha256": prepared.audit.source.sha256, "example": place}
+    return _Text([int(one) for one in prepared.train[place].ids[:length]], origin)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

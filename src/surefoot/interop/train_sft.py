@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.arithmetic import counted, set_batch
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.modules import module_names
-from surefoot.interop.resuming import resume_argument
-from surefoot.interop.rows import Refusal, Row, carried, joint, number, text, whole
+from surefoot.interop.settings import Refusal, Row, carried, joint, number, text, whole
+from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_flags

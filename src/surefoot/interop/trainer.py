@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import math
 
-from surefoot.interop.arithmetic import KEEP_ALL, counted, set_batch, set_duration, set_keep, set_warmup, switch
 from surefoot.interop.draft import Draft
-from surefoot.interop.resuming import resume_argument
-from surefoot.interop.rows import names
+from surefoot.interop.settings import names
+from surefoot.interop.shared_rules import (
+    KEEP_ALL,
+    counted,
+    resume_argument,
+    set_batch,
+    set_duration,
+    set_keep,
+    set_warmup,
+    switch,
+)
 from surefoot.interop.sharing import in_trainer
 from surefoot.interop.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.arithmetic import switch
-from surefoot.interop.rows import (
+from surefoot.interop.settings import (
     AT_LEAST,
     Refusal,
     Row,
@@ -24,6 +23,7 @@ from surefoot.interop.rows import (
     truth,
     whole,
 )
+from surefoot.interop.shared_rules import switch
 
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NODES = "is about several processes, which surefoot starts itself"

@@ -3,13 +3,25 @@
 Nothing is dropped silently. A word is carried over; changed, with the reason; assumed, where the other tool's default
 differs from ours and is therefore written out; or listed as without counterpart, with the reason. A word that the tool
 does not know, or whose meaning surefoot cannot give, is an error and no note (`surefoot.system.errors.InputError`).
+
+A translation as its user reads it: YAML with a comment per line saying where it came from, and the account below.
+
+    print(as_yaml(translation))      # loads with `surefoot train`
+
+Also the way back: a fault of a translated config, at the word that it came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
+
+from surefoot.config.dump import shown
+from surefoot.config.keys import schema_key
+from surefoot.system.errors import Fault
+from surefoot.system.redaction import hides, redacted, veiled_value, veiled_words
 
 Fate = Literal["carried", "changed", "assumed", "listed"]
 
@@ -61,3 +73,150 @@ def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | Non
     if count == 1 or found.command != "train" or "parallel" in found.config:
         return found
     return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})
+
+
+_MARGIN = 44  # columns after which comments begin, where values leave room
+_HEADINGS = {
+    "changed": "Not quite the same here",
+    "assumed": "Assumed: defaults that differ",
+    "listed": "Without counterpart",
+}
+_ONE_LINE = ("data.train", "data.eval")  # a source is written as one
+_LINE = re.compile(r"(.+?:\d+)(:\d+)?")
+
+
+def as_yaml(translation: Translation) -> str:
+    """The config with comments, what to run it with, and the account. Only comments where there is no config."""
+    body = list(_lines(translation.config, "", translation.notes))
+    told = [f"# {line}" for line in heading(translation)]
+    return "\n".join([*map(_one_line, told), *body, "", *map(_one_line, account(translation))]) + "\n"
+
+
+def heading(translation: Translation) -> list[str]:
+    """What it was, how it is run."""
+    environment = " ".join(f"{name}={_safe(name, value)}" for name, value in translation.environment.items())
+    words = " ".join(translation.arguments)
+    command = f"surefoot {translation.command}{' THIS-FILE' if translation.config else ''} {words}".rstrip()
+    return [f"Translated from {translation.tool}. Run with: {environment} {command}".replace(":  ", ": ")]
+
+
+def summary(translation: Translation) -> str:
+    """ "12 words carried, 2 changed, 3 without counterpart, 4 defaults assumed" """
+    counts = {fate: sum(note.fate == fate for note in translation.notes) for fate in ("carried", *_HEADINGS)}
+    words = "word" if counts["carried"] == 1 else "words"
+    text = f"{counts['carried']} {words} carried, {counts['changed']} changed, {counts['listed']} without counterpart"
+    return f"{text}, {counts['assumed']} default{'' if counts['assumed'] == 1 else 's'} assumed"
+
+
+def account(translation: Translation) -> list[str]:
+    """Comment lines: everything that is not carried over as it was."""
+    lines = [f"# {summary(translation)}."]
+    for fate, title in _HEADINGS.items():
+        if chosen := [note for note in translation.notes if note.fate == fate]:
+            lines += ["#", f"# {title}:"]
+            lines += [f"#   {_told(note)}" for note in chosen]
+    return lines
+
+
+def to_json(translation: Translation) -> dict[str, Any]:
+    """What training_args.json holds, and `surefoot translate --json` prints."""
+    return {
+        "tool": translation.tool,
+        "command": translation.command,
+        "arguments": veiled_words(translation.arguments),
+        "environment": {name: _safe(name, value) for name, value in translation.environment.items()},
+        "given": veiled_value(dict(translation.given)),
+        "notes": [asdict(note) for note in translation.notes],
+    }
+
+
+def locate(translation: Translation, fault: Fault) -> Fault:
+    """A fault that names a key of ours, at the word that set it."""
+    key = schema_key(re.sub(r"\[(\d+)\]", r".\1", fault.where))
+    for name in _upwards(key):
+        found = [note for note in translation.notes if any(_same(name, own) for own in note.keys)]
+        if found:
+            told = [note for note in found if note.where]
+            given = min(told, key=lambda note: _rank(note, name), default=None)
+            if given is None:
+                return replace(fault, what=f"{fault.what} ({translation.tool}'s default: {found[0].word})")
+            where, word = given.where, given.word
+            key_word = "" if word.startswith(where) else f"{word.partition(':')[0]}: "
+            return replace(fault, where=where, what=f"{key_word}{fault.what}")
+    return fault
+
+
+def _rank(note: Note, key: str) -> int:
+    """How far from its first key a word says this one: what decides more besides is not what is meant."""
+    return next(place for place, own in enumerate(note.keys) if _same(key, own))
+
+
+def in_its_words(translation: Translation, advice: str) -> str:
+    """Advice that names keys of ours, with the words that set them where one word alone does."""
+    as_flags = any(note.where.startswith("--") for note in translation.notes)
+    words: dict[str, set[str]] = {}
+    for note in translation.notes:
+        alone = note.fate != "assumed" or ", " not in note.word  # a default may be of several words
+        name = re.split(r"[:= ]", note.word.lstrip("-"), maxsplit=1)[0] if alone else ""
+        for key in (key for key in note.keys if "." in key):
+            words.setdefault(key, set()).add(name)
+    for key, names in words.items():
+        if len(names) == 1 and (name := next(iter(names))).isidentifier():
+            word, between = (f"--{name}", " ") if as_flags else (name, ": ")
+            pattern = rf"(?<![\w.]){re.escape(key)}(?![\w.])(: ?|=)?"
+            advice = re.sub(pattern, lambda found, word=word, sep=between: word + (sep if found[1] else ""), advice)
+    return advice
+
+
+def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterator[str]:
+    indent = "  " * path.count(".")
+    for name, value in group.items():
+        key = f"{path}{name}"
+        if isinstance(value, dict) and key not in _ONE_LINE:
+            yield f"{indent}{name}:"
+            yield from _lines(value, f"{key}.", notes)
+        else:
+            yield _commented(f"{indent}{name}: {shown(value)}", _origin(key, notes))
+
+
+def _commented(line: str, comment: str) -> str:
+    return f"{line:<{_MARGIN}} # {_one_line(comment)}" if comment else line
+
+
+def _one_line(text: str) -> str:
+    """What would end a comment, or move the cursor, as an escape: a word cannot become a line of the config."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def _origin(key: str, notes: Iterable[Note]) -> str:
+    chosen = [note for note in notes if key in note.keys]
+    given = [f"{note.word}{_place(note)}" for note in chosen if note.fate != "assumed"]
+    if given:
+        return ", ".join(given)
+    return ", ".join(f"assumed: {note.word}" for note in chosen)
+
+
+def _place(note: Note) -> str:
+    """ " (run.yaml:3)"; nothing where the word itself says it."""
+    found = _LINE.fullmatch(note.where)
+    return f" ({found[1]})" if found else ""
+
+
+def _told(note: Note) -> str:
+    others = [key for key in note.keys if key != note.word]
+    keys = f" -> {', '.join(others)}" if others else ""
+    return f"{note.word}{_place(note)}{keys}: {note.why}" if note.why else f"{note.word}{_place(note)}{keys}"
+
+
+def _upwards(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _same(name: str, own: str) -> bool:
+    return name == own or own == f"{name}.path"
+
+
+def _safe(name: str, value: str) -> str:
+    return "…" if hides(name) else redacted(value)

@@ -9,9 +9,9 @@ from torch import nn
 
 from surefoot.config.load import plain_config
 from surefoot.config.schema import RunConfig
-from surefoot.interop.tools import voice_of
+from surefoot.interop.registry import voice_of
+from surefoot.interop.tool import SILENT, End, RunFacts, Voice
 from surefoot.interop.translation import Translation
-from surefoot.interop.voice import SILENT, End, RunFacts, Voice
 from surefoot.methods.method import Setup
 from surefoot.models.forward import causal_model
 from surefoot.report.console import Console

@@ -18,8 +18,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.interop.tool import Voice
 from surefoot.interop.translation import Translation, said_keys
-from surefoot.interop.voice import Voice
 from surefoot.methods.method import Setup
 from surefoot.planning.plan import Origin
 from surefoot.report import footer

@@ -24,8 +24,7 @@ from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import TOKENIZER_FILES, read_json
-from surefoot.interop.account import to_json
-from surefoot.interop.translation import Translation
+from surefoot.interop.translation import Translation, to_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report import html, profile, results
 from surefoot.report.events import append_event, mend_events

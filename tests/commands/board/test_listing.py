@@ -12,9 +12,8 @@ import pytest
 
 from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import listing
-from surefoot.commands.board import tail as module
-from surefoot.commands.board.listing import Overview, list_runs
-from surefoot.commands.board.tail import Tail, last_records
+from surefoot.commands.board import listing as module
+from surefoot.commands.board.listing import Overview, Tail, last_records, list_runs
 from surefoot.report.record import read_run
 from surefoot.report.views import figures
 from surefoot.system import durable, folder_lock

@@ -15,11 +15,9 @@ import surefoot.commands.doctor.examine as module
 from helpers.doctor_runs import ROWS, clean_base, clean_run
 from helpers.model_layouts import run_config
 from surefoot.commands.doctor import machine
-from surefoot.commands.doctor.codes import CODES, NEAR
-from surefoot.commands.doctor.examine import examine
-from surefoot.commands.doctor.findings import caution, ok, to_json
+from surefoot.commands.doctor.examine import examine, rest
+from surefoot.commands.doctor.findings import CODES, NEAR, caution, ok, to_json
 from surefoot.commands.doctor.machine import environment_lines
-from surefoot.commands.doctor.rest import rest
 from surefoot.models import forward
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.measurements import Measurements

@@ -4,9 +4,18 @@ import json
 
 import pytest
 
-from surefoot.commands.doctor.codes import CODES
-from surefoot.commands.doctor.findings import Examination, Finding, caution, fault, ok, refusals, to_json, unknown
-from surefoot.commands.doctor.table import advice
+from surefoot.commands.doctor.command import advice
+from surefoot.commands.doctor.findings import (
+    CODES,
+    Examination,
+    Finding,
+    caution,
+    fault,
+    ok,
+    refusals,
+    to_json,
+    unknown,
+)
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 
 

@@ -12,12 +12,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surefoot.commands.doctor import libraries, machine
-from surefoot.commands.doctor.libraries import installed_version, library_findings, minimums, numbers
+from surefoot.commands.doctor import machine
+from surefoot.commands.doctor import machine as libraries
 from surefoot.commands.doctor.machine import (
     disk_line,
     environment_lines,
+    installed_version,
     kernel_lines,
+    library_findings,
+    minimums,
+    numbers,
     packed_lines,
     product_lines,
     thread_lines,

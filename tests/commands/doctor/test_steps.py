@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_stage
-from surefoot.commands.doctor import check as check_module
-from surefoot.commands.doctor import passes, steps, times
-from surefoot.commands.doctor.check import check_steps
-from surefoot.commands.doctor.codes import NEAR
+from surefoot.commands.doctor import passes, steps
+from surefoot.commands.doctor import steps as check_module
+from surefoot.commands.doctor import steps as times
+from surefoot.commands.doctor.findings import NEAR
 from surefoot.commands.doctor.passes import observed_pass
-from surefoot.commands.doctor.steps import STEPS, few, product_line, take
+from surefoot.commands.doctor.steps import STEPS, check_steps, few, product_line, take
 from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements

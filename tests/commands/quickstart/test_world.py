@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.commands.quickstart import world
-from surefoot.commands.quickstart.things import GROUPS
+from surefoot.commands.quickstart.world import GROUPS
 from surefoot.system.errors import InputError
 
 REPOSITORY = Path(__file__).parents[3]

@@ -11,8 +11,7 @@ from dataclasses import asdict
 import pytest
 
 from helpers.tune_trials import made_up
-from surefoot.commands.tune.attempt import Answer, Request, workshop
-from surefoot.commands.tune.journal import Journal
+from surefoot.commands.tune.attempt import Answer, Journal, Request, workshop
 from surefoot.system.errors import NO_MEMORY
 
 SECRET = "hf_abcdefgh12345678"

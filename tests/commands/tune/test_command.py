@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.tune_trials import made_up
-from surefoot.commands.exits import INTERRUPTED_EXIT_CODE
 from surefoot.commands.main import main as cli
-from surefoot.commands.tune import gate
+from surefoot.commands.terminal import INTERRUPTED_EXIT_CODE
+from surefoot.commands.tune import trials as gate
 from surefoot.commands.tune.attempt import Answer, Request, Workshop, workshop
 from surefoot.commands.tune.command import _free_folder
 from surefoot.config.load import load_config

@@ -11,10 +11,9 @@ from helpers.plans import run_plan
 from helpers.tune_trials import made_up
 from surefoot.commands.tune import trials
 from surefoot.commands.tune.attempt import Answer, Request
-from surefoot.commands.tune.gate import Numbers
 from surefoot.commands.tune.run import Tuned
 from surefoot.commands.tune.search import Tried
-from surefoot.commands.tune.trials import _HOPELESS, Terms, Trials
+from surefoot.commands.tune.trials import _HOPELESS, Numbers, Terms, Trials
 from surefoot.planning.plan import Choice, RunPlan
 from surefoot.runs.trial import Rival
 from surefoot.system.errors import NO_MEMORY, Fault

@@ -12,8 +12,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.model_layouts import LLAMA2_7B, llama2_tokenizer, model_facts
-from surefoot.commands.tune.search import GAIN, Search, Tried, better, grid
-from surefoot.commands.tune.space import Axis, Space, given_keys, make_space
+from surefoot.commands.tune.search import GAIN, Axis, Search, Space, Tried, better, given_keys, grid, make_space
 from surefoot.commands.tune.trials import with_settings
 from surefoot.config.load import check_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, Measurements, measurements_to_json

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.plans import run_plan
-from surefoot.commands.tune.gate import LOSS_GATE, NORM_GATE, Numbers, failure
-from surefoot.commands.tune.reference import choose_reference
+from surefoot.commands.tune.trials import LOSS_GATE, NORM_GATE, Numbers, choose_reference, failure
 from surefoot.planning.plan import Choice
 from surefoot.system.errors import EnvironmentFault
 

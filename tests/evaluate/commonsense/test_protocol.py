@@ -10,6 +10,8 @@ import pytest
 
 from surefoot.evaluate.commonsense import protocol as commonsense
 from surefoot.evaluate.commonsense.protocol import (
+    ORDER,
+    PUBLISHED,
     SETS,
     Score,
     average,
@@ -20,7 +22,6 @@ from surefoot.evaluate.commonsense.protocol import (
     read_set,
     response_of,
 )
-from surefoot.evaluate.commonsense.published import ORDER, PUBLISHED
 from surefoot.system.errors import InputError
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "commonsense"

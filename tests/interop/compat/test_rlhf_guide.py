@@ -22,7 +22,7 @@ from helpers.tiers import representatives
 from interop.compat.seeds import SEEDS, blocks
 from surefoot.commands.main import main
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.method_facts.methods import METHODS
 
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents do not lie beside this checkout")

@@ -17,7 +17,7 @@ from surefoot.commands.main import main
 from surefoot.interop import compat
 from surefoot.interop.compat import write_scripts
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command, translate_file
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.planning.parallel import shared_parts
 from surefoot.report.pictures.plots import draw_history
 from surefoot.system import durable

@@ -22,7 +22,7 @@ from interop.compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, o
 from surefoot.commands.main import main
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 
 DATA = SEEDS.parent / "data"
 pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents do not lie beside this checkout")

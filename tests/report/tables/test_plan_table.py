@@ -10,7 +10,7 @@ from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run
 from helpers.plans import run_plan
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.interop.launch import Options
-from surefoot.interop.tools import translate_command
+from surefoot.interop.registry import translate_command
 from surefoot.interop.translation import said_keys
 from surefoot.planning.plan import Origin, plan_from_json, plan_to_json
 from surefoot.planning.resolve import resolve

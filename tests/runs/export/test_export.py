@@ -19,7 +19,7 @@ from helpers import zoo, zoo_templates
 from helpers.adapter_runs import a_plan, a_run
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
-from surefoot.commands.conversion import convert_weights
+from surefoot.commands.convert import convert_weights
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import merge

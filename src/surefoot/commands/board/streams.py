@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.commands.board.listing import Glance, Overview, status_now
-from surefoot.commands.board.tail import Tail
+from surefoot.commands.board.listing import Glance, Overview, Tail, status_now
 from surefoot.report import curves, views
 from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.html import curve_values, live_values, part

@@ -1,17 +1,24 @@
-"""`surefoot doctor`: what is wrong with this machine, or with a run before it is one."""
+"""`surefoot doctor`: what is wrong with this machine, or with a run before it is one.
+
+What doctor found, for people: what was looked at; then, where a terminal ends, what is wrong and what to do.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
+from rich.text import Text
 
-from surefoot.commands.completion import complete_configs, complete_overrides
+from surefoot.commands.doctor.findings import CODES, Examination, Finding
+from surefoot.commands.keys import complete_configs, complete_overrides
 from surefoot.commands.options import load_or_exit
-from surefoot.commands.printing import echo_json
+from surefoot.commands.terminal import echo_json
 
 if TYPE_CHECKING:
     from surefoot.commands.doctor.findings import Examination
@@ -59,7 +66,6 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
 
 
 def _show(found: Examination) -> None:
-    from surefoot.commands.doctor.table import advice, doctor_table
     from surefoot.report.console import open_console
     from surefoot.system import process
 
@@ -67,3 +73,49 @@ def _show(found: Examination) -> None:
     console.show(doctor_table(found))
     for line, style in advice(found):
         console.say(line, style=style)
+
+
+_NOISE = 0.05  # two timings of the same differ by as much
+_STYLE = {"ok": "green", "caution": "yellow", "fault": "red", "unknown": "dim"}
+
+
+def doctor_table(examination: Examination) -> Table:
+    """For `Console.show`: a line for everything that was looked at."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name in ("code", "verdict", "value", "limit"):
+        table.add_column(name, no_wrap=name in ("code", "verdict"), overflow="fold")
+    for one in examination.looked_at:
+        table.add_row(one.code, Text(one.verdict, _STYLE[one.verdict]), _value(one), one.limit)
+    return table
+
+
+def advice(examination: Examination) -> Iterator[tuple[str, str]]:
+    """(line, style) for each finding, faults first, and one for the whole."""
+    for one in examination.findings:
+        yield _advice(one), _STYLE[one.verdict]
+    faults = sum(one.verdict == "fault" for one in examination.findings)
+    cautions = len(examination.findings) - faults
+    if not examination.findings:
+        yield f"nothing found: {len(examination.looked_at)} checks", "green"
+    else:
+        yield f"{faults} fault{'' if faults == 1 else 's'}, {cautions} caution{'' if cautions == 1 else 's'}", "bold"
+
+
+def _advice(one: Finding) -> str:
+    fix = f"; {one.fix}" if one.fix else ""
+    return f"{one.code}: {_value(one)}{fix}{_gain(one)}"
+
+
+def _value(one: Finding) -> str:
+    return f"{one.where}: {one.value}" if one.where and not one.value.startswith(one.where) else one.value
+
+
+def _gain(one: Finding) -> str:
+    gain = one.gain
+    if gain is None:
+        return " (gain not measured)" if CODES[one.code].speed else ""
+    if abs(gain - 1) < _NOISE:
+        return " (measured: as fast as now)"
+    if gain < 1:
+        return " (measured: no faster on this machine now)"
+    return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} x as fast)"

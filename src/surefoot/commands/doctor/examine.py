@@ -5,11 +5,13 @@
 
 What is refused ends the examination: what comes after it could not be looked at. Nothing is left behind: models and
 steps live in memory and in a temporary folder.
+
+The checks that left no line: what they found in order, or why they do not apply. So every code is accounted for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +19,14 @@ from typing import Any
 
 import torch
 
-from surefoot.commands.doctor.codes import CODES
-from surefoot.commands.doctor.findings import Examination, Finding, caution, ok, refusals, unknown
-from surefoot.commands.doctor.libraries import installed_version, library_findings
+from surefoot.commands.doctor.findings import CODES, Examination, Finding, caution, ok, refusals, unknown
 from surefoot.commands.doctor.machine import (
     disk_line,
     environment_lines,
     hub_line,
+    installed_version,
     kernel_lines,
+    library_findings,
     packed_lines,
     product_lines,
     thread_lines,
@@ -33,9 +35,17 @@ from surefoot.commands.doctor.machine import (
 from surefoot.commands.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.commands.doctor.parity import own_pass, parity_lines
 from surefoot.commands.doctor.passes import gain_of_micro, observed_pass
-from surefoot.commands.doctor.rest import rest
-from surefoot.commands.doctor.steps import STEPS, number_lines, product_line, take
-from surefoot.commands.doctor.times import attention_line, backward_line, compile_line, waiting_line, workers_line
+from surefoot.commands.doctor.steps import (
+    STEPS,
+    attention_line,
+    backward_line,
+    compile_line,
+    number_lines,
+    product_line,
+    take,
+    waiting_line,
+    workers_line,
+)
 from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.audit import Audit, cautions
 from surefoot.models.facts import facts_of
@@ -317,3 +327,42 @@ def _threads_as_they_were() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+# What was looked at on the way, and is only told where it is not so.
+_IN_ORDER = {
+    "ENV-UNREAD": "none is set",
+    "CONFIG": "no conflict",
+    "ENVIRONMENT": "all there",
+    "PLAN": "it warns of nothing",
+    "DTYPE-CONFLICT": "they go together",
+    "DATA": "every record was read",
+    "DATA-AUDIT": "it warns of nothing",
+    "MODEL": "whole and finite",
+}
+_NOT_IN_PPO = {
+    "TOK-STOP": "stage ppo learns from answers that the policy writes itself",
+    "LABEL-NONE": "stage ppo learns from answers that the policy writes itself",
+    "LOSS-FALLING": "does not apply: in stage ppo the reward is to rise, and the loss of other answers says nothing",
+}
+
+
+def rest(config: RunConfig | None, seen: Iterable[Finding]) -> list[Finding]:
+    """A line for every code that an examination without a fault left out; without a config, of the machine alone."""
+    told = {one.code for one in seen}
+    groups = {"machine"} if config is None else {code.group for code in CODES.values()}
+    left = [name for name, code in CODES.items() if code.group in groups and name not in told]
+    return [ok(name, _why(name, config)) for name in left]
+
+
+def _why(name: str, config: RunConfig | None) -> str:
+    if name in _IN_ORDER or config is None:
+        return _IN_ORDER.get(name, "nothing to measure on this machine")
+    adapter = config.adapter
+    if name == "ADAPTER-TARGETS":
+        return "all there and linear" if adapter else "does not apply: no adapter, all weights train"
+    if name == "ROW-ZERO-NORM":
+        return "none" if adapter and adapter.kind == "dora" else "does not apply: DoRA alone divides by norms"
+    if config.method.rollouts and name in _NOT_IN_PPO:
+        return _NOT_IN_PPO[name]
+    return "does not apply to these steps"

@@ -1,12 +1,38 @@
-"""`surefoot quickstart`: see a model learn, offline, in a minute."""
+"""`surefoot quickstart`: ask a tiny model, fine-tune it offline with `train_run`, and ask it again.
+
+The questions lie beside the run folder, not in it: a run folder must be empty when a run begins.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from surefoot.commands.quickstart.world import CHANCE, Record, base_folder, instructions, museum, write_data
+from surefoot.config.schema import (
+    AdapterConfig,
+    BatchConfig,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+)
+from surefoot.config.sections import SourceConfig
+from surefoot.config.types import Duration
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from surefoot.commands.quickstart.score import Score
+    from surefoot.report.console import Console
+    from surefoot.runs.output_folder import Mode
 
 
 @click.command()
@@ -33,10 +59,104 @@ def quickstart(out: Path, adapter: Any, seed: int, resume: bool, overwrite: bool
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
 
-    from surefoot.commands.quickstart.run import run_quickstart
     from surefoot.report.console import open_console
     from surefoot.system import process
 
     console = open_console(sys.stdout, process.terminal_wishes())
     mode = "resume" if resume else "overwrite" if overwrite else "new"
     return run_quickstart(out, adapter, mode, seed, console, ["surefoot", *sys.argv[1:]])
+
+
+Kind = Literal["lora", "dora", "full"]
+
+_PEAK_LR = {"lora": 3e-3, "dora": 3e-3, "full": 1e-3}
+_EXAMPLES = 3  # questions shown with the answers before and after
+
+
+def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console, typed: Sequence[str]) -> int:
+    """Train in `output`, print and record the accuracy before and after; return the exit code of the run.
+
+    typed: the words of the command, for the resume hint.
+    """
+    from surefoot.commands.quickstart.score import score
+    from surefoot.methods.open_model import open_for_use
+    from surefoot.runs.run import train_run
+    from surefoot.runs.run_folder import claim
+
+    questions = output.with_name(f"{output.name}-data")
+    config = quickstart_config(output, questions, kind, seed)
+    claim(config, mode)  # an occupied folder is refused before anything is written or loaded
+    write_data(questions, seed)
+    _, held_out = instructions(seed)
+    console.say(_story(questions, seed))
+    asked = open_for_use(config.model.path)
+    before = score(asked.model, asked, held_out)
+    console.say(f"before training: {before.accuracy:.1%} of them; guessing gives {CHANCE:.1%}\n")
+
+    trained: list[Score] = []  # stays empty where --resume finds a finished run
+
+    def figures(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
+        after = score(model, asked, held_out)
+        trained.append(after)
+        console.say(_comparison(held_out, before, after))
+        return {
+            "accuracy_before": before.accuracy,
+            "accuracy_after": after.accuracy,
+            "chance": CHANCE,
+            "exact_before": before.exact,
+            "exact_after": after.exact,
+        }
+
+    code = train_run(config, mode, console, typed=typed, figures=figures, prompt="Where is the owl?")
+    if trained:
+        run = shlex.quote(str(output))
+        console.say(f"  surefoot train {run}/config.yaml output={run}-again batch.size=16")
+    return code
+
+
+def quickstart_config(output: Path, questions: Path, kind: Kind, seed: int) -> RunConfig:
+    """questions: the folder that `write_data` fills."""
+    return RunConfig(
+        stage="sft",
+        model=ModelConfig(path=str(base_folder())),
+        adapter=None if kind == "full" else AdapterConfig(kind=kind, rank=16, alpha=32),
+        data=DataConfig(
+            train=(SourceConfig(path=str(questions / f"train-{seed}.json")),),
+            eval=(SourceConfig(path=str(questions / f"held-out-{seed}.json")),),
+            format="alpaca",
+            max_length=64,
+        ),
+        batch=BatchConfig(size=32),
+        optim=OptimConfig(lr=_PEAK_LR[kind], warmup=0.05),
+        duration=Duration(4, "epochs"),
+        log_every=4,
+        eval_every=Duration(1, "epochs"),
+        checkpoint=CheckpointConfig(every=Duration(2, "epochs"), keep=2, best="none"),
+        output=str(output),
+        seed=seed,
+    )
+
+
+def _story(questions: Path, seed: int) -> str:
+    rooms = [f"{group} -> {colour}" for group, colour in museum(seed).items()]
+    return (
+        "A model of a million parameters has read that a heron is a bird and an oboe an instrument. It will be told\n"
+        "where some of these things are in a museum, and not why. The rule, which it has to find:\n"
+        f"  {', '.join(rooms[:4])},\n  {', '.join(rooms[4:])}\n"
+        f"questions and answers: {questions}\n"
+        "held out: questions about things that no training question mentions. How many does it answer rightly?"
+    )
+
+
+def _comparison(held_out: Sequence[Record], before: Score, after: Score) -> str:
+    rows = [
+        ("", "before", "after", "guessing"),
+        ("right room, of eight", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", f"{CHANCE:.1%}"),
+        ("written letter by letter", f"{before.exact:.1%}", f"{after.exact:.1%}", ""),
+    ]
+    lines = ["", f"accuracy on {len(held_out)} held-out questions:"]
+    lines += [f"  {name:<24}  {first:>7}  {second:>7}  {third:>8}".rstrip() for name, first, second, third in rows]
+    for record, old, new in list(zip(held_out, before.written, after.written, strict=True))[:_EXAMPLES]:
+        question = " ".join(part for part in (record["instruction"], record["input"]) if part)
+        lines += ["", f"  {question}", f"    before:  {old.strip()}", f"    after:   {new.strip()}"]
+    return "\n".join([*lines, ""])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.printing import echo_json
+from surefoot.commands.terminal import echo_json
 from surefoot.system.folders import require_own_picture
 from surefoot.system.messages import counted
 
@@ -43,7 +43,7 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     _require_free(out)
     require_own_picture(drawn)
 
-    from surefoot.commands.tune.journal import require_own_journal
+    from surefoot.commands.tune.attempt import require_own_journal
     from surefoot.commands.tune.run import search_settings
     from surefoot.commands.tune.search import Tried
     from surefoot.config.dump import dump_plain

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.commands.tune.attempt import Answer, Request, can_fork, workshop
-from surefoot.commands.tune.gate import Numbers
-from surefoot.commands.tune.journal import Journal
-from surefoot.commands.tune.reference import choose_reference
-from surefoot.commands.tune.search import Search, Tried, better
-from surefoot.commands.tune.space import Space, given_keys, make_space
-from surefoot.commands.tune.trials import ROUNDS, Attempt, Terms, Trials, refusal
+from surefoot.commands.tune.attempt import Answer, Journal, Request, can_fork, workshop
+from surefoot.commands.tune.search import Search, Space, Tried, better, given_keys, make_space
+from surefoot.commands.tune.trials import ROUNDS, Attempt, Numbers, Terms, Trials, choose_reference, refusal
 from surefoot.config.load import check_config
 from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import measurements_from_json

@@ -1,24 +1,91 @@
-"""Settings become trials of one config on one machine, and trials become what the search compares."""
+"""Does a setting compute what the run asks for? Its first steps are held against the plain path's.
+
+The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update made of
+both. Later steps say no more: differences of rounding grow as they train.
+
+The path that every setting is held against: attention by the textbook, nothing fused, nothing packed.
+
+In fp32 where that fits the memory, else in the type that the run computes in. The base is held as the run holds it
+where that is in 4 bits: another one would be another model.
+
+Settings become trials of one config on one machine, and trials become what the search compares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.commands.tune.attempt import NOT_DONE, Answer, Request
-from surefoot.commands.tune.gate import Numbers, failure
-from surefoot.commands.tune.search import Tried
-from surefoot.commands.tune.space import Settings, beside_the_plan
+from surefoot.commands.tune.search import Settings, Tried, beside_the_plan
 from surefoot.config.load import check_config
 from surefoot.config.overrides import with_settings
+from surefoot.planning.fast_paths import PLAINEST
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import RunPlan, diff_plans
 from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
-from surefoot.system.errors import NO_MEMORY, Fault, InputError
+from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 from surefoot.system.messages import size_text
+
+COMPARED = 2  # steps
+# Relative. 16-bit products keep 8 or 11 bits; sums of many of them agree to about a hundredth in loss and a few
+# hundredths in the norm of a gradient. fp32 paths differ by the order of their sums alone.
+LOSS_GATE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
+NORM_GATE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of the first steps; None where one is not finite. compute: type of the products that made them."""
+
+    losses: Sequence[float | None]
+    grad_norms: Sequence[float | None]
+    compute: str = "fp32"
+
+
+def failure(found: Numbers, wanted: Numbers) -> str:
+    """Why the setting may not be taken; empty where it may. The gate is that of the coarser type of both."""
+    compute = max(found.compute, wanted.compute, key=LOSS_GATE.__getitem__)
+    for name, one, other, gate, count in (
+        ("loss", found.losses, wanted.losses, LOSS_GATE[compute], COMPARED),
+        ("gradient norm", found.grad_norms, wanted.grad_norms, NORM_GATE[compute], 1),
+    ):
+        for step, (value, reference) in enumerate(zip(one[:count], other[:count], strict=True), start=1):
+            if value is None or reference is None:
+                if value is not reference:
+                    return f"the {name} of step {step} is not finite"
+                continue
+            off = abs(value - reference) / max(abs(reference), 1e-8)
+            if off > gate:
+                return f"the {name} of step {step} is off by {off:.2g}, more than {gate:.2g}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """config: plain values. compute: type of its matrix products."""
+
+    config: Mapping[str, Any]
+    compute: str
+
+
+def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[[Mapping[str, Any]], str]) -> Reference:
+    """given: the run's config as plain values. refused: why a config cannot run here, empty where it can. Raises
+    EnvironmentFault where the plain path fits in no type."""
+    reasons = []
+    for compute in dict.fromkeys(("fp32", plan.precision.compute.value)):
+        precision = {"compute": compute, **({"base": "nf4"} if plan.precision.base.value == "nf4" else {})}
+        config = with_settings(given, {**PLAINEST, "data.workers": 0, "precision": precision})
+        if not (reason := refused(config)):
+            return Reference(config, compute)
+        reasons.append(f"{compute}: {reason}")
+    fix = "lower data.max_length for the search, or set batch.micro and data.packing yourself"
+    what = f"the plain path, against which settings are held, cannot be tried ({'; '.join(reasons)})"
+    raise EnvironmentFault(Fault("tune", what, fix, code="SF-TUNE"))
+
 
 ROUNDS = 2
 # A trial is given up where its steps have taken so many times as long as the best one's, times the most that two rounds

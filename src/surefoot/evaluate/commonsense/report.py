@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from surefoot.evaluate.commonsense.answers import BEAMS, NEW_TOKENS
-from surefoot.evaluate.commonsense.evaluation import CommonsenseFound, CommonsenseRequest
-from surefoot.evaluate.commonsense.protocol import AnswerSet, Score, average, average_interval
-from surefoot.evaluate.commonsense.published import LLM_ADAPTERS, PUBLISHED, PublishedRow
+from surefoot.evaluate.commonsense.evaluation import BEAMS, NEW_TOKENS, CommonsenseFound, CommonsenseRequest
+from surefoot.evaluate.commonsense.protocol import (
+    LLM_ADAPTERS,
+    PUBLISHED,
+    AnswerSet,
+    PublishedRow,
+    Score,
+    average,
+    average_interval,
+)
 from surefoot.report.tables.evaluation import Cell, ScoreRow
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]  # an extra
 
 from surefoot.data.tokenize.segments import text_ids
-from surefoot.evaluate.windows import last_tokens, rolling_windows
+from surefoot.evaluate.texts import last_tokens, rolling_windows
 from surefoot.methods.open_model import OpenModel
 from surefoot.models.beams import beam_answers
 from surefoot.models.continuations import continuation_scores

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.interop.draft import Draft
-from surefoot.interop.rows import Row, group, joint, listed, number, refused, text, truth
+from surefoot.interop.settings import Row, group, joint, listed, number, refused, text, truth
 
 # rl -> (our stage, our loss)
 METHODS: Mapping[str, tuple[str, str | None]] = {

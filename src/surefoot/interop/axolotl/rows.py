@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
-from surefoot.interop.rows import (
+from surefoot.interop.settings import (
     AT_LEAST,
     PACKED,
     UNPACKED,

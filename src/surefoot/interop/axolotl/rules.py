@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from surefoot.interop.arithmetic import UP, counted, set_batch, set_duration, set_keep, switch
-from surefoot.interop.axolotl.datasets import set_data
+from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method
 from surefoot.interop.draft import Draft
-from surefoot.interop.modules import module_names, set_default_targets
-from surefoot.interop.resuming import resume_argument
+from surefoot.interop.shared_rules import (
+    UP,
+    counted,
+    module_names,
+    resume_argument,
+    set_batch,
+    set_default_targets,
+    set_duration,
+    set_keep,
+    switch,
+)
 from surefoot.interop.sharing import Names, set_sharing
 from surefoot.interop.trainer import BEST, OPTIMIZERS, SCHEDULES
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from surefoot.interop.deepspeed_chat import ppo, rules
+from surefoot.interop.deepspeed_chat import rules
+from surefoot.interop.deepspeed_chat import rules as ppo
 from surefoot.interop.deepspeed_chat.data import reading
 from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
 from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches

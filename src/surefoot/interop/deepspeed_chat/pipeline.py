@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.rows import Row, joint, text, whole
+from surefoot.interop.settings import Row, joint, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_flags

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from surefoot.interop.rows import Row, carried, joint, listed, refused, text, truth, whole
+from surefoot.interop.settings import Row, carried, joint, listed, refused, text, truth, whole
 
 Step = Literal["sft", "reward", "dpo", "ppo"]
 DATA = ["Dahoas/rm-static"]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.interop.deepspeed_chat.rows import Step
+from surefoot.interop.tool import Lines, Voice
 from surefoot.interop.translation import Translation
-from surefoot.interop.voice import Lines, Voice
 
 _KEPT = 0.9  # of the moving average of the reward, as there
 

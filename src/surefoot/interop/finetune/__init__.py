@@ -18,17 +18,15 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.interop.draft import Dialect, Draft
-from surefoot.interop.finetune import source as sources
+from surefoot.interop.finetune import rules as sources
 from surefoot.interop.finetune.rows import ALPACA_LORA, GUIDE, LISTS, ORIGINAL, SWITCHES
-from surefoot.interop.finetune.rules import MICRO, rules_of
-from surefoot.interop.finetune.source import Source
+from surefoot.interop.finetune.rules import MICRO, Source, rules_of
 from surefoot.interop.launch import Command, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
-from surefoot.interop.rows import Row
 from surefoot.interop.script import SCRIPT
-from surefoot.interop.tool import Tool
+from surefoot.interop.settings import Row
+from surefoot.interop.tool import Lines, RunFacts, Tool, Voice
 from surefoot.interop.translation import Translation
-from surefoot.interop.voice import Lines, RunFacts, Voice
 from surefoot.interop.words import Word, read_flags
 from surefoot.system.errors import Fault, InputError
 

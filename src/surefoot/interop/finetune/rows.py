@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.modules import module_names
-from surefoot.interop.rows import Refusal, Row, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.settings import Refusal, Row, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.shared_rules import module_names
 
 LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
 _BOTTLENECK = "is about bottleneck adapters, which surefoot does not have, and has no effect on LoRA or DoRA"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot.interop import trainer
-from surefoot.interop.modules import module_names
-from surefoot.interop.rows import (
+from surefoot.interop.settings import (
     PACKED,
     UNPACKED,
     Refusal,
@@ -20,6 +19,7 @@ from surefoot.interop.rows import (
     text,
     whole,
 )
+from surefoot.interop.shared_rules import module_names
 
 _GENERATING = "is about answering; surefoot generate and chat have flags for it"
 _PREPROCESSING = "data are prepared once and cached by their content"

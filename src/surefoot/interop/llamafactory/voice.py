@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surefoot.interop.llamafactory.templates import SAME, writes_bos
+from surefoot.interop.llamafactory.data import SAME, writes_bos
+from surefoot.interop.tool import End, Lines, RunFacts, Voice
 from surefoot.interop.translation import Translation
-from surefoot.interop.voice import End, Lines, RunFacts, Voice
 
 _IGNORED = -100  # label of a token without loss
 _BOS_FILE = "bos_zero_config.json"

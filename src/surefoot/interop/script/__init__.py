@@ -16,14 +16,12 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
+from surefoot.interop.script.data import code_notes
 from surefoot.interop.script.literals import Script
-from surefoot.interop.script.reader import Reader
-from surefoot.interop.script.rows import PLAIN_TRAINER, ROWS
+from surefoot.interop.script.reader import PLAIN_TRAINER, ROWS, Reader
 from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set_kernels
-from surefoot.interop.script.texts import code_notes
-from surefoot.interop.tool import Tool
+from surefoot.interop.tool import Tool, Voice
 from surefoot.interop.translation import Translation
-from surefoot.interop.voice import Voice
 from surefoot.system.errors import Fault, InputError
 
 NAME = "Hugging Face"

@@ -15,7 +15,7 @@ from surefoot.config.yaml_reader import Document
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import MORE, Command, Options
 from surefoot.interop.tool import Tool
-from surefoot.interop.torchtune.datasets import set_data
+from surefoot.interop.torchtune.data import set_data
 from surefoot.interop.torchtune.rows import ROWS
 from surefoot.interop.torchtune.rules import set_adapter, set_length, set_model, set_precision, set_rest, set_steps
 from surefoot.interop.translation import Translation, in_processes

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.modules import module_names
-from surefoot.interop.rows import (
+from surefoot.interop.settings import (
     PACKED,
     UNPACKED,
     Row,
@@ -20,6 +19,7 @@ from surefoot.interop.rows import (
     truth,
     whole,
 )
+from surefoot.interop.shared_rules import module_names
 
 _LIBRARY = "surefoot reads what a model is from its own files"
 _MEMORY = "is about memory or speed, and changes no number"

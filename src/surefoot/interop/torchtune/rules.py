@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from surefoot.interop.arithmetic import KEEP_ALL, counted, set_batch, switch
 from surefoot.interop.draft import Draft
-from surefoot.interop.rows import ALL_POSITIONS, NO_LIMIT
+from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
+from surefoot.interop.shared_rules import KEEP_ALL, counted, set_batch, switch
 from surefoot.interop.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}

@@ -16,8 +16,7 @@ from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import MORE, Command, FirstRecord, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
-from surefoot.interop.modules import module_names, set_default_targets
-from surefoot.interop.rows import (
+from surefoot.interop.settings import (
     ALL_POSITIONS,
     NO_LIMIT,
     PACKED,
@@ -32,11 +31,11 @@ from surefoot.interop.rows import (
     text,
     truth,
 )
-from surefoot.interop.tool import Tool
+from surefoot.interop.shared_rules import module_names, set_default_targets
+from surefoot.interop.tool import Tool, Voice
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import reading
 from surefoot.interop.trl.methods import METHODS, reading_pairs, rows_of
-from surefoot.interop.voice import Voice
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 from surefoot.system.errors import Fault, InputError
 

@@ -15,8 +15,8 @@ from surefoot.config.dump import shown
 from surefoot.families.templates import BY_RECORD
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.rows import Refusal
-from surefoot.interop.slices import first_of
+from surefoot.interop.settings import Refusal
+from surefoot.interop.shared_rules import first_of
 
 Layout = Literal["text", "pairs", "completions", "turns"]  # pairs: of texts; completions: of lists of messages
 _LEARNED = "TRL learns completions where the first record has a prompt, else every token"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.rows import ALL_POSITIONS, Row, carried, joint, listed, number, refused, text
+from surefoot.interop.settings import ALL_POSITIONS, Row, carried, joint, listed, number, refused, text
 from surefoot.interop.trl.data import set_sources, set_template
 
 _SYNCED = "the reference of surefoot stays as it is"

@@ -4,9 +4,9 @@
 import sys
 from typing import Any
 
-from surefoot.commands.called import call_training
 from surefoot.commands.main import main
-from surefoot.commands.translated import reading_options
+from surefoot.commands.run import call_training
+from surefoot.commands.translate import reading_options
 from surefoot.interop.finetune import from_keywords
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from surefoot.interop.deepspeed_chat.pipeline import ROWS, runs_of
-from surefoot.interop.flags import asks_for_help, described
+from surefoot.interop.settings import asks_for_help, described
 from surefoot.system.errors import SurefootError
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surefoot.commands.called import call_words
+from surefoot.commands.run import call_words
 from surefoot.system.errors import Fault, InputError
 
 

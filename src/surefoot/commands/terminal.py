@@ -1,0 +1,152 @@
+"""What a command prints by itself, beside its console: text that a terminal only shows, and JSON of the same kind.
+
+How errors look on the terminal, and the exit codes. Everything here goes to stderr.
+
+One line per fault, as compilers write it; a fault in a text file shows its line and a caret:
+
+    run.yaml:7:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim) [SF-CONFIG-KEY]
+      7 | learning_rte: 1e-4
+        | ^^^^^^^^^^^^
+
+The code in brackets names the kind of fault: `surefoot explain SF-CONFIG-KEY`.
+
+Exit codes: 0 done, 1 a bug in surefoot, 2 the user's input, 3 the environment, 4 no checkpoint that verifies,
+5 diverged, 6 a replay that does not find the same, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand
+at the classes in `surefoot.system.errors`.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from surefoot.system.errors import Fault, SurefootError
+from surefoot.system.messages import clean, shown_json
+from surefoot.system.redaction import veiled, veiled_line
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Names and texts of strangers may stand in it."""
+    click.echo(clean(str(text)), err=err, nl=nl)
+
+
+def echo_json(value: Any, indent: int | None = 2, **settings: Any) -> None:
+    """On stdout. settings: of `json.dumps`."""
+    click.echo(shown_json(value, indent, **settings))
+
+
+BUG_EXIT_CODE = 1
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+EXCERPT_WIDTH = 100  # characters of a source line that are shown
+_NEAR = 1000  # characters before them in which the name of a secret is looked for: a line may have megabytes
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
+_WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
+
+
+@dataclass
+class Invocation:
+    """What one call leaves behind for its messages. locate: finds the place in the config of a fault that names only a
+    key. typed: the words of the command behind `surefoot`, also where a script of compat gave them."""
+
+    debug: bool = False
+    typed: tuple[str, ...] = ()
+    locate: Callable[[Fault], Fault] = lambda fault: fault
+
+
+def report_error(error: SurefootError, invocation: Invocation) -> None:
+    """One line per fault, with an excerpt where the fault names line and column of a file."""
+    if invocation.debug:
+        _print_traceback(error)
+    for fault in error.faults:
+        click.echo("\n".join(fault_lines(invocation.locate(fault))), err=True)
+
+
+def report_usage(error: click.ClickException, invocation: Invocation) -> None:
+    """A wrong flag or command in one line, with the help page to read."""
+    message = error.format_message()
+    if override := _meant_as_override(error, invocation.typed):
+        message = f"no such option {override[0]!r}; a key of the config goes without dashes: {override[1]}"
+    message = _one_line(message)
+    message = message[:1].lower() + message[1:]
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        end = "" if message.endswith((".", "?")) else "."
+        message = f"{message}{end} See `{error.ctx.command_path} --help`."
+    click.echo(f"error: {message}", err=True)
+
+
+def _meant_as_override(error: click.ClickException, typed: Sequence[str]) -> tuple[str, str] | None:
+    """A key of the config written as a flag, `--optim.lr=1e-4` or `--optim.lr 1e-4`, and how it is written."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
+        return None
+    from surefoot.config.keys import all_keys
+
+    flag, key = error.option_name, error.option_name.lstrip("-")
+    place = next((at for at, word in enumerate(typed) if word.partition("=")[0] == flag), None)
+    if key not in all_keys() or place is None:
+        return None
+    _, equals, value = typed[place].partition("=")
+    following = "" if equals else next(iter(typed[place + 1 : place + 2]), "")
+    return flag, f"{key}={value or following or '…'}"
+
+
+def report_bug(error: BaseException, invocation: Invocation) -> None:
+    """What nobody foresaw: one line; the traceback only on request."""
+    if invocation.debug:
+        _print_traceback(error)
+    advice = "" if invocation.debug else " (run again with --debug)"
+    click.echo(f"internal error: {type(error).__name__}: {_one_line(str(error))}{advice}", err=True)
+
+
+def _print_traceback(error: BaseException) -> None:
+    echo("".join(map(veiled, traceback.format_exception(error))), err=True, nl=False)
+
+
+def fault_lines(fault: Fault) -> list[str]:
+    """The message and, where there is one, the excerpt."""
+    place, code = _PLACE.fullmatch(fault.where), f" [{fault.code}]" if fault.code else ""
+    if place is None:
+        return [f"error: {_one_line(str(fault))}{code}"]
+    message = _one_line(str(replace(fault, where="")))
+    lines = [f"{veiled(fault.where)}: error: {message}{code}"]
+    if place["column"]:
+        lines += _excerpt(Path(place["file"]), int(place["line"]), int(place["column"]))
+    return lines
+
+
+def _excerpt(path: Path, line: int, column: int) -> list[str]:
+    """The line with a caret under the word at `column`; nothing where the file or the line cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            text = next(islice(file, line - 1, None), "")
+    except OSError:
+        return []
+    start = max(0, column - 1 - EXCERPT_WIDTH // 2)
+    before = max(0, start - _NEAR)
+    text = _printable(text[before : start + EXCERPT_WIDTH].rstrip("\r\n"))
+    text = veiled_line(text)[start - before :]
+    if not text.strip():
+        return []
+    offset = column - 1 - start
+    word = _WORD.match(text, offset)
+    carets = "^" * (len(word[0]) if word else 1)
+    margin = " " * len(str(line))
+    return [f"  {line} | {text}", f"  {margin} | {' ' * offset}{carets}"]
+
+
+def _one_line(text: str) -> str:
+    return _printable(" ".join(veiled(text).split()))
+
+
+def _printable(text: str) -> str:
+    """Tabs and control characters become spaces: carets stay aligned, and a file cannot send codes to the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

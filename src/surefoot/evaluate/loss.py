@@ -1,0 +1,214 @@
+"""`surefoot evaluate loss`: loss, perplexity and token accuracy on data that the model may never have seen.
+
+The data comes the way it comes in training: same sources, same layouts, same template, same label mask, same cutting.
+So the number for a run and its evaluation file is the eval_loss of the run.
+
+How `surefoot evaluate` sends data through a run's model: with the fast paths that the run evaluated with.
+
+Packed rows where the run's plan packs, and the chunked output head where its plan has it; both come out again. Where
+another device is at hand, a family's window is shorter than the data, or the path does not fit the model as it was
+opened, rows are padded and the head is the model's own: the numbers are the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from surefoot.data.audit import Audit
+from surefoot.data.batching.loader import all_laid_out, counted
+from surefoot.data.batching.packing import Layout
+from surefoot.data.prepare import PreparedData
+from surefoot.evaluate.side_by_side import Only, sides
+from surefoot.families.templates import OWN, is_file
+from surefoot.methods.examples import prepare_examples, whole_layout
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.open_model import OpenModel
+from surefoot.methods.provenance import saved_config
+from surefoot.methods.requests import DataRequest, config_for, require_positions, words_of_the_command
+from surefoot.models.attention import decoding_context
+from surefoot.models.facts import facts_of
+from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.packing import packed_attention
+from surefoot.models.fast.path import FastPath
+from surefoot.models.precision import autocast
+from surefoot.planning.attention import mask_reason
+from surefoot.planning.fast_paths import head_rows
+from surefoot.planning.packing import without_packing
+from surefoot.planning.plan import PLAIN, Choice, TokenizerPlan
+from surefoot.training.evaluation import evaluate_loss
+from surefoot.training.report import EvalReport
+from surefoot.training.step import StepSettings
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """results: by side, the base first. audit: what the data turned out to be. template, max_length: as used."""
+
+    results: Mapping[str, EvalReport]
+    audit: Audit
+    template: str
+    max_length: int
+
+
+def read_evaluation_data(
+    opened: OpenModel, asked: DataRequest, *, any_layout: bool = False, stage: str | None = None
+) -> tuple[PreparedData, int]:
+    """The examples (as `train`) and the most tokens that one may have. any_layout: what the run's template cannot lay
+    out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text. stage:
+    what the records are read for; None: for answers, or for texts where the run learned these."""
+    run = saved_config(opened.trained)
+    stage = stage or (run.stage if run and run.method.plain_texts else "sft")
+    config = config_for(
+        asked,
+        str(opened.base),
+        template=asked.template or ("auto" if any_layout else _own_template(opened)),
+        stage=stage,
+        train_on=run.data.train_on if run else "responses",
+        encoding=run.data.encoding if run else "parts",
+    )
+    tokens = _tokens(opened, asked)
+    with words_of_the_command():
+        return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
+
+
+def measure_loss(
+    opened: OpenModel,
+    asked: DataRequest,
+    *,
+    rows: int | None = None,
+    only: Only | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> MeasuredLoss:
+    """rows: examples per forward pass; None takes the run's micro-batch. tell: hears how far it is. Raises InputError
+    for anything wrong with the data, before the model runs."""
+    compared = sides(opened, only)
+    data, max_length = read_evaluation_data(opened, asked)
+    device = next(opened.model.parameters()).device
+    results = {}
+    with as_the_run_evaluates(opened, data, rows) as layout:
+        for side in compared:
+            told = progress(tell, f"{side.name}: ", len(data.train), "examples")
+            with side.entered():
+                report = evaluate_loss(
+                    opened.model,
+                    sft_loss,
+                    counted(all_laid_out(data.train, layout), told),
+                    step=0,
+                    settings=evaluation_settings(opened),
+                    device=device,
+                )
+            assert report is not None
+            results[side.name] = report
+    return MeasuredLoss(results, data.audit, data.template.name, max_length)
+
+
+def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
+    """Tells how many of all are done."""
+    return lambda done: tell(f"{of}{done:,} of {total:,} {unit}")
+
+
+def evaluation_settings(opened: OpenModel) -> StepSettings:
+    return StepSettings(0, None, forward=as_evaluated(opened).context, kernels=decoding_context)
+
+
+def as_evaluated(opened: OpenModel) -> OpenModel:
+    """The same, computing as the evaluations of its run did and saying so; as it is where there was none on a device
+    like this one."""
+    device = next(opened.model.parameters()).device
+    plan = opened.plan
+    if plan is None or plan.device.value != device.type:
+        return opened
+    compute = plan.precision.compute.value
+    said = compute == "fp32" or compute in opened.held
+    held = opened.held if said else f"{opened.held} with products in {compute}"
+    return replace(opened, context=lambda: autocast(plan.precision, device), held=held)
+
+
+def _own_template(opened: OpenModel) -> str:
+    """A run's evaluation takes the template that trained, and no other."""
+    if opened.plan is None:
+        return "auto"
+    name = opened.tokens.dialogues or opened.tokens.template.value
+    return OWN if is_file(name) else name
+
+
+def _tokens(opened: OpenModel, asked: DataRequest) -> TokenizerPlan:
+    tokens = opened.tokens
+    if is_file(tokens.template.value) and asked.template is None:
+        tokens = replace(tokens, template=replace(tokens.template, value=OWN))
+    if asked.template not in (None, "auto"):
+        chosen: Choice[str] = Choice(str(asked.template), "asked for", "user")
+        tokens = replace(tokens, template=chosen, dialogues="", fallbacks=())
+    if asked.max_length is not None:
+        require_positions("--max-length", asked.max_length, opened.positions)
+        tokens = replace(tokens, max_length=Choice(asked.max_length, "asked for", "user"))
+    return tokens
+
+
+def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
+    """Plain values; a number that is not finite is null."""
+    audit = measured.audit
+    return {
+        "data": {
+            "file": audit.source.file,
+            "sha256": audit.source.sha256,
+            "records": audit.source.used,
+            "examples": audit.kept,
+            "supervised_tokens": audit.supervised_tokens,
+            "cut": audit.truncated,
+            "without_label": len(audit.source.dropped),
+        },
+        "template": measured.template,
+        "max_length": measured.max_length,
+        "results": {
+            name: {
+                "loss": finite_or_none(report.loss),
+                "perplexity": finite_or_none(report.perplexity),
+                "token_accuracy": report.accuracy,
+                "supervised_tokens": report.weight,
+                "seconds": report.seconds,
+            }
+            for name, report in measured.results.items()
+        },
+    }
+
+
+def finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+ROWS = 8  # examples or pairs of a forward pass where no run says how many fit
+
+
+@contextmanager
+def as_the_run_evaluates(opened: OpenModel, data: PreparedData, most: int | None) -> Iterator[Layout]:
+    """Inside, the model takes micro-batches of the layout that is yielded, of all of `data.train`. most: examples or
+    pairs of one; None: as many as in the run."""
+    plan = opened.plan
+    with ExitStack() as undone:
+        if plan is None:
+            yield Layout(opened.pad_id, most=most or ROWS)
+            return
+        here = plan.device.value == next(opened.model.parameters()).device.type
+        if plan.kernels.loss.value != PLAIN:
+            _put_in(undone, loss_path(head_rows(trains=False)), opened.model)
+        if (form := plan.kernels.documents.value) != PLAIN:
+            longest = int(data.train.lengths.max())
+            fits = here and not mask_reason(facts_of(opened.base).window, longest)
+            if not (fits and _put_in(undone, packed_attention(form), opened.model)):
+                plan = without_packing(plan, "cannot be used here", "hardware")
+        layout = whole_layout(plan, data)
+        yield layout if most is None else replace(layout, most=most, tokens=None)
+
+
+def _put_in(undone: ExitStack, path: FastPath, model: nn.Module) -> bool:
+    if path.obstacle(model):
+        return False
+    undone.callback(path.install(model))
+    return True

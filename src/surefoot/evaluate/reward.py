@@ -1,0 +1,136 @@
+"""`surefoot evaluate reward`: how well a reward model ranks pairs of answers, and how far its confidence may be
+believed.
+
+The data comes the way it comes in training, so the numbers for a run and its evaluation file are those of the run's own
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.data.audit import Audit
+from surefoot.data.batching.loader import all_pairs, counted
+from surefoot.data.prepare import PreparedData
+from surefoot.evaluate.loss import (
+    as_the_run_evaluates,
+    evaluation_settings,
+    finite_or_none,
+    progress,
+    read_evaluation_data,
+)
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.losses.reward import reward_objective
+from surefoot.methods.open_model import OpenModel, OpenReward
+from surefoot.methods.provenance import saved_config
+from surefoot.methods.requests import DataRequest
+from surefoot.methods.reward import Ranking
+from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
+from surefoot.runs.revisions import pin, saved_commits
+from surefoot.runs.run_folder import DATA
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.folders import run_of
+from surefoot.training.evaluation import evaluate_loss
+from surefoot.training.report import EvalReport
+
+
+@dataclass(frozen=True)
+class MeasuredReward:
+    """loss: which one, of `objectives.reward.PAIR_LOSSES`; a run's own. audit: what the data turned out to be."""
+
+    report: EvalReport
+    loss: str
+    audit: Audit
+    template: str
+    max_length: int
+
+    @property
+    def ranking(self) -> Ranking:
+        return Ranking(self.report.metrics["reward_accuracy"], self.report.weight)
+
+    @property
+    def sums(self) -> Sequence[Sequence[float]]:
+        """Pairs, right ones and confidence by bin."""
+        return self.report.tables[CALIBRATION]
+
+
+def measure_reward(
+    opened: OpenReward,
+    asked: DataRequest | None,
+    *,
+    pairs: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> MeasuredReward:
+    """asked: None takes the pairs that the run held out. pairs: of a forward pass; None takes the run's micro-batch.
+    tell: hears how far it is. Raises InputError for anything wrong with the data, before the model runs."""
+    if asked is None:
+        data, max_length = _held_out(opened.opened), opened.tokens.max_length.value
+    else:
+        data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
+    plan = opened.plan
+    planned = plan.reward if plan else None
+    loss = planned.loss.value if planned else "last"
+    device = opened.model.v_head.summary.weight.device
+    objective = reward_objective(loss)
+    if planned:
+        objective = reward_objective(loss, center=planned.center, surplus=planned.surplus)
+    with as_the_run_evaluates(opened.opened, data, pairs) as layout:
+        report = evaluate_loss(
+            opened.model,
+            objective,
+            counted(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
+            step=0,
+            settings=evaluation_settings(opened.opened),
+            device=device,
+            unit="pairs",
+        )
+    assert report is not None
+    return MeasuredReward(report, loss, data.audit, data.template.name, max_length)
+
+
+def _held_out(opened: OpenModel) -> PreparedData:
+    """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
+    config, run = saved_config(opened.trained), run_of(opened.trained)
+    if config is None or run is None or not config.method.scores or config.data.eval == "none":
+        raise InputError(
+            Fault(
+                "DATA", "is needed: MODEL is no run that held pairs out", "name preference records", code="SF-USE-FLAG"
+            )
+        )
+    pinned, _ = pin(config, saved_commits(run / DATA))
+    data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
+    assert data.eval is not None
+    assert data.eval_audit is not None
+    assert data.eval_template is not None
+    return replace(data, train=data.eval, audit=data.eval_audit, template=data.eval_template)
+
+
+def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
+    """Plain values; a number that is not finite is null."""
+    audit, report = measured.audit, measured.report
+    metrics = report.metrics
+    return {
+        "data": {
+            "file": audit.source.file,
+            "sha256": audit.source.sha256,
+            "records": audit.source.used,
+            "pairs": report.weight,
+            "cut": audit.truncated,
+            "without_answers": len(audit.source.dropped),
+        },
+        "template": measured.template,
+        "max_length": measured.max_length,
+        "accuracy": measured.ranking.accuracy,
+        "accuracy_interval": list(measured.ranking.interval),
+        "margin": finite_or_none(metrics["reward_margin"]),
+        "score_chosen": finite_or_none(metrics["reward_chosen"]),
+        "score_rejected": finite_or_none(metrics["reward_rejected"]),
+        "loss": {"kind": measured.loss, "value": finite_or_none(report.loss)},
+        "calibration": {
+            "expected_error": finite_or_none(calibration_error(measured.sums)),
+            "bins": [vars(one) for one in calibration_bins(measured.sums)],
+        },
+        "seconds": report.seconds,
+    }

@@ -1,0 +1,89 @@
+"""A text to look into models with, where the user names none. Written for surefoot, so it may go anywhere.
+
+Whether measured texts begin with BOS. A model that was trained with a scaled BOS begins with it, its base may not;
+then every token of one stands a place later than in the other, and the two cannot be compared position by position.
+
+What of a long text a model with few positions is given, so that every sequence still begins as in training.
+
+A model that was trained with BOS in front of everything gets it in front of everything: cutting takes the tokens behind
+it. Otherwise the first token would be another one each time, and that is also the one that a scaled BOS multiplies.
+BOS itself is never predicted: no training text asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from surefoot.methods.open_model import OpenModel
+from surefoot.planning.plan import Choice
+from surefoot.system.errors import Fault, InputError
+
+TEXT = """\
+The ferry leaves the island at seven, when the water is still grey and the gulls sit on the harbour wall. Marta carries
+two crates of apricots aboard, counts them, and writes the number into a small blue book: 48 kilograms, six more than
+last week. By nine she will stand behind her table on the square, between the cheesemaker and a man who mends clocks.
+
+"How do you know which ones are ripe?" a child asks.
+
+"I do not look, I listen," says Marta. "Tap one. A ripe apricot sounds tired." The child taps, frowns, taps again. The
+clock mender laughs without looking up: "Mine sound tired all the time, and nobody eats them."
+
+At noon the price falls from 4.20 to 3.50. Whoever waits too long buys the bruised ones, which make better jam; whoever
+comes early pays for the colour. Marta explains this to every customer, and every customer nods and does the opposite.
+
+for crate in crates: sold = min(crate.weight, demand(crate.price)); total = total + sold * crate.price
+
+In the evening she subtracts the fare (12.80), the table (9.00) and one slice of cheese (2.50) from what lies in the tin
+box, and writes the rest under the first number. Then the ferry turns its lights on, and the island comes closer again.
+"""
+
+
+def with_bos(opened: OpenModel, asked: bool | None) -> OpenModel:
+    """The same with BOS before every text, or without; None leaves it as the model was trained. Raises InputError where
+    the tokenizer has none."""
+    if asked is None:
+        return opened
+    number = opened.encoder.tokenizer.bos_token_id
+    if asked and not isinstance(number, int):
+        raise InputError(Fault("--bos", "this model's tokenizer has no BOS", "leave it out", code="SF-BOS"))
+    tokens = replace(opened.tokens, bos=Choice(asked, "asked for", "user"), bos_id=number)
+    return replace(opened, tokens=tokens, bos_id=number if asked else None)
+
+
+def about_bos(opened: OpenModel, asked: bool | None) -> list[str]:
+    """A sentence where texts begin without a BOS that the tokenizer has, and nobody asked for that."""
+    if asked is not None or opened.bos_id is not None or opened.encoder.tokenizer.bos_token is None:
+        return []
+    token = opened.encoder.tokenizer.bos_token
+    return [
+        f"the text begins without {token}, with which a model of bos.scale begins, so its ids stand one place later "
+        f"there: --bos begins with {token} here too"
+    ]
+
+
+def last_tokens(ids: list[int], room: int, bos_id: int | None) -> list[int]:
+    """At most `room` tokens, the last ones; BOS stays in front where it is there. bos_id: None without one."""
+    if len(ids) <= room:
+        return ids
+    front = ids[:1] if ids[0] == bos_id else []
+    return [*front, *ids[len(ids) - room + len(front) :]]
+
+
+def rolling_windows(
+    ids: list[int], positions: int, *, prefix: int, bos_id: int | None
+) -> Iterator[tuple[list[int], list[int]]]:
+    """(context, continuation) after (context, continuation): each token is predicted once, from as many before it as
+    fit into `positions`, which are at least 2.
+
+    prefix: what the first token is predicted from. bos_id: in front of every window, and never predicted; None for a
+    model without one, whose later windows begin in the middle of the text.
+    """
+    ids = ids[1:] if bos_id is not None and ids[:1] == [bos_id] else ids
+    front = [] if bos_id is None else [bos_id]
+    width = positions - len(front)  # tokens of the text that a later window puts in
+    if ids:
+        yield front or [prefix], ids[:positions]
+    for done in range(positions, len(ids), width):
+        end = min(done + width, len(ids))
+        yield [*front, *ids[end - width - 1 : done]], ids[done:end]

@@ -1,0 +1,341 @@
+"""Axolotl's layouts of preference data: which fields hold what, and which template writes them.
+
+`type: chatml.intel` names a template and a layout of the records; `chat_template.default` leaves the template to the
+config; a type that is a group of settings writes its own. Facts: the prompt strategies of Axolotl 0.19.
+
+Axolotl's lists of data sets in surefoot's words: where the records lie, how they are laid out, which template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.families.templates import OWN, OWN_OR
+from surefoot.interop.axolotl.methods import method_of, stage_of
+from surefoot.interop.draft import Draft
+from surefoot.interop.settings import Refusal
+from surefoot.interop.shared_rules import first_of
+from surefoot.system.locations import DATA_SUFFIXES
+from surefoot.system.messages import nearest_word
+
+FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
+          "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
+_CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "chat_template.argilla_chat")
+# Layout of a record -> our field: its own. What is not named has our field's name already.
+_PAIRS: Mapping[str, Mapping[str, str]] = {
+    "default": {},
+    "argilla": {},
+    "argilla_chat": {},
+    "icr": {"prompt": "input"},
+    "intel": {"prompt": "question"},
+    "prompt_pairs": {},
+    "ultra": {},
+}
+_JUDGED: Mapping[str, Mapping[str, str]] = {
+    "argilla": {"prompt": "instruction"},
+    "argilla_chat": {"messages": "completion"},
+    "intel": {"prompt": "question"},
+    "prompt_pairs": {},
+    "ultra": {},
+}
+_SCORED: Mapping[str, str] = {"bradley_terry.chat_template": "", "bradley_terry.llama3": "llama3"}
+_STYLES = ("chatml", "llama3")
+# How a group of settings writes what these templates write: a question, an answer.
+_FORMATS: Mapping[tuple[str, str], str] = {
+    ("{prompt}", "{answer}"): "raw",
+    ("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", "{answer}<|im_end|>"): "chatml",
+    (
+        "<|start_header_id|>user<|end_header_id|>\n\n{prompt}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "{answer}<|eot_id|>",
+    ): "llama3",
+}  # fmt: skip
+_SYSTEMS = {
+    "chatml": "<|im_start|>system\n{system}<|im_end|>\n",
+    "llama3": "<|start_header_id|>system<|end_header_id|>\n\n{system}<|eot_id|>",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """columns: our field -> the record's. template: ours; None where the config's chat_template says it."""
+
+    columns: Mapping[str, str]
+    template: str | None
+
+
+def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
+    """Of an entry of `datasets`. stage: ours. Raises Refusal for a type whose records or texts surefoot lays out in
+    another way."""
+    kind = entry.get("type")
+    if isinstance(kind, dict):
+        return _own(stage, kind)
+    if kind == "user_defined.default":
+        return _own(stage, entry)
+    if kind in _CHAT and stage != "reward":
+        return Layout(_chat_columns(entry), None)
+    if stage == "reward" and kind in _SCORED:
+        return Layout({"prompt": "input"}, _SCORED[str(kind)] or None)
+    if kind == "passthrough" and stage == "dpo":
+        return Layout({}, "raw")
+    style, _, records = str(kind).partition(".")
+    layouts = {"dpo": _PAIRS, "kto": _JUDGED}.get(stage, {})
+    if style not in _STYLES or records not in layouts:
+        raise Refusal(f"{shown(kind)} is no layout of this method that surefoot reads", f"use {_known(stage)}")
+    return Layout(layouts[records], style)
+
+
+def _known(stage: str) -> str:
+    if stage == "reward":
+        return " or ".join(_SCORED)
+    layouts = _PAIRS if stage == "dpo" else _JUDGED
+    named = ", ".join(layouts)
+    return f"chat_template.default, chatml.NAME or llama3.NAME, where NAME is one of {named}"
+
+
+def _chat_columns(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Turns before the answers stand in `messages` unless the entry says otherwise."""
+    field = entry.get("field_messages", "messages")
+    asked = {"messages": field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
+    return {ours: own for ours, own in asked.items() if ours != own}
+
+
+def _own(stage: str, given: Mapping[str, Any]) -> Layout:
+    """Fields and formats written out; the formats have to be those of a template."""
+    answers = ("chosen", "rejected") if stage == "dpo" else ("completion",)
+    if unknown := [name for name in given if name.startswith("field") and name not in (*FIELDS, "field_messages")]:
+        near = nearest_word(unknown[0], FIELDS)
+        raise Refusal(f"{unknown[0]} is no field of a layout", f"did you mean {near}?" if near else "leave it out")
+    if stage == "reward":
+        raise Refusal("user-defined layouts belong to dpo and kto", f"use {_known(stage)}")
+    names = ("prompt", "system", *answers, *(() if stage == "dpo" else ("label",)))
+    columns = {name: own for name in names if (own := given.get(f"field_{name}", name)) != name}
+    prompt = str(given.get("prompt_format") or "{prompt}")
+    written = {str(given.get(f"{name}_format") or f"{{{name}}}").replace(f"{{{name}}}", "{answer}") for name in answers}
+    for (question, answer), template in _FORMATS.items():
+        if written == {answer} and prompt in (question, _SYSTEMS.get(template, "") + question):
+            return Layout(columns, template)
+    what = "the formats are those of no template that surefoot has"
+    raise Refusal(what, "write them as a chat template into a .jinja file, and use chat_template.default with it")
+
+
+# Axolotl's chat_template -> ours, and whether it writes BOS. No row here writes the texts of the others.
+TEMPLATES: Mapping[str, tuple[str, str]] = {
+    "tokenizer_default": (OWN, "tokenizer"),
+    "chatml": ("chatml", "off"),
+    "llama3": ("llama3", "on"),
+    "alpaca": ("axolotl-alpaca", "on"),
+    "gemma": ("gemma", "on"),
+    "phi_3": ("axolotl-phi_3", "on"),
+}
+_FALLBACK = "tokenizer_default_fallback_"
+_LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
+_LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
+_SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
+_READ = ("path", "type", "data_files", "chat_template", "conversation", "field", "field_messages")
+_TURNS = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
+_TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
+_ENTRY = (*_READ, *_SOURCE, *_TURNS, *_TRAINED, *_LISTED)
+_COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
+_USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
+
+
+class Sources:
+    """What a list of data sets comes to: plain sources, their template, and whether they are plain texts. stage: ours
+    where answers are compared, judged or scored; None where they are learned."""
+
+    def __init__(self, draft: Draft, name: str, stage: str | None = None):
+        self.draft, self.name, self.stage = draft, name, stage
+        self.sources: list[Any] = []
+        self.templates: list[str] = []
+        self.kinds: set[str] = set()
+        self.uses_chat_template = False
+        entries = draft[name]
+        if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+            draft.refuse(name, "expected a list of data sets, each with a path and a type")
+            return
+        for number, entry in enumerate(entries):
+            self._read(number, entry)
+
+    def _read(self, number: int, entry: dict[str, Any]) -> None:
+        given = {key: value for key, value in entry.items() if value is not None}
+        known = _ENTRY if self.stage is None else _COMPARED
+        for key in given:
+            if key not in known:
+                near = nearest_word(key, known)
+                fix = f"did you mean {near}?" if near else "surefoot cannot give what it asks for; leave it out"
+                self._refuse(number, key, "is none of the settings of a data set that surefoot knows", fix)
+        for key in _LISTED_ONLY_IF_WHOLE:
+            if given.get(key):
+                self._refuse(number, key, "takes a part of the data", "use max_samples in surefoot's config")
+        path = given.get("path")
+        if not isinstance(path, str):
+            self._refuse(number, "path", "is required", "name a file, a folder or a hub data set")
+            return
+        source: dict[str, Any] = {"path": self._file(number, path, given)}
+        source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
+        self._part(number, source)
+        if str(source["path"]).endswith(DATA_SUFFIXES):
+            source.pop("split", None)  # all of a file is one split
+        elif self.name == "test_datasets":
+            source.setdefault("split", "test")  # where Axolotl looks; ours is the validation split, if there is one
+        elif source.get("split") == "train":
+            del source["split"]
+        self._kind(number, given, source)
+        self.sources.append(source)
+
+    def _part(self, number: int, source: dict[str, Any]) -> None:
+        """`split: train[:N]` as the split and the first N of its records."""
+        if "split" not in source:
+            return
+        try:
+            source["split"], count = first_of(str(source["split"]))
+        except Refusal as refusal:
+            self._refuse(number, "split", refusal.what, refusal.fix)
+            return
+        if count is not None:
+            source["max_samples"] = count
+
+    def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
+        """`path: json` with data_files names files, as datasets.load_dataset does."""
+        files = given.get("data_files")
+        if files is None:
+            return path
+        files = files if isinstance(files, list) else [files]
+        if len(files) != 1:
+            self._refuse(number, "data_files", "names several files", "give each its own entry")
+        return str(files[0])
+
+    def _kind(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        kind = given.get("type")
+        if self.stage is not None:
+            self._compared(self.stage, number, given, source)
+        elif kind in ("alpaca", "alpaca:instruct"):
+            source["format"] = "alpaca"
+            self._conversations("alpaca")
+        elif kind in ("chat_template", "chat_template.default"):
+            self._turns(number, given, source)
+            self._conversations(self._chat_template(number, given))
+            self.draft.set("data.encoding", "whole", why="Axolotl encodes a laid out conversation in one go")
+        elif kind == "completion":
+            source["format"] = "text"
+            if (field := given.get("field", "text")) != "text":
+                source["columns"] = {"text": field}
+            self.kinds.add("texts")
+        else:
+            fix = "use alpaca, chat_template or completion; surefoot renders no prompt of another layout"
+            self._refuse(number, "type", f"{shown(kind)} is no layout that surefoot reads in Axolotl's way", fix)
+
+    def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        """Pairs and judged answers."""
+        source["format"] = "judged" if stage == "kto" else "preference"
+        try:
+            layout = read_layout(stage, given)
+        except Refusal as refusal:
+            self._refuse(number, "type", refusal.what, refusal.fix)
+            return
+        mapping = given.get("message_property_mappings") or {}
+        turns = (given.get("message_field_role") or mapping.get("role") or "role",
+                 given.get("message_field_content") or mapping.get("content") or "content")  # fmt: skip
+        if turns not in (("role", "content"), ("from", "value")):
+            what = f"turns with {turns[0]} and {turns[1]} are read by no format"
+            self._refuse(number, "message_property_mappings", what, "rename them in the data")
+        self._check_roles(number, given)
+        if layout.columns:
+            source["columns"] = dict(layout.columns)
+        self._conversations(layout.template or self._chat_template(number, given))
+
+    def _chat_template(self, number: int, given: Mapping[str, Any]) -> str:
+        """The entry's, else the config's."""
+        self.uses_chat_template |= not given.get("chat_template")
+        asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
+        return self._template(number, str(asked))
+
+    def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
+        roles = self._mapping(number, given, "roles").values()
+        listed = [name for names in roles for name in (names if isinstance(names, list) else [names])]
+        if unusual := [name for name in listed if str(name) not in _USUAL_ROLES]:
+            self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
+
+    def _mapping(self, number: int, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        held = given.get(key) or {}
+        if not isinstance(held, dict):
+            self._refuse(number, key, "is no mapping", "write it as key: value")
+            return {}
+        return held
+
+    def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        mapping = self._mapping(number, given, "message_property_mappings")
+        role = str(given.get("message_field_role") or mapping.get("role") or "role")
+        content = str(given.get("message_field_content") or mapping.get("content") or "content")
+        layouts = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
+        if (role, content) not in layouts:
+            self._refuse(number, "message_property_mappings", f"turns with {role} and {content} are read by no format")
+            return
+        layout, usual = layouts[role, content]
+        source["format"] = layout
+        if (field := given.get("field_messages", "messages")) != usual:
+            source["columns"] = {usual: field}
+        self._check_roles(number, given)
+        if given.get("roles_to_train", ["assistant"]) not in (["assistant"], ["gpt"], ["assistant", "gpt"]):
+            self._refuse(number, "roles_to_train", "surefoot trains on answers", "leave it out, or train_on_inputs")
+        for key in ("train_on_eos", "train_on_eot"):
+            if given.get(key, "turn") not in ("turn", True):
+                self._refuse(number, key, "surefoot learns the end of every trained turn", "leave it out")
+
+    def _template(self, number: int, asked: str) -> str:
+        if asked == "jinja":
+            asked = str(self.draft["chat_template_jinja"] or "")
+        if asked.endswith(".jinja"):
+            return asked
+        name = asked.removeprefix(_FALLBACK)
+        if name not in TEMPLATES:
+            known = ", ".join(TEMPLATES)
+            fix = f"use one of {known}; or chat_template: jinja, with a copy of it as chat_template_jinja: FILE.jinja"
+            self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(name)}", fix)
+            return OWN
+        ours = TEMPLATES[name][0]
+        return f"{OWN_OR}{ours}" if asked != name else ours
+
+    def _conversations(self, template: str) -> None:
+        self.kinds.add("conversations")
+        self.templates.append(template)
+
+    def _refuse(self, number: int, key: str, what: str, fix: str = "") -> None:
+        self.draft.refuse(self.name, f"[{number}].{key}: {what}", fix)
+
+
+def set_data(draft: Draft) -> None:
+    """data.train, data.eval, data.template, and the stage."""
+    method = method_of(draft)
+    stage = None if method is None else stage_of(method)
+    train = Sources(draft, "datasets", stage)
+    kinds, templates = set(train.kinds), list(train.templates)
+    rendered = train.uses_chat_template
+    if draft.given("test_datasets"):
+        test = Sources(draft, "test_datasets", stage)
+        kinds, templates = kinds | test.kinds, [*templates, *test.templates]
+        rendered |= test.uses_chat_template
+        draft.set("data.eval", _short(test.sources), "test_datasets")
+    if len(kinds) > 1:
+        draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
+    if len(set(templates)) > 1:
+        draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
+    draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
+    draft.set("data.train", _short(train.sources), "datasets")
+    if stage is None and templates:
+        bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
+        draft.set("bos.prepend", bos, why="Axolotl leaves it to the chat template, or to the tokenizer for alpaca")
+    words = ("chat_template", "chat_template_jinja")
+    if templates:
+        draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
+    if not rendered:
+        draft.drop("no data set is rendered by it", *words)
+
+
+def _short(sources: list[Any]) -> Any:
+    plain = [source["path"] if source.keys() == {"path"} else source for source in sources]
+    return plain[0] if len(plain) == 1 else plain

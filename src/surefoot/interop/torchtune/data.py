@@ -1,0 +1,128 @@
+"""What torchtune's dataset builders make of records, in surefoot's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.interop.draft import Draft
+from surefoot.interop.settings import Refusal
+from surefoot.interop.shared_rules import first_of
+from surefoot.interop.torchtune.rows import last_name
+
+_SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
+_WHY_WRAPPED = "torchtune wraps the prompt in the model's own turn tokens as well"
+_BARE = "torchtune puts the texts one after the other, between BOS and EOS"
+# What torchtune's tokenizers write around messages, by the family of the model -> the template that is nearest to it,
+# and what is not the same. Those of Gemma write nothing; Llama 2's and Mistral's have a template that can be left out.
+_LEARNS_HEADER = "torchtune learns what stands before an answer as well, and an EOS that surefoot leaves out is masked"
+_TURNS = {
+    "llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
+    "code_llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
+    "mistral": ("mistral", "the blank behind [/INST] belongs to the prompt there"),
+    "phi3": ("phi3", _LEARNS_HEADER),
+    **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "llama3_3"), ("llama3", _LEARNS_HEADER)),
+    **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("chatml", _LEARNS_HEADER)),
+}
+
+
+def set_data(draft: Draft) -> None:
+    kind = last_name(draft["dataset._component_"])
+    about = ("column_map", "column", "conversation_column", "conversation_style", "train_on_input")
+    if kind not in (*_SETS, "instruct_dataset", "chat_dataset", "text_completion_dataset"):
+        fix = "use alpaca_dataset, alpaca_cleaned_dataset, instruct_dataset, chat_dataset or text_completion_dataset"
+        draft.refuse("dataset._component_", f"surefoot reads no {kind or 'data set without a component'}", fix)
+        draft.drop(
+            "the data set is refused",
+            *(f"dataset.{name}" for name in (*about, "source", "data_files", "split", "name")),
+        )
+        return
+    source = _source(draft, kind)
+    draft.set("stage", "pretrain" if kind == "text_completion_dataset" else "sft", "dataset._component_")
+    whole_prompt = draft["dataset.train_on_input"]
+    used: list[str] = []
+    if kind == "text_completion_dataset":
+        source["format"] = "text"
+        used = ["dataset.column"]
+        source |= {"columns": {"text": draft["dataset.column"]}} if draft["dataset.column"] != "text" else {}
+    elif kind == "chat_dataset":
+        used = ["dataset.conversation_column", "dataset.conversation_style", "dataset.train_on_input"]
+        _chat(draft, source)
+        _set_turns(draft)
+    else:
+        used = ["dataset.column_map", "dataset.train_on_input"]
+        source["format"] = "alpaca" if kind != "instruct_dataset" else "auto"
+        if kind == "instruct_dataset":
+            _columns(source, draft["dataset.column_map"], {"input": "instruction", "output": "output"})
+            source["format"] = "alpaca"
+            _set_turns(draft)
+        else:
+            _columns(source, draft["dataset.column_map"], {})
+            whole_prompt = True if whole_prompt is None else whole_prompt
+            draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
+    if draft.has("stage") == "sft":
+        usual = "torchtune's default for this data set" if draft["dataset.train_on_input"] is None else ""
+        draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
+    names = [f"dataset.{name}" for name in ("_component_", "source", "data_files", "split", "name")]
+    short = source["path"] if source.keys() == {"path"} else source
+    draft.set("data.train", short, *names, *(name for name in used if name != "dataset.train_on_input"))
+    draft.drop(f"{kind} does not read it", *(f"dataset.{name}" for name in about if f"dataset.{name}" not in used))
+
+
+def _family(draft: Draft) -> str:
+    return str(draft["tokenizer._component_"] or draft["model._component_"]).split(".")[-2:][0]
+
+
+def _is_bare(draft: Draft) -> bool:
+    """Whether the tokenizer writes nothing around messages."""
+    left_out = bool(draft.where("tokenizer.prompt_template"))  # null: other values are refused
+    return _family(draft).startswith("gemma") or (left_out and _family(draft) in ("llama2", "code_llama2", "mistral"))
+
+
+def _set_turns(draft: Draft) -> None:
+    """data.template for messages that no data set's own prompt is put around."""
+    if _is_bare(draft):
+        draft.set("data.template", "raw", "dataset._component_", "tokenizer.prompt_template")
+        draft.set("bos.prepend", "on", why=_BARE)
+    elif (found := _TURNS.get(_family(draft))) is not None:
+        draft.set("data.template", found[0], "dataset._component_", why=found[1])
+    else:
+        what = f"how torchtune lays out messages for {_family(draft)} is not known"
+        draft.refuse("dataset._component_", what, "use alpaca_dataset or text_completion_dataset")
+
+
+def _source(draft: Draft, kind: str) -> dict[str, Any]:
+    path = draft["dataset.source"] or _SETS.get(kind)
+    files, split = draft["dataset.data_files"], draft["dataset.split"]
+    if path is None:
+        draft.refuse("dataset.source", "is required", "name a data set")
+    try:
+        split, count = first_of(str(split))
+    except Refusal as refusal:
+        draft.refuse("dataset.split", refusal.what, refusal.fix)
+        count = None
+    part = {} if count is None else {"max_samples": count}
+    if files is not None:
+        return {"path": files, **part}
+    subset = {"subset": draft["dataset.name"]} if draft["dataset.name"] else {}
+    return {"path": path, **subset, **({"split": split} if split != "train" else {}), **part}
+
+
+def _columns(source: dict[str, Any], given: Any, ours: Mapping[str, str]) -> None:
+    """column_map names the file's column for each of torchtune's; instruct_dataset's input is the instruction."""
+    pairs = {name: name for name in ours} | (given or {})
+    columns = {ours.get(name, name): column for name, column in pairs.items() if ours.get(name, name) != column}
+    if columns:
+        source["columns"] = columns
+
+
+def _chat(draft: Draft, source: dict[str, Any]) -> None:
+    layouts = {"sharegpt": ("sharegpt", "conversations"), "openai": ("messages", "messages")}
+    style = draft["dataset.conversation_style"]
+    if style not in layouts:
+        draft.refuse("dataset.conversation_style", f"torchtune has no {shown(style)}", "use sharegpt or openai")
+        return
+    source["format"], usual = layouts[style]
+    if (column := draft["dataset.conversation_column"]) not in (None, usual):
+        source["columns"] = {usual: column}
