@@ -28,6 +28,7 @@ from surefoot.evaluate.commonsense.protocol import (
     SENTENCE,
     TRAINED,
     AnswerSet,
+    Record,
     Score,
     extract,
     options_of,
@@ -44,7 +45,6 @@ from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.folders import own_findings
 
-Record = dict[str, Any]
 BEAMS, NEW_TOKENS = 4, 32
 OPTION_TOKENS = 16  # room that the longest option certainly fits into
 

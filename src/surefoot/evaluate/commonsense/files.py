@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from surefoot.evaluate.commonsense.evaluation import Record
+from surefoot.evaluate.commonsense.protocol import Record
 from surefoot.evaluate.side_by_side import Side
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json

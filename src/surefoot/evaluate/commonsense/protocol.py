@@ -29,6 +29,7 @@ from surefoot.report.tables.evaluation import wilson
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 
+Record = dict[str, Any]  # of a question file, or an answer to one
 FILE = "test.json"
 TRAINED = "trained"  # as --template: what the model was trained with
 _LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
