@@ -222,7 +222,7 @@ def proposal(monkeypatch: pytest.MonkeyPatch, parameters: int, memory: int) -> d
         planned = replace(made.memory, available=memory, weights=needed)
         return replace(made, parameters=parameters, memory=planned)
 
-    monkeypatch.setattr(stage, "make_plan", plan)
+    monkeypatch.setattr("surefoot.runs.plan.make_plan", plan)
     text = stage.propose("base", "alpaca.json", schema="x")
     return parse_yaml(text, "run.yaml")[0].data
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,15 +21,9 @@ from surefoot.commands.terminal import echo
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
-from surefoot.data.formats import kind_of_record, look
-from surefoot.data.sources.records import read_rows
-from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.method_facts.methods import METHODS
-from surefoot.models.facts import facts_of
-from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
-from surefoot.runs.plan import make_plan
 from surefoot.system.messages import counted, size_text
 
 
@@ -101,6 +95,8 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     schema: what the first line names for editors. stage: None takes the one that learns from such data. Raises
     InputError for what cannot be read or recognised, or not be learned by that stage.
     """
+    from surefoot.runs.plan import make_plan
+
     required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
     check_config(required)
     records = _look_at(data, stage)
@@ -124,6 +120,10 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
 
 
 def _look_at(data: str, stage: str | None) -> Records:
+    from surefoot.data.formats import kind_of_record, look
+    from surefoot.data.sources.records import read_rows
+    from surefoot.data.sources.resolve import SourceSpec, open_sources
+
     count, described = 0, []
     for source in open_sources(SourceSpec(data)):
         rows = read_rows(source)
@@ -154,6 +154,9 @@ def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
 
 
 def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records: Records) -> dict[str, str]:
+    from surefoot.models.facts import facts_of
+    from surefoot.models.folder import resolve_folder
+
     facts = facts_of(resolve_folder(model, weights=False))
     tokens = plan.tokenizer
     size = f"{_count(full.parameters)} parameters, {facts.layers} layers, width {facts.hidden}"

@@ -15,17 +15,14 @@ import click
 from surefoot.commands.options import config_arguments, load_or_exit
 from surefoot.commands.terminal import echo, echo_json
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
-from surefoot.models.facts import facts_of
-from surefoot.models.folder import resolve_folder
 from surefoot.planning.fast_paths import plain_kernels
 from surefoot.planning.plan import RunPlan
-from surefoot.planning.scale import Forecasts, ScaleRow, scale_rows
-from surefoot.runs.plan import make_plan
 from surefoot.system import hardware
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
     from surefoot.planning.plan import RunPlan
+    from surefoot.planning.scale import ScaleRow
     from surefoot.report.console import Console
 
 
@@ -40,6 +37,8 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
     second or two and reads the data, as lengths decide on packing and micro-batches; the run finds them in the cache.
     """
+    from surefoot.runs.plan import make_plan
+
     loaded = load_or_exit(config, overrides)
     if scale:
         if as_json or machine is None:
@@ -100,6 +99,11 @@ _BOUNDLESS = 2**60  # bytes: a machine on which every plan fits, whose parts are
 def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation: int = 4) -> list[ScaleRow]:
     """name: of a machine that `--hardware` knows. micro: examples of max_length tokens at once on each GPU, of which so
     many follow each other in a step (accumulation). Raises InputError for a machine whose links are not known."""
+    from surefoot.models.facts import facts_of
+    from surefoot.models.folder import resolve_folder
+    from surefoot.planning.scale import Forecasts, scale_rows
+    from surefoot.runs.plan import make_plan
+
     machine = hardware.preset(name)
     boundless = replace(machine, memory=_BOUNDLESS, free=None)
     alone = config.model_copy(update={"batch": BatchConfig(size=micro * accumulation, micro=micro)})
