@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,12 +12,11 @@ from surefoot.config.resume_policy import diff_configs
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import read_json
 from surefoot.planning.plan import Difference, diff_plans, diff_values, plan_from_json
-from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
-from surefoot.report.results import ALL
-from surefoot.report.rows import Row
-from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import read_rows
 from surefoot.system.folders import require_run
+
+if TYPE_CHECKING:
+    from surefoot.report.comparison import Comparison
+    from surefoot.report.rows import Row
 
 _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -70,6 +69,7 @@ _DATA = ("data", "eval_data", "tokenizer", "base")  # of a checkpoint's identity
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Raises InputError for a folder that is no run."""
+    from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
     from surefoot.runs.run_folder import PLAN
 
     for folder in (a, b):
@@ -102,10 +102,14 @@ def config_differences(a: Path, b: Path) -> list[Difference]:
 
 def logged_rows(run: Path) -> list[Row]:
     """All rows of the run's log."""
-    return read_rows(run / LOG)
+    from surefoot.report.trainer_log import NAME, read_rows
+
+    return read_rows(run / NAME)
 
 
 def _figures(run: Path, rows: list[Row]) -> dict[str, Any]:
+    from surefoot.report.results import ALL
+
     return _optional(run / ALL) | ({"peak_memory": rows[-1].get("peak_memory")} if rows else {})
 
 

@@ -37,8 +37,6 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
     second or two and reads the data, as lengths decide on packing and micro-batches; the run finds them in the cache.
     """
-    from surefoot.runs.plan import make_plan
-
     loaded = load_or_exit(config, overrides)
     if scale:
         if as_json or machine is None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from surefoot.config.schema import RunConfig
-from surefoot.config.yaml_reader import is_plain_text
+from surefoot.config.yaml_scalars import is_plain_text
 
 _WIDTH = 1 << 30  # characters: no value is folded over lines
 

@@ -23,7 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
-from surefoot.config.yaml_reader import is_plain_text
+from surefoot.config.yaml_scalars import is_plain_text
 
 Fragment = dict[str, Any]
 

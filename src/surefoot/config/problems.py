@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from surefoot.config.keys import Key, all_keys, as_yaml, schema_key, shown, shown_key
 from surefoot.config.schema import RunConfig
 from surefoot.config.suggestions import nearest_key
-from surefoot.config.yaml_reader import is_plain_text
+from surefoot.config.yaml_scalars import is_plain_text
 from surefoot.system.messages import MOST, nearest_word
 
 MOST_LISTED = 9  # keys of a group that one message lists

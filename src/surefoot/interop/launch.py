@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefoot.config.yaml_reader import scalar_or_text
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.interop import launchers
 from surefoot.interop.translation import Note
 from surefoot.interop.words import plain_count, plain_truth

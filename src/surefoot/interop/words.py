@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.config.dump import shown
-from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml, scalar_or_text
+from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.redaction import hides
 

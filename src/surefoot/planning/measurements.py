@@ -10,6 +10,8 @@ from pydantic import TypeAdapter
 
 from surefoot.planning.plan import DType
 
+HELD = "as memory was in use"  # why less is timed than will be once others give it back
+
 
 @dataclass(frozen=True)
 class AttentionTrial:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
+from surefoot.planning.measurements import HELD, AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.kept import Kept
-from surefoot.planning.probes.timing import HELD
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch

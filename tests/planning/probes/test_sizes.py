@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.kernels.packed_attention import FORMS, documents_of
-from surefoot.planning.measurements import times_of
+from surefoot.planning.measurements import HELD, times_of
 from surefoot.planning.probes import attention
 from surefoot.planning.probes import documents as documents_module
 from surefoot.planning.probes.attention import attention_trials
@@ -26,7 +26,7 @@ from surefoot.planning.probes.sizes import (
     timed_size,
     with_scores,
 )
-from surefoot.planning.probes.timing import HELD, LIMITS
+from surefoot.planning.probes.timing import LIMITS
 from surefoot.system import hardware
 
 GIB = 2**30

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from surefoot.planning.measurements import HELD
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.matmul import TORCH_DTYPE
-from surefoot.planning.probes.timing import HELD, LIMITS, NO_ROOM, Limits
+from surefoot.planning.probes.timing import LIMITS, NO_ROOM, Limits
 from surefoot.system import hardware
 from surefoot.system.messages import size_text
 

@@ -42,7 +42,6 @@ def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
 
 
 NO_ROOM = "its scores have no room"  # why a form is not timed
-HELD = "as memory was in use"  # why less is timed than will be once others give it back
 
 
 @dataclass(frozen=True)
