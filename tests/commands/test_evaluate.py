@@ -21,8 +21,8 @@ from helpers.tiny_models import tiny_llama
 from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.models.convert.source import VALUE_HEAD_FILE
+from surefoot.report.intervals import wilson
 from surefoot.report.record import read_run
-from surefoot.report.tables.evaluation import wilson
 from surefoot.report.views import commands
 
 RELATIVE = 1e-5  # fp32 sums in batches of other shapes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from surefoot.methods.reward import Ranking, evaluated_ranking
-from surefoot.report.tables.evaluation import wilson
+from surefoot.report.intervals import wilson
 
 Z = 1.959964
 

@@ -26,7 +26,7 @@ from surefoot.methods.policy import write_policy
 from surefoot.models.folder import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
 from surefoot.planning.plan import RewardPlan, RunPlan
-from surefoot.report.tables.evaluation import wilson
+from surefoot.report.intervals import wilson
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.messages import counted
 

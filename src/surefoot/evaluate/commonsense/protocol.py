@@ -25,7 +25,7 @@ from surefoot.config.paths import nearest_path
 from surefoot.data.formats.fields import RowFault, each_row, filled, optional
 from surefoot.data.sources.files import open_file
 from surefoot.data.sources.records import Row, parse_rows
-from surefoot.report.tables.evaluation import wilson
+from surefoot.report.intervals import wilson
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 

@@ -5,7 +5,6 @@ Numbers have four digits, with a dash where nothing was measured. A share comes 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,17 +45,6 @@ def four_digits(value: float | None) -> str:
 def mean_of_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-_Z = 1.959964  # of the normal distribution, for 95 %
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's interval, 95 %: (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n). It has a width at 0 of n and n
-    of n, too, where the standard error is 0 (Wilson, 1927)."""
-    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    middle, scale = share + _Z**2 / (2 * count), 1 + _Z**2 / count
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 def loss_table(results: Mapping[str, EvalReport]) -> Table:
