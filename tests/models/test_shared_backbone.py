@@ -181,7 +181,7 @@ def test_layers_are_computed_again_by_the_part_that_ran_them(folder, monkeypatch
     assert plain.keys() == again.keys()
     assert all(torch.equal(again[name], plain[name]) for name in plain)
     # Twin: without its context, a layer is computed again by whatever plays during the backward pass.
-    monkeypatch.setattr("surefoot.models.shared_backbone._Again", lambda trunk, adapter: nullcontext())
+    monkeypatch.setattr("surefoot.models.shared_backbone._AdapterAgain", lambda trunk, adapter: nullcontext())
     wrong = gradients_of_both(folder, checkpointed=True)
     assert not all(name in wrong and torch.equal(wrong[name], plain[name]) for name in plain)
 

@@ -46,8 +46,11 @@ def test_a_number_that_is_asked_for_is_honoured_or_refused(models):
     assert "the loss counts 1 position behind the end of every pair; auto takes 0" in caution
     with pytest.raises(InputError, match="the end of every pair would be found at its first token; use auto, or 1"):
         planned(models, "opt", reward=DIVERGENCE | {"num_padding_at_beginning": 0})
-    with pytest.raises(InputError, match=r"num_padding_at_beginning.*reward.loss is last"):
+    with pytest.raises(InputError) as caught:
         planned(models, "opt", reward={"num_padding_at_beginning": 1})
+    assert [(one.where, one.code) for one in caught.value.faults] == [
+        ("reward.num_padding_at_beginning", "SF-CONFIG-CONFLICT")
+    ]
 
 
 def test_the_output_head_does_not_train_and_is_not_to_be_named(models):
