@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from surefoot.method_facts.methods import METHODS
 from surefoot.planning import disk as planning_disk
 from surefoot.planning.disk import DiskForecast
 from surefoot.runs import output_folder as disk_room
@@ -63,7 +64,8 @@ def test_two_checkpoints_are_counted_where_one_is_asked_for(monkeypatch, tmp_pat
     def counted(keep):
         model = SimpleNamespace(path=str(tmp_path), revision=None)
         saved = SimpleNamespace(keep=keep, best="none")
-        return disk_room.disk_of(SimpleNamespace(stage="sft", checkpoint=saved, adapter=None, model=model), None)
+        config = SimpleNamespace(method=METHODS["sft"], checkpoint=saved, adapter=None, model=model)
+        return disk_room.disk_of(config, None)
 
     assert [counted(keep) for keep in (1, 2, 3)] == [2, 2, 3]
     monkeypatch.setattr(planning_disk, "LEAST_KEPT", 1)  # twin
