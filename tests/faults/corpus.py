@@ -49,8 +49,8 @@ from surefoot.training.manifest import sealed
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
-SCRIPTS_FOLDER = ROOT / "src" / "surefoot" / "compat" / "scripts"
-BASE = ROOT / "src" / "surefoot" / "quickstart" / "base"
+SCRIPTS_FOLDER = ROOT / "src" / "surefoot" / "interop" / "compat" / "scripts"
+BASE = ROOT / "src" / "surefoot" / "commands" / "quickstart" / "base"
 _MOST = 4_000  # bytes of a real file that is taken: what takes a millisecond to read is tried a million times
 _CUT = 400  # letters of each text in real records, for the same reason
 _OVERRIDES = [word.encode() for word in OVERRIDE_WORDS]
