@@ -9,8 +9,9 @@ import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.methods import own_functions
 from surefoot.methods.losses.sft import sft_loss
-from surefoot.methods.own_functions import identity, is_function, own_function
+from surefoot.methods.own_functions import identity, own_function
 from surefoot.system.errors import InputError, IntegrityError
+from surefoot.system.locations import is_function
 
 ROWS = [{"task": f"Say sky {n} times.", "words": ["sky"] * n} for n in range(1, 9)]
 OWN = """

@@ -48,7 +48,7 @@ class LoadedConfig:
         group_given = key in self.sources.document.keys or key in self.sources.overrides
         if not group_given and self.origins.get(key, "default") == "default":
             return fault
-        return Fault(self.sources.of_value(key), f"{shown_key(key)}: {fault.what}", fault.fix, fault.code)
+        return replace(fault, where=self.sources.of_value(key), what=f"{shown_key(key)}: {fault.what}")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:

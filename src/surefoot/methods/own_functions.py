@@ -13,7 +13,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,14 +22,8 @@ from typing import Any
 
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.locations import is_function
 from surefoot.system.messages import nearest_word
-
-_MODULE = re.compile(r"[A-Za-z_]\w+(\.\w+)*:[A-Za-z_]\w*")  # two letters at least: C:name is a drive
-
-
-def is_function(text: str) -> bool:
-    """Whether it reads FILE.py:FUNCTION or MODULE:FUNCTION."""
-    return "://" not in text and (".py:" in text or _MODULE.fullmatch(text) is not None)
 
 
 def name_of(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,7 +103,7 @@ def _reworded(fault: Fault) -> Fault:
         where = f"DATA{where.removeprefix('data.train')}"
     for key, argument in _ARGUMENT.items():
         fix = fix.replace(f"{key} ", f"{argument} ")
-    return Fault(where, fault.what, fix, fault.code)
+    return replace(fault, where=where, fix=fix)
 
 
 Only = Literal["base", "adapter"]

@@ -16,6 +16,7 @@ from surefoot.families import FAMILIES, counterpart
 from surefoot.families.family import Family
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
+from surefoot.system.locations import is_address, is_function
 
 # Rates at which all weights of an 8 B Llama are trained, after the guide from OPT to Llama 3.1 that this command
 # answers: each method's `large_rate`, and the critic's 5e-6. Adapters keep theirs: it depends on rank and alpha.
@@ -164,7 +165,7 @@ def _output(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
 def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     for key in ("reward.init", "ppo.reward", "ppo.critic"):
         name = value_at(given, key)
-        if name is not None and not str(name).startswith("http") and ".py:" not in str(name):
+        if name is not None and not is_address(str(name)) and not is_function(str(name)):
             yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
     reference = value_at(given, "alignment.reference")
     if reference not in (None, "auto", "adapter-off", "model", "cached"):

@@ -62,7 +62,7 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
     named = config.functions
     metrics = {name_of(one): own_function(one, "functions.metrics") for one in named.metrics}
     found = replace(custom, metrics={**metrics, **custom.metrics})
-    if named.loss is None or found.named_loss:
+    if named.loss is None:
         return found
     if custom.objective is not None:
         what = f"and {custom.objective_name} are two losses"

@@ -16,6 +16,7 @@ DATA_SUFFIXES = (*DATA_KINDS, *(f"{kind}.gz" for kind in DATA_KINDS if kind != "
 TEMPLATE_SUFFIX = ".jinja"  # data.template names a file of the user's own
 DESCRIPTION = "dataset_info.json"  # of a folder whose data sets have names
 
+_MODULE = re.compile(r"[A-Za-z_]\w+(\.\w+)*:[A-Za-z_]\w*")  # two letters at least: C:name is a drive
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -35,6 +36,16 @@ def data_kind(name: str) -> str | None:
     """Which of DATA_KINDS the file's name says it is, packed or not; None for any other file."""
     name = name.lower()
     return os.path.splitext(name.removesuffix(".gz"))[1] if name.endswith(DATA_SUFFIXES) else None
+
+
+def is_address(text: str) -> bool:
+    """Whether it means a server."""
+    return text.startswith(("http://", "https://"))
+
+
+def is_function(text: str) -> bool:
+    """Whether it reads FILE.py:FUNCTION, or MODULE:FUNCTION of an installed package."""
+    return "://" not in text and (".py:" in text or _MODULE.fullmatch(text) is not None)
 
 
 def check_name(name: str) -> None:

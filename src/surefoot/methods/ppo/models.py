@@ -12,7 +12,7 @@ factor; a policy with added rows shares its base with no other model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +313,7 @@ def _source(path: str, base: Path, key: str) -> Source:
         own_base, saved = find_parts(path, None)
     except EnvironmentFault as error:
         raise EnvironmentFault(
-            [Fault(key, f"{one.where} {one.what}", one.fix, one.code) for one in error.faults]
+            [replace(one, where=key, what=f"{one.where} {one.what}") for one in error.faults]
         ) from None
     trained = saved.folder if saved else own_base
     value_head_tensors(trained)

@@ -20,11 +20,12 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
-from surefoot.methods.own_functions import identity, is_function, own_function, place_in, said
+from surefoot.methods.own_functions import identity, own_function, place_in, said
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.models.value_head import value_head_tensors
 from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
 
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
@@ -99,10 +100,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
-
-
-def is_address(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
 
 
 def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
