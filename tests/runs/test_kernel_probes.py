@@ -8,14 +8,13 @@ import torch
 
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels import pointwise
-from surefoot.planning.measurements import AttentionTrial, PointwiseSizes
+from surefoot.planning.measurements import HELD, AttentionTrial, PointwiseSizes
 from surefoot.planning.probes import child
 from surefoot.planning.probes.child import run_in_child, run_request
 from surefoot.planning.probes.documents import PADDED, DocumentsRequest
 from surefoot.planning.probes.kept import Kept
 from surefoot.planning.probes.pointwise import PointwiseRequest
 from surefoot.planning.probes.sizes import AttentionRequest
-from surefoot.planning.probes.timing import HELD
 from surefoot.runs.kernel_probes import DOCUMENTS, POINTWISE
 from surefoot.runs.measured import measured_attention, measured_documents, measured_pointwise
 
