@@ -12,7 +12,7 @@ from faults.case import Case
 from faults.hostile_cases import CASES, Payload
 from faults.place import Place
 from faults.test_bad_inputs import check
-from surefoot.data.chat import sandbox as jinja_budget
+from surefoot.data.chat import sandbox
 
 
 def left(place: Place) -> list[Path]:
@@ -27,7 +27,7 @@ def test_there_are_thirty() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_nothing_runs_and_nothing_escapes(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jinja_budget, "STEPS", 50_000)  # the same, sooner
+    monkeypatch.setattr(sandbox, "STEPS", 50_000)  # the same, sooner
     words = case.prepare(place) or ["train", place.config()]
     before = place.snapshot()
     result = place.call(*words)

@@ -23,14 +23,14 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from surefoot.data.chat.sandbox import CHARACTERS, LimitedEnvironment, limited_filter, looked_into, render_limited
+from surefoot.data.chat.sandbox import LimitedEnvironment, limited, render_limited
 from surefoot.data.formats import RowFault, Turn
 from surefoot.data.formats.conversation import pair_results
 
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
 PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
 _LONGEST_DATE = 1000  # characters of its form
-_WIDEST_INDENT = 100
+_WIDEST_INDENT = 16  # one part of the JSON holds as many of them as the value is deep
 
 
 class TemplateFault(RowFault):
@@ -83,9 +83,8 @@ def _compile(source: str) -> jinja2.Template:
         "raise_exception": _raise,
         "strftime_now": _today,
         "namespace": _Namespace,
-        "dict": lambda *pairs, **fields: dict(*map(looked_into, pairs), **fields),
     }
-    environment.filters["tojson"] = limited_filter("tojson", _to_json)
+    environment.filters["tojson"] = limited("tojson", _to_json)
     return environment.from_string(source)
 
 
@@ -94,18 +93,11 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None, **how: Any) -> str:
-    """jinja's own filter escapes for HTML, which no model was trained on. Stops where indents or separators grow."""
+    """jinja's own filter escapes for HTML, which no model was trained on."""
     width = len(indent) if isinstance(indent, str) else indent or 0
-    if width > _WIDEST_INDENT:  # one part of the text holds as many of them as the value is deep
+    if width > _WIDEST_INDENT:
         raise jinja2.TemplateError(f"an indent of {width:,} characters")
-    parts: list[str] = []
-    written = 0
-    for part in json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **how).iterencode(value):
-        written += len(part)
-        if written > CHARACTERS:
-            raise jinja2.TemplateError(f"its JSON has more than {CHARACTERS:,} characters")
-        parts.append(part)
-    return "".join(parts)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 
 def _today(form: str) -> str:
