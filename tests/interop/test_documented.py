@@ -13,7 +13,7 @@ from surefoot.config.problems import shape_problems
 from surefoot.interop import finetune, train_sft
 from surefoot.interop.finetune.rules import GUIDE
 from surefoot.interop.launch import Options
-from surefoot.interop.registry import file_tool, tools, translate_command, translate_file, voice_of
+from surefoot.interop.registry import file_tool, log_of, tools, translate_command, translate_file
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import Fault, InputError
 
@@ -212,7 +212,7 @@ def test_resuming_in_the_run_folder() -> None:
 
 
 def test_the_banner_lists_every_argument() -> None:
-    lines = voice_of(command(COMMANDS["guide-before"])).started()
+    lines = log_of(command(COMMANDS["guide-before"])).started()
     assert lines[0] == "Finetuning model with params:"
     assert {"attn_implementation: eager", "disable_cudnn_sdpa: True", "lora_r: 32", "bf16: True"} <= set(lines)
     assert len(lines) == 1 + len(finetune.PROGRAMS[GUIDE])

@@ -9,7 +9,7 @@ import pytest
 from surefoot.config.schema import RunConfig
 from surefoot.interop import finetune
 from surefoot.interop.llamafactory.voice import trainer_row, voice
-from surefoot.interop.tool import End, RunFacts
+from surefoot.interop.tool_log import End, RunFacts
 from surefoot.interop.translation import Translation
 
 CONFIG = RunConfig.model_validate({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "out"})

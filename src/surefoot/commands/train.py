@@ -195,11 +195,12 @@ def _train(
             process.quiet_sockets()
             if launch.parent is not None:
                 process.end_with(launch.parent)
-        from surefoot.commands.push import check_push, push_run
         from surefoot.runs.profiling import ProfileOptions
         from surefoot.runs.run import train_run
 
         if name is not None and first:
+            from surefoot.commands.push import check_push
+
             check_push(config, name)
         steps, every = profile
         code = train_run(
@@ -213,6 +214,8 @@ def _train(
             commits=commits,
         )
         if name is not None and code == 0 and first and not dry_run:
+            from surefoot.commands.push import push_run
+
             console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
         return code
 

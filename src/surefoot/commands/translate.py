@@ -109,8 +109,8 @@ def _trained_text(config: Mapping[str, Any]) -> str | None:
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
     """What another tool's file means; None where the file is surefoot's own, or nobody's."""
+    from surefoot.config.load import is_run_config
     from surefoot.config.yaml_reader import read_text
-    from surefoot.interop.registry import file_tool, translate_file
 
     if not config.is_file():
         return None  # the reader of our own configs says what is there instead
@@ -118,6 +118,10 @@ def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
         text = read_text(config)
     except SurefootError:
         return None
+    if config.suffix != ".py" and is_run_config(text):
+        return None  # most are: the dialects need not be imported
+    from surefoot.interop.registry import file_tool, translate_file
+
     if file_tool(str(config), text) is None:
         return None
     return translate_file(str(config), text, overrides, reading_options())

@@ -22,7 +22,7 @@ from surefoot.config.overrides import Sources, apply_override, expand_short_form
 from surefoot.config.paths import expand_home, nearest_path, path_problems
 from surefoot.config.problems import Problem, concerned, shape_problems, without_consequences
 from surefoot.config.schema import RunConfig
-from surefoot.config.yaml_reader import parse_yaml, read_text
+from surefoot.config.yaml_reader import parse_value, parse_yaml, read_text
 from surefoot.system.errors import Fault, InputError
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
@@ -80,6 +80,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         for key, _ in _leaves(whole)
     }
     return LoadedConfig(config, origins, str(path), sources, data)
+
+
+def is_run_config(text: str) -> bool:
+    """Whether this YAML is a config of surefoot: each top-level key is one of ours, a model and data among them."""
+    try:
+        content = parse_value(text, "")
+    except InputError:
+        return False
+    return isinstance(content, dict) and {"model", "data"} <= content.keys() <= RunConfig.model_fields.keys()
 
 
 def check_config(data: Mapping[str, Any]) -> RunConfig:

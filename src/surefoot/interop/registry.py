@@ -20,7 +20,8 @@ from surefoot.interop.llamafactory.tool import LLAMAFACTORY
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import asks_for_help, described
 from surefoot.interop.shared_rules import check_resumed
-from surefoot.interop.tool import SILENT, Tool, Voice
+from surefoot.interop.tool import Tool
+from surefoot.interop.tool_log import NO_LINES, ToolLog
 from surefoot.interop.torchtune import TORCHTUNE
 from surefoot.interop.train_sft import TRAIN_SFT
 from surefoot.interop.translation import Translation, in_processes
@@ -106,7 +107,9 @@ def file_tool(path: str, text: str) -> Tool | None:
 def translate_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     """Raises InputError with every fault, also for a file of no known tool."""
     tool = file_tool(path, text)
-    if tool is None and _is_own(text):
+    from surefoot.config.load import is_run_config  # slow to import, and seldom needed
+
+    if tool is None and is_run_config(text):
         fix = f"there is nothing to translate: surefoot train {path}"
         raise InputError(Fault(path, "is a config of surefoot's own already", fix, code="SF-TRANSLATE-COMMAND"))
     if tool is None or tool.from_file is None:
@@ -124,18 +127,6 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
     return found
 
 
-def _is_own(text: str) -> bool:
-    """Whether every top-level key is one of surefoot's, a model and data among them."""
-    from surefoot.config.schema import RunConfig  # slow to import, and seldom needed
-    from surefoot.config.yaml_reader import parse_value
-
-    try:
-        content = parse_value(text, "")
-    except InputError:
-        return False
-    return isinstance(content, dict) and {"model", "data"} <= content.keys() <= RunConfig.model_fields.keys()
-
-
-def voice_of(translation: Translation) -> Voice:
-    """How the tool that the words came from would speak of the run."""
-    return next((tool.voice(translation) for tool in tools() if tool.name == translation.tool), SILENT)
+def log_of(translation: Translation) -> ToolLog:
+    """The log lines of the tool that was translated."""
+    return next((tool.voice(translation) for tool in tools() if tool.name == translation.tool), NO_LINES)

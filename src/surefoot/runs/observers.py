@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from surefoot.config.load import plain_config
 from surefoot.config.schema import RunConfig
-from surefoot.interop.registry import voice_of
-from surefoot.interop.tool import SILENT, End, RunFacts, Voice
-from surefoot.interop.translation import Translation
+from surefoot.interop.tool_log import NO_LINES, End, RunFacts, ToolLog
 from surefoot.methods.method import Setup
 from surefoot.models.forward import causal_model
 from surefoot.report.console import Console
@@ -27,6 +26,9 @@ from surefoot.runs.prepared import Prepared
 from surefoot.runs.publish import Published
 from surefoot.system import hardware, process
 from surefoot.training.state import RunState
+
+if TYPE_CHECKING:
+    from surefoot.interop.translation import Translation
 
 
 def open_trackers(config: RunConfig, run: Path, state: RunState, console: Console) -> Trackers:
@@ -51,8 +53,13 @@ def open_trackers(config: RunConfig, run: Path, state: RunState, console: Consol
     return Trackers(make_trackers(config.report_to), facts, asked, say)
 
 
-def find_voice(origin: Translation | None) -> Voice:
-    return SILENT if origin is None else voice_of(origin)
+def find_tool_log(origin: Translation | None) -> ToolLog:
+    """The lines that the tool of the translation would print; none without one, and then no dialect is imported."""
+    if origin is None:
+        return NO_LINES
+    from surefoot.interop.registry import log_of
+
+    return log_of(origin)
 
 
 def run_facts(run: Prepared, setup: Setup) -> RunFacts:

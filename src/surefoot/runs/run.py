@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.interop.tool import Voice
-from surefoot.interop.translation import Translation, said_keys
+from surefoot.interop.tool_log import ToolLog
 from surefoot.methods.method import Setup
 from surefoot.planning.plan import Origin
 from surefoot.report import footer
@@ -37,7 +36,7 @@ from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
 from surefoot.runs.identity import check_base, hashed_beside, keep_base
-from surefoot.runs.observers import end_facts, find_voice, open_observer, open_trackers, run_facts
+from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.prepare import conflicts, prepare
 from surefoot.runs.prepared import Prepared
@@ -58,6 +57,9 @@ from surefoot.training.guard import StepsLost
 from surefoot.training.loop import Outcome, has_ended
 from surefoot.training.session import Session, open_session
 from surefoot.training.state import BESIDE, RunState
+
+if TYPE_CHECKING:
+    from surefoot.interop.translation import Translation
 
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
@@ -98,7 +100,7 @@ def train_run(
                 return code
         options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
         with captured_libraries(console):
-            _say(console, options.voice.started())
+            _say(console, options.tool_log.started())
             while (code := _lead(config, mode, console, session, options, traces)) is None:
                 options = replace(options, imports=0.0, commits=None)
                 mode = "resume"  # as the next process would, had this one been killed here
@@ -107,7 +109,11 @@ def train_run(
 
 
 def _origin(found: Translation | None) -> Origin | None:
-    return None if found is None else Origin(found.tool, said_keys(found))
+    if found is None:
+        return None
+    from surefoot.interop.translation import said_keys
+
+    return Origin(found.tool, said_keys(found))
 
 
 @dataclass(frozen=True)
@@ -125,8 +131,8 @@ class RunOptions:
     imports: float
 
     @property
-    def voice(self) -> Voice:
-        return find_voice(self.origin)
+    def tool_log(self) -> ToolLog:
+        return find_tool_log(self.origin)
 
 
 def _lead(
@@ -176,7 +182,7 @@ def _lead(
             console.say(line, style="yellow")
         session.note_with(partial(_note_error, console))
         if options.origin is not None:
-            _say(console, options.voice.ready(run_facts(run, setup)))
+            _say(console, options.tool_log.ready(run_facts(run, setup)))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
                 return _train_and_publish(run, setup, console, session, options, phases)
@@ -256,11 +262,11 @@ def _is_done(run: Prepared) -> bool:
 def _train_and_publish(
     run: Prepared, setup: Setup, console: Console, session: Session, options: RunOptions, phases: Phases
 ) -> int:
-    folder, voice = run.folder, options.voice
+    folder, tool_log = run.folder, options.tool_log
     trackers = open_trackers(run.config, folder, setup.state, console)
 
     def on_row(row: Row) -> None:
-        _say(console, voice.row(row))
+        _say(console, tool_log.row(row))
         trackers.row(row)
 
     with trackers, open_observer(run, setup, console, on_row) as observer:
@@ -282,7 +288,7 @@ def _train_and_publish(
     publishing = {"publishing": time.perf_counter() - since}
     here, whole = _taken(outcome.state, setup.state) | publishing, _taken(outcome.state) | publishing
     _say_the_end(run, outcome, published, options.prompt, here, whole, console)
-    _say(console, voice.finished(end_facts(run, published)))
+    _say(console, tool_log.finished(end_facts(run, published)))
     return 0
 
 

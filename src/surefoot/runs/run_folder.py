@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.config.dump import shown
 from surefoot.config.load import dump_config, plain_config
@@ -24,7 +24,6 @@ from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import TOKENIZER_FILES, read_json
-from surefoot.interop.translation import Translation, to_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report import html, profile, results
 from surefoot.report.events import append_event, mend_events
@@ -41,6 +40,9 @@ from surefoot.system.folders import PLAN as PLAN
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint, list_checkpoints, set_aside_newer
 from surefoot.training.guard import Rollback
 from surefoot.training.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from surefoot.interop.translation import Translation
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
@@ -189,6 +191,8 @@ def write_records(
     durable.write_json(run / ENVIRONMENT, hardware.describe() | ({"ranks": list(ranks)} if ranks else {}))
     durable.write_json(run / DATA, data)
     if origin is not None:
+        from surefoot.interop.translation import to_json
+
         durable.write_json(run / ORIGIN, to_json(origin))
 
 

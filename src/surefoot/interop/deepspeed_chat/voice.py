@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.interop.deepspeed_chat.rows import Step
-from surefoot.interop.tool import Lines, Voice
+from surefoot.interop.tool_log import Lines, ToolLog
 from surefoot.interop.translation import Translation
 
 _KEPT = 0.9  # of the moving average of the reward, as there
 
 
-def voice(step: Step, translation: Translation) -> Voice:
+def voice(step: Step, translation: Translation) -> ToolLog:
     rows: dict[Step, Callable[[Mapping[str, Any]], Lines]] = {"sft": _perplexity, "reward": _scores}
-    return Voice(row=_rollouts() if step == "ppo" else rows.get(step, lambda row: ()))
+    return ToolLog(row=_rollouts() if step == "ppo" else rows.get(step, lambda row: ()))
 
 
 def _perplexity(row: Mapping[str, Any]) -> Lines:

@@ -25,7 +25,8 @@ from surefoot.interop.launch import Command, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import Row
-from surefoot.interop.tool import Lines, RunFacts, Tool, Voice
+from surefoot.interop.tool import Tool
+from surefoot.interop.tool_log import Lines, RunFacts, ToolLog
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import Word, read_flags
 from surefoot.system.errors import Fault, InputError
@@ -160,8 +161,8 @@ def _ready(facts: RunFacts) -> Lines:
     return lines
 
 
-def voice(translation: Translation) -> Voice:
-    return Voice(started=lambda: banner(translation), ready=_ready, row=trainer_row)
+def voice(translation: Translation) -> ToolLog:
+    return ToolLog(started=lambda: banner(translation), ready=_ready, row=trainer_row)
 
 
 FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice, rows=ROWS)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surefoot.interop.llamafactory.data import SAME, writes_bos
-from surefoot.interop.tool import End, Lines, RunFacts, Voice
+from surefoot.interop.tool_log import End, Lines, RunFacts, ToolLog
 from surefoot.interop.translation import Translation
 
 _IGNORED = -100  # label of a token without loss
 _BOS_FILE = "bos_zero_config.json"
 
 
-def voice(translation: Translation) -> Voice:
+def voice(translation: Translation) -> ToolLog:
     bos = bool(translation.given.get("use_bos_zero_training"))
     template = str(translation.given.get("template"))
     adds = template in SAME and not writes_bos(template)  # else the template has written it, and nothing was added
@@ -22,7 +22,7 @@ def voice(translation: Translation) -> Voice:
     def ready(facts: RunFacts) -> Lines:
         return [*_example(facts), *_attention(facts), *_bos(facts, adds=adds)]
 
-    return Voice(ready=ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
+    return ToolLog(ready=ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
 
 
 def trainer_row(row: Mapping[str, Any]) -> Lines:

@@ -20,7 +20,8 @@ from surefoot.interop.script.data import code_notes
 from surefoot.interop.script.literals import Script
 from surefoot.interop.script.reader import PLAIN_TRAINER, ROWS, Reader
 from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set_kernels
-from surefoot.interop.tool import Tool, Voice
+from surefoot.interop.tool import Tool
+from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import Fault, InputError
 
@@ -104,5 +105,5 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
 
 
 SCRIPT = Tool(
-    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row)
+    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: ToolLog(row=trainer_row)
 )

@@ -32,7 +32,8 @@ from surefoot.interop.settings import (
     truth,
 )
 from surefoot.interop.shared_rules import module_names, set_default_targets
-from surefoot.interop.tool import Tool, Voice
+from surefoot.interop.tool import Tool
+from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import reading
 from surefoot.interop.trl.methods import METHODS, reading_pairs, rows_of
@@ -393,4 +394,6 @@ def _translate(words: Sequence[Word], options: Options, command: Command, method
     return draft.finish("train", environment=draft.environment)
 
 
-TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: Voice(row=trainer_row))
+TRL = Tool(
+    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: ToolLog(row=trainer_row)
+)
