@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.suggestions import OTHER_NAMES, nearest_key
 from surefoot.system.errors import InputError
 
+GALLERY = Path(__file__).resolve().parents[1] / "golden" / "messages" / "config.txt"
+
 
 def faults(path: Path, *overrides: str) -> list[str]:
     """The messages, without the folder of the file."""
@@ -29,95 +34,51 @@ def faults(path: Path, *overrides: str) -> list[str]:
     return []
 
 
-WRONG = {  # top-level key, its text -> the message; the config has stage, model, adapter, data, output in lines 1 to 5
-    ("learning_rte", "1e-4"): "run.yaml:6:1: learning_rte: unknown key; did you mean optim.lr? (key lr under optim)",
-    ("outputs", "x"): "run.yaml:6:1: outputs: unknown key; did you mean output?",
-    ("zebra", "1"): "run.yaml:6:1: zebra: unknown key; `surefoot explain` lists all keys",
-    ("guard", "{zebra: 1}"): (
-        "run.yaml:6:9: guard.zebra: unknown key; guard has max_consecutive, max_recent, spikes, rollback"
-    ),
-    ("adapter", "{kind: lora, rank: eight}"): (
-        "run.yaml:3:29: adapter.rank: expected a whole number of at least 1, got 'eight' (text); for example `rank: 16`"
-    ),
-    (
-        "adapter",
-        "{kind: lroa}",
-    ): "run.yaml:3:17: adapter.kind: expected lora or dora, got 'lroa' (text); did you mean lora?",
-    ("adapter", "lora"): (
-        "run.yaml:3:10: adapter: expected a group of keys or null, got 'lora' (text); "
-        "for example `adapter: {kind: lora, rank: 16}`"
-    ),
-    ("adapter", "{rank: 8}"): "run.yaml:3:1: adapter.kind: is required; add `kind: lora` under adapter",
-    ("adapter", "{kind: lora, targets: [q_proj, 3]}"): (
-        "run.yaml:3:41: adapter.targets[1]: expected all-linear or a list of names, got 3 (a whole number); "
-        "for example `targets: all-linear`"
-    ),
-    ("adapter", "{kind: lora, rslora: yes}"): (
-        "run.yaml:3:31: adapter.rslora: expected true or false, got 'yes' (text); for example `rslora: false`"
-    ),
-    ("batch", '{size: "16"}'): (
-        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got '16' (text); remove the quotes"
-    ),
-    ("batch", "{size: 0}"): (
-        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got 0 (a whole number); "
-        "for example `size: 16`"
-    ),
-    ("batch", "{size: true}"): (
-        "run.yaml:6:15: batch.size: expected a whole number of at least 1, got true (true/false); "
-        "for example `size: 16`"
-    ),
-    ("optim", "{lr: .nan}"): (
-        "run.yaml:6:13: optim.lr: expected a number greater than 0, got nan (a number); for example `lr: 2e-4`"
-    ),
-    ("optim", "{lr: 1e999}"): (
-        "run.yaml:6:13: optim.lr: expected a number greater than 0, got inf (a number); for example `lr: 2e-4`"
-    ),
-    ("optim", "{betas: [0.9]}"): (
-        "run.yaml:6:16: optim.betas: expected a list of 2 values, each a number of at least 0 and less than 1, "
-        "got [0.9] (a list); for example `betas: [0.9, 0.999]`"
-    ),
-    ("report_to", "[tensorbord]"): (
-        "run.yaml:6:13: report_to[0]: expected tensorboard, wandb, mlflow or trackio, got 'tensorbord' (text); "
-        "did you mean tensorboard?"
-    ),
-    ("report_to", "[wandb, 3]"): (
-        "run.yaml:6:20: report_to[1]: expected tensorboard, wandb, mlflow or trackio, got 3 (a whole number); "
-        "for example `report_to: [tensorboard]`"
-    ),
-    ("report_to", "tensorbord"): (
-        "run.yaml:6:12: report_to: expected a list of tensorboard, wandb, mlflow or trackio, got 'tensorbord' (text); "
-        "did you mean tensorboard?"
-    ),
-    ("report_to", "wandb"): (
-        "run.yaml:6:12: report_to: expected a list of tensorboard, wandb, mlflow or trackio, got 'wandb' (text); "
-        "write `report_to: [wandb]`"
-    ),
-    ("optim", ""): "",  # leaves the key out
-    ("optim", "~"): "run.yaml:6:8: optim: expected a group of keys, got nothing; for example `optim: {lr: 2e-4}`",
-    ("duration", "3"): (
-        "run.yaml:6:11: duration: expected a length such as 200 steps, 3 epochs or 1e6 tokens, got 3 (a whole number); "
-        "for example `duration: 3 epochs`"
-    ),
-    ("duration", "1e999 steps"): (
-        "run.yaml:6:11: duration: expected a length such as 200 steps, 3 epochs or 1e6 tokens, "
-        "got '1e999 steps' (text); for example `duration: 3 epochs`"
-    ),
-    ("model", "{path: 1.10}"): ("run.yaml:2:15: model.path: expected text, got 1.1 (a number); put it in quotes"),
-    ("seed", "-1"): (
-        "run.yaml:6:7: seed: expected a whole number of at least 0 and at most 4294967295, got -1 (a whole number); "
-        "for example `seed: 42`"
-    ),
-    ("output", ""): "run.yaml: output: is required; add `output: runs/my-run`",
-    ("compile", "true"): (
-        "run.yaml:6:10: compile: expected off, default, reduce-overhead or max-autotune, got true (true/false); "
-        "for example `compile: off`"
-    ),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG.items(), ids=str)
-def test_one_mistake_is_one_sentence(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    assert faults(write_config(tmp_path, **{change[0]: change[1]})) == ([message] if message else [])
+MISTAKES = [  # top-level key and its text; the config has stage, model, adapter, data, output in lines 1 to 5
+    ("learning_rte", "1e-4"),
+    ("outputs", "x"),
+    ("zebra", "1"),
+    ("guard", "{zebra: 1}"),
+    ("adapter", "{kind: lora, rank: eight}"),
+    ("adapter", "{kind: lroa}"),
+    ("adapter", "lora"),
+    ("adapter", "{rank: 8}"),
+    ("adapter", "{kind: lora, targets: [q_proj, 3]}"),
+    ("adapter", "{kind: lora, rslora: yes}"),
+    ("batch", '{size: "16"}'),
+    ("batch", "{size: 0}"),
+    ("batch", "{size: true}"),
+    ("optim", "{lr: .nan}"),
+    ("optim", "{lr: 1e999}"),
+    ("optim", "{betas: [0.9]}"),
+    ("report_to", "[tensorbord]"),
+    ("report_to", "[wandb, 3]"),
+    ("report_to", "tensorbord"),
+    ("report_to", "wandb"),
+    ("optim", "~"),
+    ("duration", "3"),
+    ("duration", "1e999 steps"),
+    ("model", "{path: 1.10}"),
+    ("seed", "-1"),
+    ("output", ""),
+    ("compile", "true"),
+]
+OVERRIDES = [
+    "optim.lr",
+    "=3",
+    "optim.=3",
+    "optim.lr=abc",
+    "optim.lrr=1",
+    "lora_rank=8",
+    "adapter.targets=[a",
+    "adapter.targets.0=x",
+    "data.eval=2%",
+    "data.eval=0.5 %",
+    "data.train=2%",
+    "data.train=gone/x.json",
+    "batch={size: 4, micro: 8}",
+    "model=3",
+]
 
 
 def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -159,19 +120,19 @@ def test_twin_a_missing_key_without_a_misspelt_one_is_reported(tmp_path: Path) -
     assert len(faults(write_config(tmp_path, output="", zebra="runs/x"))) == 2
 
 
-def typos(name: str) -> set[str]:
-    swapped = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1)}
-    dropped = {name[:i] + name[i + 1 :] for i in range(len(name))} if len(name) > 2 else set()
+def typos(name: str, places: Iterable[int]) -> set[str]:
+    swapped = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in places if i + 1 < len(name)}
+    dropped = {name[:i] + name[i + 1 :] for i in places if i < len(name)} if len(name) > 2 else set()
     return (swapped | dropped | {name + "s", name.upper(), name.replace("_", "-")}) - {name, ""}
 
 
-@pytest.mark.parametrize("path", list(all_keys()))
-def test_every_key_is_found_behind_its_typos(path: str) -> None:
-    key = all_keys()[path]
-    for typo in typos(key.name):
-        near = nearest_key(f"{key.group}.{typo}" if key.group else typo)
-        assert near is not None, typo
-        assert near.path == path, typo
+@pytest.mark.parametrize("places", [range(1), pytest.param(range(1, 99), marks=pytest.mark.slow)], ids=["first", "all"])
+def test_every_key_is_found_behind_its_typos(places: range) -> None:
+    for key in all_keys().values():
+        for typo in typos(key.name, places):
+            near = nearest_key(f"{key.group}.{typo}" if key.group else typo)
+            assert near is not None, typo
+            assert near.path == key.path, typo
 
 
 def test_names_from_other_tools_lead_to_our_keys() -> None:
@@ -294,13 +255,11 @@ CONSISTENT: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "named"), CONTRADICTIONS.items())
-def test_contradictions_name_both_keys(
-    tmp_path: Path, changes: tuple[tuple[str, str], ...], named: tuple[str, str]
-) -> None:
-    (message,) = faults(write_config(tmp_path, **dict(changes)))
-    assert message.split(": ")[1] == named[0]
-    assert named[1] in message
+def test_contradictions_name_both_keys(tmp_path: Path) -> None:
+    for changes, (key, other) in CONTRADICTIONS.items():
+        (message,) = faults(write_config(tmp_path, **dict(changes)))
+        assert message.split(": ")[1] == key, changes
+        assert other in message, changes
 
 
 def test_samples_need_prompts(tmp_path: Path) -> None:
@@ -311,9 +270,9 @@ def test_samples_need_prompts(tmp_path: Path) -> None:
     assert faults(write_config(tmp_path, samples="{count: 2}", data=data % "responses")) == []
 
 
-@pytest.mark.parametrize("changes", CONSISTENT)
-def test_what_only_looks_like_a_contradiction_passes(tmp_path: Path, changes: dict[str, str]) -> None:
-    assert faults(write_config(tmp_path, **changes)) == []
+def test_what_only_looks_like_a_contradiction_passes(tmp_path: Path) -> None:
+    for changes in CONSISTENT:
+        assert faults(write_config(tmp_path, **changes)) == [], changes
 
 
 def test_contradictions_vanish_with_their_cause(tmp_path: Path) -> None:
@@ -360,22 +319,31 @@ def test_twin_without_the_rules_contradictions_pass(tmp_path: Path, monkeypatch:
     assert faults(write_config(tmp_path, early_stopping="{}")) == []
 
 
-PLACES = {  # changes, with M for the model's folder -> the message
-    (("output", "M"),): "run.yaml:5:9: output: is the model's own folder; name another folder",
-    (("output", "M/../llama"),): "run.yaml:5:9: output: is the model's own folder; name another folder",
-    (("output", "M/config.json"),): "run.yaml:5:9: output: models/llama/config.json is a file; name a folder",
-    (("model", "{path: M, revision: main}"),): (
-        "run.yaml:2:M: model.revision: models/llama is a folder on disk, which has no revisions; leave it out"
-    ),
-}
+PLACES = [
+    ("output", "models/llama"),
+    ("output", "models/llama/../llama"),
+    ("output", "models/llama/config.json"),
+    ("model", "{path: models/llama, revision: main}"),
+]
 
 
-@pytest.mark.parametrize(("changes", "message"), PLACES.items(), ids=str)
-def test_places_in_each_others_way(tmp_path: Path, changes: tuple[tuple[str, str], ...], message: str) -> None:
-    model = str(tmp_path / "models" / "llama")
-    column = len(f"model: {{path: {model}, revision: ") + 1
-    path = write_config(tmp_path, **{key: text.replace("M", model) for key, text in changes})
-    assert faults(path) == [message.replace("2:M:", f"2:{column}:")]
+def gallery() -> str:
+    """Every mistake with its code and its message, of configs in this folder."""
+    cases = [(f"{key}: {text}", [], {key: text}) for key, text in MISTAKES]
+    cases += [(override, [override], {}) for override in OVERRIDES]
+    cases += [(f"{key}: {text}", [], {key: text}) for key, text in PLACES]
+    found = []
+    for title, overrides, changes in cases:
+        with pytest.raises(InputError) as caught:
+            load_config(write_config(Path(), **changes), overrides)
+        found += [title, *(f"    [{fault.code}] {fault}" for fault in caught.value.faults)]
+    return "\n".join(found) + "\n"
+
+
+def test_one_mistake_is_one_message_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only place that quotes them; `PYTHONPATH=src:tests python tests/config/test_load.py` writes it anew."""
+    monkeypatch.chdir(tmp_path)
+    assert gallery() == GALLERY.read_text()
 
 
 def test_twin_without_a_look_at_the_places_they_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +353,7 @@ def test_twin_without_a_look_at_the_places_they_pass(tmp_path: Path, monkeypatch
 
 def test_places_that_are_in_doubt_are_not_compared(tmp_path: Path) -> None:
     (message,) = faults(write_config(tmp_path, model="{pth: x}", output=str(tmp_path / "models" / "llama")))
-    assert "did you mean path?" in message
+    assert message.split(": ")[:2] == ["run.yaml:2:9", "model.pth"]
 
 
 def test_overrides(tmp_path: Path) -> None:
@@ -407,41 +375,17 @@ def test_overrides(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("model", ["a/b", "{path: a/b}", "{path: a/b, revision: old}"])
-def test_overrides_on_short_and_long_forms(tmp_path: Path, model: str) -> None:
-    path = write_config(tmp_path, model=model, precision="bf16")
-    config = load_config(
-        path, ["model.revision=v2", "precision.tf32=on", "attention=sdpa", "attention.cudnn=off"]
-    ).config
-    assert (config.model.path, config.model.revision) == ("a/b", "v2")
-    assert (config.precision.compute, config.precision.tf32) == ("bf16", "on")
-    assert (config.attention.implementation, config.attention.cudnn) == ("sdpa", "off")
-    replaced = load_config(path, ["model=c/d"]).config.model
-    assert (replaced.path, replaced.revision) == ("c/d", None)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    {
-        "optim.lr": "override optim.lr: is not key=value; write it like optim.lr=1e-5",
-        "=3": "override =3: is not key=value",
-        "optim.=3": "override optim.=3: is not key=value",
-        "optim.lr=abc": "override optim.lr=abc: optim.lr: expected a number greater than 0, got 'abc' (text)",
-        "optim.lrr=1": "override optim.lrr=1: optim.lrr: unknown key; did you mean lr?",
-        "lora_rank=8": "override lora_rank=8: lora_rank: unknown key; did you mean adapter.rank?",
-        "adapter.targets=[a": "override adapter.targets=[a: not valid YAML: a list that is not closed; add ]",
-        "adapter.targets.0=x": "override adapter.targets.0=x: adapter.targets: expected all-linear or a list of names",
-        "data.eval=2%": "override data.eval=2%: data.eval.path: 2% is no file, and a share is a number below 1",
-        "data.eval=0.5 %": "override data.eval=0.5 %: data.eval.path: 0.5 % is no file, and a share is a number",
-        "data.train=2%": "override data.train=2%: data.train.path: file 2% does not exist",
-        "data.train=gone/x.json": "override data.train=gone/x.json: data.train.path: file gone/x.json does not exist",
-        "batch={size: 4, micro: 8}": "override batch={size: 4, micro: 8}: batch.micro: a forward pass of 8 examples",
-        "model=3": "override model=3: model.path: expected text, got 3 (a whole number); put it in quotes",
-    }.items(),
-)
-def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) -> None:
-    (fault,) = faults(write_config(tmp_path), override)
-    assert fault.startswith(message)
+def test_overrides_on_short_and_long_forms(tmp_path: Path) -> None:
+    for model in ("a/b", "{path: a/b}", "{path: a/b, revision: old}"):
+        path = write_config(tmp_path, model=model, precision="bf16")
+        config = load_config(
+            path, ["model.revision=v2", "precision.tf32=on", "attention=sdpa", "attention.cudnn=off"]
+        ).config
+        assert (config.model.path, config.model.revision) == ("a/b", "v2")
+        assert (config.precision.compute, config.precision.tf32) == ("bf16", "on")
+        assert (config.attention.implementation, config.attention.cudnn) == ("sdpa", "off")
+        replaced = load_config(path, ["model=c/d"]).config.model
+        assert (replaced.path, replaced.revision) == ("c/d", None)
 
 
 def test_an_override_that_replaces_a_group_is_named_and_not_the_file(tmp_path: Path) -> None:
@@ -457,19 +401,12 @@ def test_twin_an_override_beside_a_value_leaves_that_to_the_file(tmp_path: Path)
     assert message.startswith("run.yaml:6:22: precision.compute: ")
 
 
-@pytest.mark.parametrize("value", ["auto", "8", "4096"])
-def test_lengths_of_examples(tmp_path: Path, value: str) -> None:
-    assert faults(write_config(tmp_path), f"data.max_length={value}") == []
-
-
-@pytest.mark.parametrize(
-    ("value", "advice"),
-    [("7", "for example `max_length: 2048`"), ("8.5", "for example"), ("true", "for example"), ("atuo", "mean auto?")],
-)
-def test_what_is_no_length_of_an_example(tmp_path: Path, value: str, advice: str) -> None:
-    (message,) = faults(write_config(tmp_path), f"data.max_length={value}")
-    assert "expected auto or model, or a whole number of at least 8" in message
-    assert advice in message
+def test_lengths_of_examples(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    for value in ("auto", "8", "4096"):
+        assert faults(path, f"data.max_length={value}") == []
+    for value in ("7", "8.5", "true", "atuo"):
+        assert len(faults(path, f"data.max_length={value}")) == 1
 
 
 def test_origins(tmp_path: Path) -> None:
@@ -487,10 +424,9 @@ def test_origins(tmp_path: Path) -> None:
 
 def test_the_config_file_itself(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    assert faults(tmp_path / "rnu.yaml") == [
-        f"rnu.yaml: no such config file; did you mean {path}?".replace(f"{tmp_path}/", "")
-    ]
-    assert "is a folder, not a config file" in faults(tmp_path)[0]
+    (missing,) = faults(tmp_path / "rnu.yaml")
+    assert missing.startswith("rnu.yaml: ")
+    assert path.name in missing
     (tmp_path / "config.yaml").write_text(path.read_text())
     assert faults(tmp_path)[0].endswith("config.yaml?")
 
@@ -581,3 +517,9 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         )
         first = [*first, *([companion.format(group=key.group)] if companion else [])]
         assert faults(path, *first, f"{key.path}={as_yaml(key.example)}") == [], key.path
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        GALLERY.parent.mkdir(exist_ok=True)
+        GALLERY.write_text(gallery())

@@ -76,7 +76,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     given = {key for key, _ in _leaves(data)}
     whole = expand_short_forms(plain_config(config))
     origins = {
-        key: sources.origin(written) if (written := eager_mode(key, data)) in given else "default"
+        key: sources.origin(written) if (written := written_key(key, data)) in given else "default"
         for key, _ in _leaves(whole)
     }
     return LoadedConfig(config, origins, str(path), sources, data)
@@ -161,14 +161,14 @@ def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
     config = RunConfig.model_validate(_repaired(data, problems))
     later = [*(path_problems(config) if files else ()), *contradictions(config)]
     problems += [
-        replace(problem, key=eager_mode(problem.key, data))
+        replace(problem, key=written_key(problem.key, data))
         for problem in later
         if not any(_touches(schema_key(key), doubtful) for key in problem.involves)
     ]
     return without_consequences(problems)
 
 
-def eager_mode(key: str, data: dict[str, Any]) -> str:
+def written_key(key: str, data: dict[str, Any]) -> str:
     """`data.train.0.weight` is `data.train.weight` where `data` has one source in place of a list, and the other way
     round where it has a list of one."""
     node: Any = data
