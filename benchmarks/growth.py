@@ -148,7 +148,7 @@ def tokenizer_alone(folder: Path) -> dict[str, float]:
     """Seconds of the fast tokenizer over the texts that `tokenise` hands it, without the few that it sees again."""
     from transformers import PreTrainedTokenizerFast
 
-    from surefoot.data.tokenize.text_encoder import TextEncoder
+    from surefoot.data.tokenize.segments import TextEncoder
 
     batches: list[tuple[bool, list[str]]] = []
     encode = TextEncoder.encode

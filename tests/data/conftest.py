@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers.tiny_models import llama3_tokenizer
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 
 LEGACY_TEXT = ["Give three tips for staying healthy.", "The answer is written here.", "### Instruction: ### Response:"]
 

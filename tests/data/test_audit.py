@@ -25,7 +25,7 @@ from surefoot.data.tokenize.dataset import (
     of_files,
     with_columns,
 )
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.system.errors import InputError
 
 SOURCE = SourceFacts("d.json", "0" * 64, "1" * 64, "alpaca", "it has an output", "llama3", 9, 9)

@@ -21,8 +21,7 @@ from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import encode
 from surefoot.data.tokenize import tokenize_file as tokenise
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.system.errors import EnvironmentFault, InputError
 
 ALPACA_DEMO = Path(__file__).parents[3] / "shared/data/instruct/alpaca_en_demo.json"

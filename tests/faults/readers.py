@@ -19,9 +19,8 @@ from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
 from surefoot.data.formats.registry import LAYOUTS, convert, recognise
-from surefoot.data.sources.files import parse_bytes
 from surefoot.data.sources.hub_files import choose_files
-from surefoot.data.sources.records import Source, parse_rows
+from surefoot.data.sources.records import Source, parse_bytes, parse_rows
 from surefoot.data.tokenize.cache import open_cache
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import read_model_facts

@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from helpers import zoo_templates, zoo_tokenizers
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.tokenize.encode import encode
-from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 
 TOOL = {
     "type": "function",

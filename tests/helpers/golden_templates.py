@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.conversations import CASES, ids_and_mask
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import RowFault
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.families.templates import ROWS
 from surefoot.system.errors import InputError
 

@@ -12,7 +12,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.translate import reading_options
 from surefoot.config.load import check_config
-from surefoot.data.sources.files import records_of
+from surefoot.data.sources.records import records_of
 from surefoot.data.sources.resolve import SourceSpec, first_record
 from surefoot.interop.deepspeed_chat import FOLDERS
 from surefoot.interop.registry import translate_command

@@ -14,8 +14,7 @@ from surefoot.data.chat import jinja_template as chat_template
 from surefoot.data.chat.render import messages
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.families.model_facts import read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.notes import Notes

@@ -26,7 +26,7 @@ from surefoot.data.tokenize.dataset import (
     together,
 )
 from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 
 _SAMPLES = 3
 _MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more

@@ -19,7 +19,7 @@ import numpy as np
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
 from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.system.errors import Fault, InputError
 
 

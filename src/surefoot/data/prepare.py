@@ -20,8 +20,7 @@ from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
 from surefoot.data.tokenize.encode import Encoding, TrainOn
-from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.data.tokenize.tokenize_file import Method, ReadRecord, tokenise
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError

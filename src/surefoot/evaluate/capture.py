@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from surefoot.data.tokenize.text_encoder import Piece
+from surefoot.data.tokenize.segments import Piece
 from surefoot.evaluate.capture_comparison import (
     CaptureComparison,
     CapturePictures,

@@ -25,8 +25,7 @@ from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, prompt_ids, text_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids, text_ids
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file

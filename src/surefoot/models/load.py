@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from surefoot.data.tokenize.text_encoder import panics_told
+from surefoot.data.tokenize.segments import panics_told
 from surefoot.models.convert.recognise import Recognised, Target, recognise
 from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
 from surefoot.models.convert.tensors import Tensors

@@ -14,8 +14,7 @@ from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.jinja_template import make_chat_template
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.tokenize.encode import encode
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.system.errors import InputError
 
 CHATML = (

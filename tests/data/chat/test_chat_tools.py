@@ -24,8 +24,7 @@ from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.render import call_ids, messages
 from surefoot.data.chat.templates import make_template, templates_to_try
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.system.errors import InputError
 
 FAMILIES = ("llama3.1", "qwen", "qwen3", "mistral")

@@ -11,7 +11,7 @@ from surefoot.data.chat import templates
 from surefoot.data.chat.render import messages
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import RowFault
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.families.other_templates import LLAMAFACTORY
 from surefoot.families.template_row import ALONE
 

@@ -17,8 +17,7 @@ from surefoot.data.chat import builtin_template as named
 from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, ToolCall, Turn
-from surefoot.data.tokenize.segments import Segment
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Segment, TextEncoder
 from surefoot.families.templates import OWN, ROWS, Dialogue, Prompt, find_row
 
 EXAMPLES = 12  # per pair; there are more than a hundred pairs

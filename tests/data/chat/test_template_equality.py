@@ -30,8 +30,7 @@ from surefoot.data.chat import templates
 from surefoot.data.chat.render import messages
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.families.templates import ROWS, Prompt, find_row
 from surefoot.system.errors import InputError
 
@@ -229,7 +228,7 @@ def test_twin_a_saved_template_without_the_system_text_is_noticed(monkeypatch):
 
 
 def test_twin_blanks_behind_phi3s_tokens_are_swallowed_only_where_the_encoder_knows(monkeypatch):
-    monkeypatch.setattr("surefoot.data.tokenize.text_encoder.TextEncoder.swallows_blanks", (), raising=False)
+    monkeypatch.setattr("surefoot.data.tokenize.segments.TextEncoder.swallows_blanks", (), raising=False)
     init = TextEncoder.__init__
 
     def forgetful(self, own):

@@ -8,8 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids
 from surefoot.system.errors import InputError
 
 HEADER = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

@@ -11,7 +11,7 @@ from helpers.zoo import ZOO
 from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.jinja_template import make_chat_template
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 
 TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}},)
 TURNS = (

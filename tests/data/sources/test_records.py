@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.data.sources import json_rows
 from surefoot.data.sources import records as rows
-from surefoot.data.sources.files import open_file, parse_bytes
-from surefoot.data.sources.records import Row, Source, parse_rows
+from surefoot.data.sources import text
+from surefoot.data.sources.records import Row, Source, open_file, parse_bytes, parse_rows
 from surefoot.system.errors import InputError
 
 GOOD = [{"instruction": f"q{number}", "output": f"ä{number}\u2028"} for number in range(4)]
@@ -169,7 +168,7 @@ def test_every_well_formed_record_is_read(records, ascii_only):
 
 
 def test_twin_with_the_plain_parser_accepts_what_is_refused(monkeypatch):
-    monkeypatch.setattr(json_rows, "_DECODER", json.JSONDecoder())
+    monkeypatch.setattr(text, "_DECODER", json.JSONDecoder())
     assert parse('{"a": 1, "a": 3}')[0].value == {"a": 3}
     assert parse('{"a": 1e999}')[0].value == {"a": float("inf")}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.data.sources import dataset_info as described
-from surefoot.data.sources import files
+from surefoot.data.sources import records as files
 from surefoot.data.sources import resolve as sources
 from surefoot.data.sources.hub_files import TO_EVALUATE, Chosen
 from surefoot.data.sources.records import parse_rows

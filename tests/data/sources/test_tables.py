@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from surefoot.data.sources import tables as csv_rows
 from surefoot.data.sources import tables as parquet_rows
-from surefoot.data.sources.files import open_file, parse_bytes
-from surefoot.data.sources.records import Source, parse_rows
+from surefoot.data.sources.records import Source, open_file, parse_bytes, parse_rows
 from surefoot.system.errors import EnvironmentFault, InputError
 
 TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -19,8 +19,7 @@ import pytest
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.formats import reader as reading
 from surefoot.data.sources import text as text_pieces
-from surefoot.data.sources.files import open_file, parse_bytes
-from surefoot.data.sources.records import read_rows
+from surefoot.data.sources.records import open_file, parse_bytes, read_rows
 from surefoot.data.tokenize import cache
 from surefoot.data.tokenize.cache import growing
 from surefoot.data.tokenize.encode import Encoded
@@ -108,7 +107,7 @@ def test_bytes_that_are_no_text_have_line_and_offset(end, size, monkeypatch):
 
 def test_twin_a_number_that_is_believed_at_the_end_of_a_piece_is_another(monkeypatch):
     monkeypatch.setattr(text_pieces, "_PIECE", 4)
-    monkeypatch.setattr("surefoot.data.sources.json_rows._OPEN_END", -1)
+    monkeypatch.setattr("surefoot.data.sources.text._OPEN_END", -1)
     assert next(parse_bytes("d.json", ".json", b"[12, 3]")) == (1, 12)
     with pytest.raises(InputError):
         list(parse_bytes("d.json", ".json", b"[1.5e1]"))

@@ -17,8 +17,7 @@ from surefoot.data.tokenize import encode as encode_module
 from surefoot.data.tokenize import segments as segments_module
 from surefoot.data.tokenize import truncate as cut_module
 from surefoot.data.tokenize.encode import Encoded, encode
-from surefoot.data.tokenize.segments import prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.data.tokenize.truncate import Kept
 from surefoot.system.errors import InputError
 

@@ -26,8 +26,7 @@ from typing import Any
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.turn_by_turn import lay_out_rendered
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Segment, Template, require_turns
-from surefoot.data.tokenize.text_encoder import Piece, TextEncoder
+from surefoot.data.tokenize.segments import Piece, Segment, Template, TextEncoder, require_turns
 from surefoot.families.templates import ANYWHERE, OWN
 from surefoot.system.errors import Fault, InputError
 

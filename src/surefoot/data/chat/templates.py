@@ -14,8 +14,7 @@ from surefoot.data.chat.builtin_jinja import write_dialogue, write_prompt
 from surefoot.data.chat.builtin_template import lay_out_dialogue, lay_out_prompt
 from surefoot.data.chat.jinja_template import make_chat_template, make_file_template
 from surefoot.data.formats import Conversation, RowFault
-from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.text_encoder import Piece, TextEncoder
+from surefoot.data.tokenize.segments import Piece, Template, TextEncoder
 from surefoot.families.files import read_text
 from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, filled_row
 from surefoot.families.templates import OWN, is_file, named_row

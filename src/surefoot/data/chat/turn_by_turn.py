@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
-from surefoot.data.tokenize.segments import Segment
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Segment, TextEncoder
 
 Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]], bool], str]
 StopEnds = Callable[[str], Sequence[int]]

@@ -5,9 +5,8 @@ repaired: a missing field, a null, a number where text belongs, an empty answer 
 data, named with file, line, row, turn and field. A blank system text counts as none.
 """
 
-from surefoot.data.formats.conversation import Conversation, ToolCall, Turn
+from surefoot.data.formats.conversation import Conversation, RowFault, RowFaults, ToolCall, Turn, each_row
 from surefoot.data.formats.detect import Seen, kind_of_record, look
-from surefoot.data.formats.fields import RowFault, RowFaults, each_row
 from surefoot.data.formats.registry import LAYOUTS, Reader, conversations_of, convert, converted, reader_with, recognise
 from surefoot.data.formats.supervised import retag
 

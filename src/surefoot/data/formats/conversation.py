@@ -1,21 +1,161 @@
 """Conversations, which every record becomes: turns, tool definitions, tool calls, and the rules that they obey.
 
+Fields are read strictly: what is absent, null, of another type or empty is a fault with the field's name. A field that
+may be absent may be null as well: tables (CSV, Parquet) have no other way to leave one out.
+
 Order: a system turn at most first; then a user turn, an answer, and so on. An answer may be followed by results of
 tools (several, for calls made at once) and another answer. The last turn is an answer, because what follows it would
-teach nothing.
-
-A tool's result belongs to the call whose id it names, or, where no result of an answer names one, to the call in its
-place.
+teach nothing. A tool's result belongs to the call whose id it names, or, where no result of an answer names one, to the
+call in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from surefoot.data.formats.fields import RowFault, field, filled, from_json, listed, near, optional, text
 from surefoot.data.sources.records import kind_of
+from surefoot.data.sources.text import read_value
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import first_few, nearest_words
+
+_SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
+
+
+class Numbered(Protocol):
+    """A record or a conversation: its number in the file and the line where it starts, both from 1."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def line(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Numbered)
+Result = TypeVar("Result")
+
+
+class RowFault(Exception):
+    """What is wrong with one row; the caller knows the file."""
+
+    def __init__(self, what: str, fix: str = ""):
+        super().__init__(what)
+        self.what, self.fix = what, fix
+
+
+class RowFaults(Generic[Item]):
+    """The rows of the file `name` that something could not be done with, gathered one after the other."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._found: dict[tuple[str, str], list[int]] = {}  # the first kinds, with the numbers of their rows
+        self._lines: list[int] = []  # of the first row of each
+        self._rest = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def attempt(self, item: Item, do: Callable[[Item], Result]) -> Result | None:
+        """What `do` returns; None where the row is at fault."""
+        try:
+            return do(item)
+        except RowFault as fault:
+            self.note(item, fault)
+            return None
+
+    def note(self, item: Item, fault: RowFault) -> None:
+        """Count the fault of this row."""
+        kind = (fault.what, fault.fix)
+        if kind in self._found:
+            self._found[kind].append(item.number)
+        elif len(self._found) < _SHOWN:
+            self._found[kind] = [item.number]
+            self._lines.append(item.line)
+        else:
+            self._rest += 1
+
+    def refuse(self) -> None:
+        """One InputError for all of them, where there are any: each kind of fault once, by its first row and the
+        numbers of others; the first kinds in full, rows with others counted."""
+        faults = [
+            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix), code="SF-DATA-ROW")
+            for line, ((what, fix), rows) in zip(self._lines, self._found.items(), strict=True)
+        ]
+        if self._rest:
+            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen", code="SF-DATA-ROW"))
+        if faults:
+            raise InputError(faults)
+
+
+def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
+    """`do` for every row of the file `name`. InputError, as `RowFaults` words it, where there are faulty ones."""
+    faults = RowFaults[Item](name)
+    results = [faults.attempt(item, do) for item in items]
+    faults.refuse()
+    return cast("list[Result]", results)
+
+
+def _also(rows: Sequence[int], fix: str) -> str:
+    """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
+    if not rows:
+        return fix
+    same = f"the same in row{'s' if len(rows) > 1 else ''} {first_few(rows, _SHOWN)}"
+    return f"{same}; {fix}" if fix else same
+
+
+def field(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a field that must be there."""
+    if name not in record:
+        like = near(name, record)
+        hint = f", {like[0]!r} looks like it" if like else ""
+        raise RowFault(f"has no {name!r} (it has {listed(record)}{hint})", "rename or add the field")
+    return record[name]
+
+
+def text(record: Mapping[str, Any], name: str) -> str:
+    """A text that must be there and may be empty."""
+    value = field(record, name)
+    if not isinstance(value, str):
+        raise RowFault(f"has {kind_of(value)} in {name!r}, where text belongs")
+    return value
+
+
+def filled(record: Mapping[str, Any], name: str) -> str:
+    """A text that must be there and hold more than blanks."""
+    value = text(record, name)
+    if not value.strip():
+        raise RowFault(f"has an empty {name!r}", "remove the row or fill it in")
+    return value
+
+
+def optional(record: Mapping[str, Any], name: str) -> str:
+    """Absent, null and blank all mean: none."""
+    if record.get(name) is None:
+        return ""
+    value = text(record, name)
+    return value if value.strip() else ""
+
+
+def from_json(value: Any, name: str) -> Any:
+    """A value that may be written as JSON text, such as a call's arguments, as what it stands for."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return read_value(name, value)
+    except InputError as error:
+        fault = error.faults[0]
+        raise RowFault(f"has text in {name!r} that is not JSON: {fault.what}", fault.fix) from None
+
+
+def near(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidate that looks most like `name`, or none."""
+    return nearest_words(name, candidates, 1)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in quotes, for a sentence."""
+    return ", ".join(repr(name) for name in names) or "nothing"
 
 
 @dataclass(frozen=True)

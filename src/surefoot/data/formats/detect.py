@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from surefoot.data.formats.fields import RowFault, listed
+from surefoot.data.formats.conversation import RowFault, listed
 from surefoot.data.formats.preference import MARKS, OPENINGS, PAIR, mark_field, opening_field
 from surefoot.data.formats.registry import LAYOUTS, recognise, unused_in
 from surefoot.data.formats.supervised import read_messages, read_prompt_completion, read_sharegpt

@@ -22,8 +22,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.data.formats.conversation import Conversation, Turn, check_order, read_tools, read_turns
-from surefoot.data.formats.fields import RowFault, field, filled, listed, optional, text
+from surefoot.data.formats.conversation import (
+    Conversation,
+    RowFault,
+    Turn,
+    check_order,
+    field,
+    filled,
+    listed,
+    optional,
+    read_tools,
+    read_turns,
+    text,
+)
 from surefoot.data.formats.supervised import read_instruction, read_message, read_sharegpt_turn
 from surefoot.data.sources.records import kind_of
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.data.formats.conversation import Conversation, Turn
-from surefoot.data.formats.fields import RowFault, each_row, filled, listed, near
+from surefoot.data.formats.conversation import Conversation, RowFault, Turn, each_row, filled, listed, near
 from surefoot.data.formats.preference import (
     ANSWERS,
     BESIDES,

@@ -18,17 +18,21 @@ from typing import Any
 
 from surefoot.data.formats.conversation import (
     Conversation,
+    RowFault,
     Turn,
     check_order,
+    field,
+    filled,
     is_learned,
+    optional,
     read_calls,
     read_dialogue,
     read_result,
     read_tools,
     read_turns,
     role_in,
+    text,
 )
-from surefoot.data.formats.fields import RowFault, field, filled, optional, text
 from surefoot.data.sources.records import Row, kind_of
 
 _MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from surefoot.data.sources.json_rows import read_value
 from surefoot.data.sources.records import Kind
+from surefoot.data.sources.text import read_value
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.locations import DESCRIPTION
 from surefoot.system.messages import nearest_word, nearest_words

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from surefoot.data.sources.files import open_file
 from surefoot.data.sources.hub_files import Chosen, Splits, choose_files
-from surefoot.data.sources.json_rows import read_line
-from surefoot.data.sources.records import Source
+from surefoot.data.sources.records import Source, open_file
 from surefoot.data.sources.tables import read_parquet
+from surefoot.data.sources.text import read_line
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hub import Repository, bounded_client, fetch, hub_faults, look_up
 from surefoot.system.locations import data_kind

@@ -15,10 +15,19 @@ from typing import Any, Literal
 
 from surefoot.data.formats.preference import is_dialogue, is_open_dialogue
 from surefoot.data.sources.dataset_info import Entry, inside, read_description, read_entry
-from surefoot.data.sources.files import file_kind, named, open_file, records_of, require_file
 from surefoot.data.sources.hub import HubData, open_hub, stream_hub
 from surefoot.data.sources.hub_files import Chosen, Splits, choose_files, is_data
-from surefoot.data.sources.records import Kind, Row, Source, parse_record
+from surefoot.data.sources.records import (
+    Kind,
+    Row,
+    Source,
+    file_kind,
+    named,
+    open_file,
+    parse_record,
+    records_of,
+    require_file,
+)
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import DATA_KINDS, DESCRIPTION, is_hub_data

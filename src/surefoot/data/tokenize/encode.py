@@ -22,8 +22,7 @@ import numpy as np
 
 from surefoot.data.formats import Conversation, each_row
 from surefoot.data.tokenize.joint import behind_prompt, encode_whole, within_answers
-from surefoot.data.tokenize.segments import Run, Segment, Template, encode_runs
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs
 from surefoot.data.tokenize.truncate import Kept, keep
 from surefoot.system.errors import Fault, InputError
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from surefoot.data.tokenize.segments import Segment, encode_runs, pieces_of
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Segment, TextEncoder, encode_runs, pieces_of
 
 
 def encode_whole(

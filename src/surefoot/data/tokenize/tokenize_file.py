@@ -32,8 +32,7 @@ from surefoot.data.tokenize.encode import (
     encode_pairs,
     encode_prompts,
 )
-from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.families.templates import find_row
 from surefoot.system.errors import Fault, InputError
 

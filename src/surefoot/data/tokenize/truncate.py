@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from surefoot.data.formats import Conversation
-from surefoot.data.tokenize.segments import Run, Segment, pieces_of
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Run, Segment, TextEncoder, pieces_of
 
 _PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the room, if they are as long
 

@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.tokenize.segments import Template, prompt_ids
-from surefoot.data.tokenize.text_encoder import Piece
+from surefoot.data.tokenize.segments import Piece, Template, prompt_ids
 from surefoot.evaluate.commonsense.files import answered, identity_file, model_identity, side_labels, summary_file
 from surefoot.evaluate.commonsense.protocol import (
     SENTENCE,

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import nearest_path
-from surefoot.data.formats.fields import RowFault, each_row, filled, optional
-from surefoot.data.sources.files import open_file
-from surefoot.data.sources.records import Row, parse_rows
+from surefoot.data.formats.conversation import RowFault, each_row, filled, optional
+from surefoot.data.sources.records import Row, open_file, parse_rows
 from surefoot.report.intervals import wilson
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word

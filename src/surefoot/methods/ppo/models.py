@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.methods.method import ACTOR, CRITIC, Built
 from surefoot.methods.open_model import OpenReward, find_parts, open_reward, saved_bos_scale
 from surefoot.methods.policy import trained_dropout, write_policy

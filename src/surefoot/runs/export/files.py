@@ -13,8 +13,7 @@ from typing import Any
 
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, prompt_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids
 from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
 from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
 from surefoot.families.template_row import Dialogue, Row, as_one_text

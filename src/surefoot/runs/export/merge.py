@@ -17,8 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, prompt_ids, text_ids
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids, text_ids
 from surefoot.families.files import read_json_if_there, read_text
 from surefoot.models.bos import bake, bake_obstacle, install_bos_scaling
 from surefoot.models.embeddings import embedding_and_head, is_tied, resize_vocabulary

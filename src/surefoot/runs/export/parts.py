@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.data.chat.templates import make_template
-from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.text_encoder import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.families.model_facts import ModelFacts
 from surefoot.methods.open_model import find_parts, find_tokens, saved_bos_scale, template_name
 from surefoot.methods.provenance import changed_files, over_another_base, saved_plan

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from surefoot.data.tokenize.segments import Segment, pieces_of
-from surefoot.data.tokenize.text_encoder import Piece, TextEncoder
+from surefoot.data.tokenize.segments import Piece, Segment, TextEncoder, pieces_of
 from surefoot.system.errors import InputError
 
 SPELLED = ("<|eot_id|>", "<|begin_of_text|>", "</s>", "<s>")
