@@ -124,7 +124,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.methods.losses.sft import sft_loss
     from surefoot.runs.parity.fast_paths import planned_paths
     from surefoot.runs.plan import make_plan
-    from surefoot.runs.setup import planned_tokenizer, set_up
+    from surefoot.runs.setup import set_up
     from surefoot.training.step import train_step
 
     text = Path(case["folder"]) / "one.json"
@@ -133,10 +133,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     base, path = _world(case, shape, text, f"batch: {{size: {ROWS}, micro: {ROWS}}}\n")
     config = load_config(path).config
     plan = make_plan(config, measure=False)
-    tokenizer = planned_tokenizer(base, plan.tokenizer)
     process.bound_product_caches(device)
     before, code = _start(device)
-    setup = set_up(config, plan, base, tokenizer, None)
+    setup = set_up(config, plan, base, None)
     for one in planned_paths(plan):
         one.install(setup.engine.model)
     _begin(device)

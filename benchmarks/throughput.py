@@ -116,9 +116,9 @@ def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
     return trainer, clock
 
 
-def ours(config, plan, base: Path, tokenizer, stage, steps: int) -> tuple[list[float], list[float]]:
+def ours(config, plan, base: Path, stage, steps: int) -> tuple[list[float], list[float]]:
     """Seconds and losses of `steps` optimizer steps, batches included; a fresh model each turn."""
-    setup = set_up(config, plan, base, tokenizer, None)
+    setup = set_up(config, plan, base, None)
     seconds, losses = [], []
     for step in range(1, steps + 1):
         started = time.perf_counter()
@@ -190,7 +190,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     for turn in range(options.turns):
         trainer, clock = theirs(base, rows, config, options.precision, folder / "peer")
         trainer.train()
-        seconds, losses = ours(config, plan, base, tokenizer, stage, options.steps)
+        seconds, losses = ours(config, plan, base, stage, options.steps)
         worst = max(abs(a - b) for a, b in zip(losses, clock.losses, strict=True))
         if worst > PARITY[options.precision]:
             sys.exit(f"no parity, so no times: losses differ by up to {worst:.3g}\n{losses}\n{clock.losses}")

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.methods.method import RewardFunction, Setup, Stage
+from surefoot.methods.method import RewardFunction, Setup
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.runs.parity.passes import with_stand_ins
@@ -116,11 +117,10 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
     return []
 
 
-def check_objective(config: RunConfig, objective: Objective, setup: Setup, stage: Stage) -> None:
+def check_objective(config: RunConfig, objective: Objective, setup: Setup, batch: Weighted) -> None:
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
-    first = stage.step_batches(min(setup.state.step + 1, stage.steps_per_epoch))[0]
-    _, batch = with_stand_ins(objective, first, setup.engine.device, setup.plan)
+    _, batch = with_stand_ins(objective, batch, setup.engine.device, setup.plan)
     with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
         found = objective(setup.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:

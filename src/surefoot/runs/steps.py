@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from surefoot.data.batching.batch import Batch, Weighted
+from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import dealt, prefetched
-from surefoot.data.batching.subsets import longest_row
-from surefoot.methods.method import Setup
+from surefoot.data.batching.subsets import in_padded_rows, longest_row
+from surefoot.methods.method import Setup, Stage
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
+from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.runs.custom import Custom, check_objective
@@ -24,11 +25,11 @@ from surefoot.runs.faults import device_faults
 from surefoot.runs.job import make_job
 from surefoot.runs.pace import PaceObserver
 from surefoot.runs.parity.compiled import try_compiled
-from surefoot.runs.parity.fast_paths import Settled, planned_paths, settle, settle_at_once
-from surefoot.runs.parity.packed_rows import as_planned, settle_packing
+from surefoot.runs.parity.fast_paths import settle
 from surefoot.runs.parity.room import settle_room
 from surefoot.runs.prepared import Prepared, with_models
 from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
+from surefoot.runs.rollback import make_stage
 from surefoot.runs.setup import set_up
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
@@ -45,8 +46,13 @@ _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one
 def make_ready(
     run: Prepared, session: Session, custom: Custom, console: Console, phases: Phases | None = None
 ) -> tuple[Prepared, Setup, dict[str, Any]]:
-    """The run with the plan that it goes on with, which may have fewer fast paths, and its batches; the models, loaded,
-    shared out and held against the plan; and what was found. phases: is told how long each part took."""
+    """Load the models, share them out, and compare them with the plan.
+
+    phases: records how long each part took.
+
+    Returns the run with the plan that it goes on with, which may have fewer fast paths, and its batches; the models;
+    and what was found, for plan.json.
+    """
     phases = phases or Phases()
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
@@ -55,19 +61,26 @@ def make_ready(
         compiled = _try_compiled(run, setup, console)
         if compiled:
             phases.end(COMPILE)
-        together = _settle_at_once(run, setup, custom, console)
-        setup = together or _settle_packing(run, setup, console)
-        before, run = run, replace(run, plan=setup.plan, stage=as_planned(run, setup.plan))
-        if custom.objective is not None:
-            check_objective(run.config, custom.objective, setup, run.stage)
-        own = {"objective": custom.objective_name} if custom.objective else {}
+        # Before the fast paths, which would be blamed for what is wrong with a loss of the user's own or with BOS rows.
+        own = _verify_objective(run, setup, custom)
         bos = _verify_bos(run, setup)
-        verified = {**setup.verified, **compiled, **own, **bos, "kernels": _verify_kernels(run, setup)}
-        setup = setup if together else _settle(run, setup, console)
-        plan = settle_room(before, setup.plan, setup.engine, partial(_caution, console))
+        settled = settle(run, setup, partial(_caution, console))
+        kernels = _verify_kernels(replace(run, stage=_with_batches(run, settled.plan)), setup)
+        plan = settle_room(run, settled.plan, setup.engine, partial(_caution, console))
         phases.end("comparison")
-        settled = replace(before, plan=plan, stage=as_planned(before, plan))
-        return settled, replace(setup, plan=plan), verified
+        share = {**setup.share, _FAST_PATHS: settled.found} if settled.found else setup.share
+        verified = {**setup.verified, **compiled, **own, **bos, "kernels": kernels}
+        run = replace(run, plan=plan, stage=_with_batches(run, plan))
+        return run, replace(setup, plan=plan, share=share), verified
+
+
+def _with_batches(run: Prepared, plan: RunPlan) -> Stage:
+    """The stage with its batches as this plan lays them out, which may pack no longer or have smaller micro-batches."""
+    same = plan.kernels.documents.value == run.plan.kernels.documents.value
+    if same and plan.batch.micro.value == run.plan.batch.micro.value:
+        return run.stage
+    other = make_stage(run.config, plan, run.stage.data, run.found.rollbacks)
+    return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
 def take_steps(
@@ -148,9 +161,20 @@ def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
     return replace(setup, state=replace(setup.state, best=None))
 
 
-def _next_rows(run: Prepared, setup: Setup) -> Batch:
-    """Of the next step's first micro-batch."""
-    return run.stage.step_batches(run.timetable.next_step(setup.state.step))[0].rows.to(setup.engine.device)
+def _next_batch(run: Prepared, setup: Setup) -> Weighted:
+    """The next step's first micro-batch."""
+    return run.stage.step_batches(run.timetable.next_step(setup.state.step))[0]
+
+
+def _verify_objective(run: Prepared, setup: Setup, custom: Custom) -> dict[str, str | None]:
+    if custom.objective is None:
+        return {}
+    check_objective(run.config, custom.objective, setup, in_padded_rows(_next_batch(run, setup), _pad(setup)))
+    return {"objective": custom.objective_name}
+
+
+def _pad(setup: Setup) -> int:
+    return setup.plan.tokenizer.pad_id
 
 
 def _try_compiled(run: Prepared, setup: Setup, console: Console) -> dict[str, Any]:
@@ -159,55 +183,24 @@ def _try_compiled(run: Prepared, setup: Setup, console: Console) -> dict[str, An
     return {"compile": try_compiled(run, setup, console.say, partial(_caution, console))}
 
 
-def _settle_at_once(run: Prepared, setup: Setup, custom: Custom, console: Console) -> Setup | None:
-    """None: what is planned has to be looked at one by one. An objective of the caller's own and scaled BOS rows are
-    looked at first, so that what is wrong with them is not taken for a fault of a path."""
-    if custom.objective is not None or run.plan.tokenizer.bos_scale.value != 1:
-        return None
-    settled = settle_at_once(run, setup, partial(_caution, console))
-    return None if settled is None else _settled(setup, settled)
-
-
-def _settle_packing(run: Prepared, setup: Setup, console: Console) -> Setup:
-    return _settled(setup, settle_packing(run, setup, partial(_caution, console)))
-
-
-def _settle(run: Prepared, setup: Setup, console: Console) -> Setup:
-    settled = settle(
-        run.plan,
-        setup,
-        run.stage,
-        planned_paths(run.plan),
-        last=run.timetable.total_steps,
-        resumed=run.resumed,
-        say=partial(_caution, console),
-    )
-    return _settled(setup, settled)
-
-
-def _settled(setup: Setup, settled: Settled) -> Setup:
-    """With the paths that stay, and what is told of all of them in environment.json."""
-    found = {**setup.share.get(_FAST_PATHS, {}), **settled.found}
-    share = {**setup.share, _FAST_PATHS: found} if found else setup.share
-    return replace(setup, plan=settled.plan, share=share)
-
-
 def _caution(console: Console, line: str) -> None:
     console.say(f"caution: {line}", style="yellow")
 
 
 def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
+    """In padded rows: packed attention is not in the model yet, and is compared with these."""
     scale = run.plan.tokenizer.bos_scale.value
     if scale == 1:
         return {}
+    rows = in_padded_rows(_next_batch(run, setup), _pad(setup)).rows.to(setup.engine.device)
     with setup.settings.kernels(), setup.settings.forward():
-        return {"bos_scale": verify_bos_scaling(setup.policy, _next_rows(run, setup), scale)}
+        return {"bos_scale": verify_bos_scaling(setup.policy, rows, scale)}
 
 
 def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
-    """One forward pass of a row that is not packed, as where answers are written, seen by the profiler. One row, as the
-    rest would come before the fast paths do, and need more memory than the steps."""
-    rows = longest_row(_next_rows(run, setup))
+    """One forward pass of a row that is not packed, as where answers are written, seen by the profiler. One row,
+    because more would need memory that the steps do not."""
+    rows = longest_row(_next_batch(run, setup).rows.to(setup.engine.device))
 
     def forward() -> None:
         with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it

@@ -14,7 +14,7 @@ from helpers.model_layouts import run_config
 from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
-from surefoot.runs.parity import fast_paths, packed_rows
+from surefoot.runs.parity import fast_paths
 from surefoot.runs.parity.passes import one_pass
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
@@ -38,9 +38,14 @@ def passes(monkeypatch) -> list[int]:
         counted.append(1)
         return plain(*given)
 
-    for module in ("fast_paths", "packed_rows"):
-        monkeypatch.setattr(f"surefoot.runs.parity.{module}.one_pass", count)
+    monkeypatch.setattr(fast_paths, "one_pass", count)
     return counted
+
+
+def one_by_one(monkeypatch):
+    """What is seen of all together says nothing."""
+    monkeypatch.setattr(fast_paths._Comparison, "_together", lambda own, paths: {})
+    monkeypatch.setattr(fast_paths, "_all_right", lambda records: False)
 
 
 def train(workplace, output, **way):
@@ -65,7 +70,7 @@ def test_two_passes_do_for_all_and_the_run_is_the_one_that_looked_one_by_one(wor
     assert all(one["used"] and one["together"] for one in found.values())
     assert all(one["differs"][name] < limit for one in found.values() for name, limit in one["limits"].items())
     assert (found["documents"]["form"], found["documents"]["leak"]) == ("sdpa", 0)
-    monkeypatch.setattr("surefoot.runs.steps.settle_at_once", lambda *_: None)
+    one_by_one(monkeypatch)
     alone, other = train(workplace, tmp_path / "other")
     assert len(passes) > 2 * TOGETHER
     assert alone.keys() == ALL
@@ -98,10 +103,10 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
     assert leaks[0][0] > fast_paths.NO_LEAK
 
 
-def test_where_something_is_dropped_they_are_looked_at_one_by_one(workplace, tmp_path):
+def test_where_something_is_dropped_packed_rows_come_first_and_the_others_together(workplace, tmp_path):
     found, _ = train(workplace, tmp_path / "run", adapter={"kind": "lora", "rank": 4, "dropout": 0.1})
-    assert found["adapter"]["used"]
-    assert "together" not in found["adapter"]
+    assert all(one["used"] for one in found.values())
+    assert {name for name, one in found.items() if "together" not in one} == {"documents"}
 
 
 def test_one_path_alone_needs_no_look_at_all(workplace, tmp_path, passes):
@@ -126,14 +131,14 @@ def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, t
 
     packing, way = "packed" in where, {}
     if where != "together":
-        monkeypatch.setattr("surefoot.runs.steps.settle_at_once", lambda *_: None)
+        one_by_one(monkeypatch)
     if packing:
         monkeypatch.setitem(documents.FORMS, "sdpa", fail)
         way = {"kernels": {"adapter": "plain"}}
     else:
         monkeypatch.setattr(fast_adapters, "adapted", fail)
     if where == "packed pass":
-        monkeypatch.setattr(packed_rows, "leak_of", lambda *_: (0.0, ""))
+        monkeypatch.setattr(fast_paths, "leak_of", lambda *_: (0.0, ""))
     with pytest.raises(EnvironmentFault, match=f"set-up: {said}"):
         train(workplace, tmp_path / "run", **way)
     assert not (tmp_path / "run").exists()

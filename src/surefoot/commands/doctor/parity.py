@@ -18,7 +18,6 @@ from surefoot.commands.doctor.numbers import within_rounding
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.models.modes import without_randomness
@@ -104,9 +103,8 @@ def paths_of(plan: RunPlan) -> list[FastPath]:
     """What a run computes otherwise than a model in fp32 with eager attention and padded rows, in the order in which it
     is put in."""
     form, implementation = plan.kernels.documents.value, plan.attention.implementation.value
-    rows = [] if form == PLAIN else [packed_attention(form)]
     attention = [_attention(implementation)] if form == PLAIN and implementation == "sdpa" else []
-    return [*attention, *rows, *planned_paths(plan)]
+    return [*attention, *planned_paths(plan)]
 
 
 def is_plain(plan: RunPlan) -> bool:

@@ -34,7 +34,7 @@ def packed_attention(form: str) -> FastPath:
         inner.set_attn_implementation(register(form))
         return lambda: inner.set_attn_implementation(before)
 
-    return FastPath(NAME, install, obstacle)
+    return FastPath(NAME, install, obstacle, form)
 
 
 def obstacle(model: nn.Module) -> str:
@@ -54,7 +54,7 @@ def documents_fault(model: nn.Module) -> str:
     neither document hears of the other. The model is as it was afterwards.
 
     For a whole model: where an engine has shared its weights out, all ranks wait for one another in the middle of the
-    pass. What a run goes by is tried with its own examples as well, and by its own form (`stages.parity.packed_rows`).
+    pass. What a run goes by is tried with its own examples as well, and by its own form (`runs.parity.fast_paths`).
     """
     if why := obstacle(model):
         return why

@@ -30,7 +30,6 @@ from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
 from surefoot.methods.method import Setup, ignore
-from surefoot.models.fast.packing import packed_attention
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan, plan_from_json
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
@@ -167,9 +166,7 @@ def _from_checkpoint(
 def set_up_again(run: Prepared) -> Setup:
     """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
     setup = set_up(run.config, run.plan, run.base, run.found.checkpoint)
-    packed = run.plan.kernels.documents.value
-    paths = [] if packed == PLAIN else [packed_attention(packed)]
-    for path in [*paths, *planned_paths(run.plan)]:
+    for path in planned_paths(run.plan):
         path.install(setup.engine.model)
     return setup
 

@@ -1,341 +1,281 @@
 """Compare every fast path with the plain code before step 1, on the run's own weights and examples.
 
-`settle_at_once` puts packed rows and all paths in together and compares two passes: the run as it will be, and the
-plain code in padded rows. It only ever says yes. Where the two differ, a path fails, or random numbers are drawn (masks
-of dropout fall otherwise in packed rows), it takes everything out again, and `packed_rows.settle_packing` and `settle`
-compare path by path, two passes each, to find out which is at fault.
+Packed rows and all other paths of the plan go through three questions:
 
-Loss and gradients may differ by rounding, for which `differences` has limits; `in_fp32` checks the formulas where 16
-bits could hide a fault. A path that differs by more is taken out, and the plan says so. A resumed run keeps what its
-plan says, as it would have had it never stopped: its paths are compared once more, on other weights and examples, and
-one that now differs stays, with a caution. Nothing is timed: whether a path is worth it was decided by the plan.
+    in fp32     are the formulas right? All together and, where that differs, each alone (`in_fp32`). 16 bits could
+                hide a fault that fp32 shows.
+    together    does the run as it will be compute what the plain code in padded rows does? Two passes over a part of
+                the next step, in the run's own type; loss and gradients may differ by rounding (`differences`). Of
+                packed rows one document is changed as well, and the others must not move: whatever else a model does
+                along its rows (a convolution, a state that is carried on) shows there.
+    alone       where they differ together, or one fails: each path by itself, to find out which is at fault.
+
+Masks of dropout fall otherwise in packed rows. So where a run draws random numbers packed rows are compared first, with
+nothing drawn, and then the other paths on top of them, with the draws of the step.
+
+A path that differs by more than rounding is left out, and the plan says so. A resumed run keeps what its plan says, as
+it would have had it never stopped: a path that now differs, on later weights, stays with a caution. Nothing is timed:
+whether a path is worth it was decided by the plan.
+
+An engine that shares out parameters hands them round within the forward pass, where its ranks wait for one another and
+none may fail. There packed rows are tried with two short documents while the model is still whole
+(`models.fast.packing.documents_fault`, by way of `runs.setup`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.methods.method import Setup, Stage
+from surefoot.methods.method import Setup
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.fast.pointwise import pointwise_path
-from surefoot.models.modes import highest_dropout
+from surefoot.models.modes import highest_dropout, without_randomness
 from surefoot.planning.fast_paths import CUTTING, head_rows
+from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
-from surefoot.runs.parity.in_fp32 import Fp32Check, check_in_fp32, rounds_as_plain
+from surefoot.runs.parity.in_fp32 import check_in_fp32, key_of, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
 from surefoot.runs.prepared import Prepared
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.training.engine import Engine
 from surefoot.training.failure import is_of_the_environment
 
 STAYS = "it stays, as the run began with it"
 GO_ON = "resume with the versions and the device that the run began with, or start another run"
-SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # the paths of this module, by their keys under `kernels:`
+SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # by their keys under `kernels:`; packed rows have another
+
+Records = dict[str, dict[str, Any]]  # path -> what environment.json says of it
 
 
 @dataclass(frozen=True)
 class Settled:
     """The outcome of comparing fast paths.
 
-    plan: with the paths that were taken out.
-    found: path -> differences, limits and whether it stays, for environment.json.
+    plan: without the paths that were left out.
+    found: path -> differences, limits and whether it is used, for environment.json.
     """
 
     plan: RunPlan
-    found: dict[str, Any]
+    found: Records
 
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
-    """Those that the plan has, in the order in which they are put in.
+    """Those that the plan has, packed rows first, in the order in which they are put in.
 
     Raises EnvironmentFault where the plan's engine cuts parameters: no plan is made so, and they would fail in the
     first product.
     """
-    engine = plan.parallel.engine.value
+    engine, form = plan.parallel.engine.value, plan.kernels.documents.value
     if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
         what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
         raise EnvironmentFault(
             [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
         )
+    packed = [] if form == PLAIN else [packed_attention(form)]
     adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
-    return [*adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
+    return [*packed, *adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
 
 
-def settle(
-    plan: RunPlan,
-    setup: Setup,
-    stage: Stage,
-    paths: Sequence[FastPath],
-    *,
-    last: int,
-    resumed: bool,
-    say: Callable[[str], None],
-) -> Settled:
-    """Put in every path that computes what the plain one does, and leave it in; all of them where `resumed`.
+def settle(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
+    """Put in every path of the plan that computes what the plain code does, and leave it in; all of them where the run
+    is resumed.
 
-    last: the last step of the run.
-    say: is told of each that does not.
-    Every rank must ask.
+    run: with the batches of its plan.
+    setup: of a model that has none of the paths.
+    say: called with a sentence for each path that differs.
+    Every rank must call it.
 
-    Raises EnvironmentFault for one that was asked for by name and does not, and, where `resumed`, for one that fails.
+    Raises EnvironmentFault for a path that was asked for by name and differs or fails, and, in a resumed run, for one
+    that fails.
     """
-    engine = setup.engine
-    obstacles = obstacles_of(paths, engine)
-    plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
-    possible = [path for path in paths if path.name not in obstacles]
-    if not possible:
-        return Settled(plan, found)
-    step = min(setup.state.step + 1, last)
-    batches = compared_batches(stage, engine, step)
-
-    def run() -> Pass:
-        return one_pass(setup, stage, batches, step)
-
-    def rounds(plain: Pass, other: Pass) -> dict[str, Any]:
-        return rounds_as_plain(setup, stage, batches, step, plain, other)
-
-    short = short_batch(stage, engine, step)
-    seen = check_in_fp32(setup, stage, possible, short, short, step)
-    with nonzero_matrices(engine.parameters.values()):
-        plain = run()
-        good: list[FastPath] = []
-        for path in possible:
-            record = _compared(setup, path, plain, run, seen, rounds, resumed=resumed)
-            record = found[path.name] = of_form(path, record)
-            plan = _weighed(plan, path.name, record, describe_difference(record), say, resumed=resumed)
-            if record["used"]:
-                good.append(path)
-        installed = [path.install(engine.model) for path in good]
-        all_within = not any(found[path.name]["outside"] for path in good)
-        if len(good) > 1 and all_within:
-            other = run()
-            together = judged(differences(engine, plain, other), plan, resumed=resumed)
-            if together["outside"]:
-                _take_out(installed)
-                right = all(map(seen.is_right, good))
-                together = excused(together, rounds(plain, other) if right else {})
-                if together["used"]:
-                    installed = [path.install(engine.model) for path in good]
-            for path in good if together["outside"] else ():
-                record = found[path.name] = of_form(path, together)
-                what = f"together with others {describe_difference(record)}"
-                plan = _weighed(plan, path.name, record, what, say, resumed=resumed)
+    plan, paths = setup.plan, planned_paths(setup.plan)
+    found = {path.name: record for path in paths if (record := _blocked(path, setup))}
+    left = [path for path in paths if path.name not in found]
+    if left:
+        with nonzero_matrices(setup.engine.parameters.values()):
+            found |= _Comparison(run, setup, left).records(left)
+    for path in paths:
+        plan = _weighed(plan, path.name, found[path.name], say, resumed=run.resumed)
+    for path in left:
+        if found[path.name]["used"]:
+            path.install(setup.engine.model)
     return Settled(plan, found)
 
 
-def obstacles_of(paths: Sequence[FastPath], engine: Engine) -> dict[str, str]:
-    """Of those that cannot be put into this model why."""
-    return {path.name: why for path in paths if (why := path.obstacle(engine.model))}
+def _blocked(path: FastPath, setup: Setup) -> dict[str, Any]:
+    """What is recorded of a path that cannot be put into this model; empty where it can."""
+    if path.name == NAME and setup.packing_fault:
+        return {"form": path.form, "used": False, "fault": setup.packing_fault}
+    why = path.obstacle(setup.engine.model)
+    return {"used": False, "obstacle": why} if why else {}
 
 
-def without_blocked(
-    plan: RunPlan, obstacles: Mapping[str, str], say: Callable[[str], None], *, resumed: bool
-) -> tuple[RunPlan, dict[str, Any]]:
-    """The plan with plain paths in place of those, and what is recorded of them. Raises as `settle` does."""
-    for name, why in obstacles.items():
-        plan = _without(plan, name, f"cannot be used: {why}", say, resumed=resumed)
-    return plan, {name: {"used": False, "obstacle": why} for name, why in obstacles.items()}
+class _Comparison:
+    """Passes over a part of the next step: by the plain code in padded rows, and with paths."""
+
+    def __init__(self, run: Prepared, setup: Setup, paths: Sequence[FastPath]):
+        self._setup, self._stage, self._resumed = setup, run.stage, run.resumed
+        self._draws = run.config.optim.neftune_alpha is not None or highest_dropout(setup.engine.model) > 0
+        self._step = run.timetable.next_step(setup.state.step)
+        pad = setup.plan.tokenizer.pad_id
+        self._batches = compared_batches(run.stage, setup.engine, self._step)
+        self._rows = [in_padded_rows(batch, pad) for batch in self._batches]
+        short = short_batch(run.stage, setup.engine, self._step)
+        self._exact = check_in_fp32(setup, run.stage, paths, short, in_padded_rows(short, pad), self._step)
+        self._plain: dict[bool, Pass] = {}
+
+    def records(self, paths: list[FastPath]) -> Records:
+        """Of each path: of all at once where they are right together, else of each alone."""
+        wrong = [path for path in paths if self._exact.error_of(path) is not None]
+        found = {} if self._resumed else {path.name: self._record(path, used=False, outside=True) for path in wrong}
+        left = [path for path in paths if path.name not in found]
+        with ExitStack() as stack:
+            if self._draws and _packs(left):
+                packed, *left = left
+                found |= self._compared([packed])
+                if found[NAME]["used"]:  # the others are compared on top of it, in the run's own rows
+                    stack.callback(packed.install(self._setup.engine.model))
+                    self._rows = self._batches
+            return found | self._all_or_each(left, at_once=not (wrong and self._resumed))
+
+    def _all_or_each(self, paths: list[FastPath], *, at_once: bool) -> Records:
+        together: Records | None = None
+        if len(paths) > 1 and at_once:
+            together = self._together(paths)
+            if _all_right(together):
+                return together
+        found: Records = {}
+        for path in paths:
+            found |= self._compared([path])
+        good = [path for path in paths if _is_right(found[path.name])]
+        if len(good) > 1:
+            if together is None or good != paths:
+                together = self._together(good)
+            if not _all_right(together):
+                found |= together
+        return found
+
+    def _together(self, paths: Sequence[FastPath]) -> Records:
+        return {name: record | {"together": True} for name, record in self._compared(paths).items()}
+
+    def _compared(self, paths: Sequence[FastPath]) -> Records:
+        """Two passes: without the paths, and with all of them.
+
+        A path that fails, as where a model writes into what the path keeps, is not used. The run ends instead where
+        other ranks wait in the middle of the pass, and where memory is short, against which no other path helps.
+        """
+        setup, stage, engine = self._setup, self._stage, self._setup.engine
+        packs, leak, fault = _packs(paths), 0.0, ""
+        rows = self._batches if packs else self._rows
+        quiet = packs and self._draws
+        undos: list[Undo] = []
+        with without_randomness(engine.model) if quiet else nullcontext():
+            if quiet not in self._plain:
+                self._plain[quiet] = one_pass(setup, stage, self._rows, self._step)
+            plain = self._plain[quiet]
+            try:
+                undos.extend(path.install(engine.model) for path in paths)
+                if packs:
+                    leak, fault = leak_of(setup, self._batches[0].rows)
+                other = None if fault else one_pass(setup, stage, rows, self._step)
+            except RuntimeError as caught:
+                if is_of_the_environment(caught) or (engine.world > 1 and not self._resumed):
+                    raise
+                other, fault = None, reason_of(caught)
+                if engine.world > 1:
+                    keys = [key_of(path.name) for path in paths]
+                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run began with them"
+                    raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
+            finally:
+                for undo in reversed(undos):
+                    undo()
+            if other is None:
+                return {path.name: self._record(path, used=False, fault=fault) for path in paths}
+            seen = judged(differences(engine, plain, other), setup.plan, resumed=self._resumed)
+            leaks = not leak <= NO_LEAK  # NaN does, too
+            if leaks or any(self._exact.error_of(path) is not None for path in paths):
+                seen |= {"used": self._resumed, "outside": True}
+            elif seen["outside"] and all(map(self._exact.is_right, paths)):
+                rounds = rounds_as_plain(setup, stage, self._rows, self._step, plain, other)
+                seen |= {"used": True, "outside": False, **rounds} if rounds else {}
+        return {path.name: self._record(path, **seen, **_leak(path, leak)) for path in paths}
+
+    def _record(self, path: FastPath, **seen: Any) -> dict[str, Any]:
+        return seen | self._exact.record(path) | ({"form": path.form} if path.form else {})
 
 
-def _compared(
-    setup: Setup,
-    path: FastPath,
-    plain: Pass,
-    run: Callable[[], Pass],
-    seen: Fp32Check,
-    rounds: Callable[[Pass, Pass], dict[str, Any]],
-    *,
-    resumed: bool,
-) -> dict[str, Any]:
-    """What is recorded of a path.
+def _packs(paths: Sequence[FastPath]) -> bool:
+    return any(path.name == NAME for path in paths)
 
-    One that fails, as where a model writes into what the path keeps, is not used; where other ranks wait it cannot be
-    taken out, and neither does another path help against too little memory.
 
-    seen: what fp32 showed of it.
-    """
-    engine, wrong = setup.engine, seen.error_of(path) is not None
-    if wrong and not resumed:
-        return {"used": False, "outside": True, **seen.record(path)}
-    undo = path.install(engine.model)
-    try:
-        other = run()
-    except RuntimeError as fault:
-        if is_of_the_environment(fault) or (engine.world > 1 and not resumed):
-            raise
-        return {"used": False, "fault": next(iter(str(fault).splitlines()), "")}
-    finally:
-        undo()
-    record = judged(differences(engine, plain, other), setup.plan, resumed=resumed) | seen.record(path)
-    if record["outside"] and seen.is_right(path):
-        record = excused(record, rounds(plain, other))
-    return record | {"outside": record["outside"] or wrong}
+def _leak(path: FastPath, leak: float) -> dict[str, float]:
+    return {"leak": leak} if path.name == NAME else {}
+
+
+def _is_right(record: Mapping[str, Any]) -> bool:
+    """Compared, and within its limits."""
+    return record.get("outside") is False
+
+
+def _all_right(records: Records) -> bool:
+    return all(map(_is_right, records.values()))
 
 
 def judged(seen: Differences, plan: RunPlan, *, resumed: bool) -> dict[str, Any]:
-    """The record of a path that was compared."""
+    """The record of what was compared."""
     limits = limits_in(plan.precision.compute.value)
     outside = bool(seen.beyond(limits))
     return {"used": resumed or not outside, "outside": outside, "differs": asdict(seen), "limits": asdict(limits)}
 
 
-def excused(record: dict[str, Any], rounds: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a path that is outside its limits, with what fp32 says for it; the same where that is nothing."""
-    return record | {"used": True, "outside": False, **rounds} if rounds else record
-
-
-def of_form(path: FastPath, record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the form of the path, where it has several."""
-    return record | ({"form": path.form} if path.form else {})
-
-
-def _without(plan: RunPlan, name: str, what: str, say: Callable[[str], None], *, resumed: bool) -> RunPlan:
-    """The plan with the plain path in place of this one. Raises EnvironmentFault where the user named it, or the run
-    began with it."""
-    choice: Choice[str] = getattr(plan.kernels, name)
-    if resumed:
-        raise EnvironmentFault(
-            Fault(f"kernels.{name}", f"{choice.value} {what}, and the run began with it", GO_ON, code="SF-FAST-PATH")
-        )
-    if choice.source == "user":
-        raise EnvironmentFault(
-            Fault(
-                f"kernels.{name}", what, f"set kernels.{name}: auto or plain, and please report it", code="SF-FAST-PATH"
-            )
-        )
-    say(f"kernels.{name}: {choice.value} {what}; the plain path is used")
-    plain = Choice(PLAIN, f"{choice.value} {what}", "measured")
-    return replace(plan, kernels=replace(plan.kernels, **{name: plain}))
-
-
-def _weighed(
-    plan: RunPlan, name: str, record: Mapping[str, Any], what: str, say: Callable[[str], None], *, resumed: bool
-) -> RunPlan:
-    """The plan after a comparison.
-
-    what: of a path that is not used, or stays although it is outside its limit.
-    """
-    if not record["used"]:
-        return _without(plan, name, what, say, resumed=resumed)
-    if record["outside"]:
-        say(f"kernels.{name}: {getattr(plan.kernels, name).value} {what}; {STAYS}")
-    return plan
-
-
 def describe_difference(record: Mapping[str, Any], plain: str = "the plain path") -> str:
-    """Of a record of a path that was compared, as if it were not within its limits."""
+    """Of a record that is not within its limits, in words. plain: what it was compared with."""
+    others = "together with others " if record.get("together") else ""
     if "fault" in record:
-        return f"fails on this model ({record['fault']})"
+        return f"{others}fails on this model ({record['fault']})"
+    if not record.get("leak", 0.0) <= NO_LEAK:
+        moves = f"lets one document move another by {record['leak']:.2g} of what it moves itself, on this model"
+        return f"{others}{moves}; allowed is {NO_LEAK:g}"
     exact = record.get("fp32", {})
     if exact and not exact.get("differs", 0.0) <= exact.get("limit", 0.0):
         return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; allowed is {exact['limit']:.4g}"
     seen, limits = Differences(**record["differs"]), Differences(**record["limits"])
-    return f"differs from {plain} by {seen.beyond(limits)}"
+    return f"{others}differs from {plain} by {seen.beyond(limits)}"
 
 
-def _take_out(installed: Sequence[Undo]) -> None:
-    for undo in reversed(installed):
-        undo()
+def _weighed(
+    plan: RunPlan, name: str, record: Mapping[str, Any], say: Callable[[str], None], *, resumed: bool
+) -> RunPlan:
+    """The plan after a comparison: as it was, or with the plain way in place of this path.
 
-
-def settle_at_once(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled | None:
-    """Put in packed attention and every fast path of the plan, and leave them in, where together they compute what the
-    plain model does; None where that is not seen here, and nothing is put in then.
-
-    say: is told of paths that this model has no room for.
-    Every rank must ask.
+    Raises EnvironmentFault for a path that is not used although the user named it, or the run began with it.
     """
-    plan, engine, resumed = setup.plan, setup.engine, run.resumed
-    form = plan.kernels.documents.value
-    paths = [*([] if form == PLAIN else [packed_attention(form)]), *planned_paths(plan)]
-    obstacles = obstacles_of(paths, engine)
-    possible = [path for path in paths if path.name not in obstacles]
-    if len(possible) < 2 or NAME in obstacles or setup.packing_fault or _draws(run, setup):
-        return None
-    step = run.timetable.next_step(setup.state.step)
-    batches = compared_batches(run.stage, engine, step)
-    short = short_batch(run.stage, engine, step)
-    exact = check_in_fp32(setup, run.stage, possible, short, in_padded_rows(short, plan.tokenizer.pad_id), step)
-    if exact.wrong:
-        return None
-    with nonzero_matrices(engine.parameters.values()):
-        seen = _all_in(run, setup, possible, batches, step, exact, leaks=form != PLAIN, resumed=resumed)
-    if seen is None:
-        return None
-    record = {**excused(judged(seen.found, plan, resumed=resumed), seen.rounds), "together": True}
-    plan, found = without_blocked(plan, obstacles, say, resumed=resumed)
-    together: dict[str, Any] = {path.name: of_form(path, record | exact.record(path)) for path in possible}
-    if form != PLAIN:
-        together[NAME] |= {"form": form, "leak": seen.leak}
-    return Settled(plan, found | together)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """found: differences to padded rows of the plain model. leak: of packed rows, see `leak_of`; 0 of others. rounds:
-    what fp32 says for them where they are more than 16 bits should make."""
-
-    found: Differences
-    leak: float
-    rounds: Mapping[str, Any]
-
-
-def _all_in(
-    run: Prepared,
-    setup: Setup,
-    paths: Sequence[FastPath],
-    batches: Sequence[Weighted],
-    step: int,
-    exact: Fp32Check,
-    *,
-    leaks: bool,
-    resumed: bool,
-) -> _Seen | None:
-    """The paths, put in, and what was seen; None, and the paths taken out, where that is more than rounding, or one
-    fails. Where other ranks wait in the middle of a pass a failure ends the run."""
-    engine, moved, fault = setup.engine, 0.0, ""
-    undos: list[Undo] = []
-    padded = [in_padded_rows(one, setup.plan.tokenizer.pad_id) for one in batches]
-    plain = one_pass(setup, run.stage, padded, step)
-    found = other = None
-    try:
-        undos.extend(path.install(engine.model) for path in paths)
-        if leaks:
-            moved, fault = leak_of(setup, batches[0].rows)
-        if not fault and moved <= NO_LEAK:
-            other = one_pass(setup, run.stage, batches, step)
-            found = differences(engine, plain, other)
-            if not judged(found, setup.plan, resumed=resumed)["outside"]:
-                return _Seen(found, moved, {})
-    except RuntimeError as caught:
-        if is_of_the_environment(caught) or (engine.world > 1 and not resumed):
-            raise
-        if engine.world > 1:
-            what = f"fast paths fail on this model ({reason_of(caught)}), and the run began with them"
-            raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
-    for undo in reversed(undos):
-        undo()
-    if found is None or other is None or not all(map(exact.is_right, paths)):
-        return None
-    rounds = rounds_as_plain(setup, run.stage, padded, step, plain, other)
-    if not rounds:
-        return None
-    for path in paths:
-        path.install(engine.model)
-    return _Seen(found, moved, rounds)
-
-
-def _draws(run: Prepared, setup: Setup) -> bool:
-    return run.config.optim.neftune_alpha is not None or highest_dropout(setup.engine.model) > 0
+    if record["used"] and not record["outside"]:
+        return plan
+    key, choice, packs = key_of(name), getattr(plan.kernels, name), name == NAME
+    plain = "padded rows" if packs else "the plain path"
+    what = f"cannot be used: {record['obstacle']}" if "obstacle" in record else describe_difference(record, plain)
+    what = f"{choice.value} {what}"
+    if record["used"]:
+        say(f"{key}: {what}; {STAYS}")
+        return plan
+    if resumed:
+        raise EnvironmentFault(Fault(key, f"{what}, and the run began with it", GO_ON, code="SF-FAST-PATH"))
+    if choice.source == "user":
+        fix = f"set {key}: auto or off" if packs else f"set {key}: auto or plain, and please report it"
+        raise EnvironmentFault(Fault(key, what, fix, code="SF-FAST-PATH"))
+    say(f"{key}: {what}; {'rows are padded' if packs else 'the plain path is used'}")
+    if packs:
+        return without_packing(plan, what, "measured")
+    return replace(plan, kernels=replace(plan.kernels, **{name: Choice(PLAIN, what, "measured")}))

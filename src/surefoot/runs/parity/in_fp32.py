@@ -97,8 +97,8 @@ def compare_formulas(
         plain = one_pass(setup, stage, padded, step)
         together = differ(paths)
         if isinstance(together, float) and together <= LIMIT:
-            return Formulas(tuple(key_of(path) for path in paths), together, {}, {})
-        alone = {key_of(path): differ([path]) for path in paths}
+            return Formulas(tuple(key_of(path.name) for path in paths), together, {}, {})
+        alone = {key_of(path.name): differ([path]) for path in paths}
     errors = {key: found for key, found in alone.items() if isinstance(found, float)}
     wrong = {key: error for key, error in errors.items() if not error <= LIMIT}
     if isinstance(together, float) and not wrong:
@@ -111,8 +111,9 @@ def compare_formulas(
     )
 
 
-def key_of(path: FastPath) -> str:
-    return _KEYS.get(path.name, f"kernels.{path.name}")
+def key_of(name: str) -> str:
+    """The key of the config that switches a path."""
+    return _KEYS.get(name, f"kernels.{name}")
 
 
 # How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
@@ -140,19 +141,19 @@ class Fp32Check:
 
     def is_right(self, path: FastPath) -> bool:
         """Seen in fp32, and not wrong."""
-        return self.found is not None and key_of(path) in self.found.compared and self.error_of(path) is None
+        return self.found is not None and key_of(path.name) in self.found.compared and self.error_of(path) is None
 
     def error_of(self, path: FastPath) -> float | None:
         """By how much a path differs that is wrong, alone or together with others."""
         wrong: Mapping[str, float] = {} if self.found is None else self.found.wrong
-        return next((error for keys, error in wrong.items() if key_of(path) in keys.split(" with ")), None)
+        return next((error for keys, error in wrong.items() if key_of(path.name) in keys.split(" with ")), None)
 
     def record(self, path: FastPath) -> dict[str, Any]:
         """For environment.json."""
         if self.found is None:
             return {"fp32": {"unseen": self.why}} if self.why else {}
-        if key_of(path) not in self.found.compared:
-            return {"fp32": {"unseen": self.found.unseen.get(key_of(path), "it goes in 16 bits only")}}
+        if key_of(path.name) not in self.found.compared:
+            return {"fp32": {"unseen": self.found.unseen.get(key_of(path.name), "it goes in 16 bits only")}}
         error = self.error_of(path)
         return {"fp32": {"differs": self.found.error if error is None else error, "limit": LIMIT}}
 
