@@ -161,7 +161,7 @@ def test_a_wrong_formula_is_named(lines_of, plant):
 
 
 def test_a_run_sees_a_wrong_scale_before_step_1_in_fp32(lines_of):
-    with pytest.raises(EnvironmentFault, match=r"kernels\.adapter: differs .* in fp32 on this model"):
+    with pytest.raises(EnvironmentFault, match=r"^kernels\.adapter: .* in fp32 "):
         lines_of(scaled, at_once=True)
 
 
