@@ -1,23 +1,26 @@
-"""Every request gets its own answer, whatever becomes of the process that gave the last one; no secret goes along.
-A search that was broken off goes on where it was; anything else is measured.
+"""Every request gets its own answer, whatever becomes of the process that gave the last one; a search that was broken
+off goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import pytest
 
 from helpers.tune_trials import made_up
-from surefoot.commands.tune.attempt import Answer, Journal, Request, workshop
+from surefoot.commands.tune.attempt import NOT_DONE, Answer, Journal, Request, workshop
 from surefoot.system.errors import NO_MEMORY
 
 SECRET = "hf_abcdefgh12345678"
-# A worker whose trials say how many steps they were asked for, and come to their end in various ways.
+# A worker whose trials say how many steps they were asked for, and come to their end in various ways. What takes real
+# trials, and imports torch for it, is left out.
 WORKER = """
-import atexit, os, signal
+import atexit, os, signal, sys, time, types
+sys.modules["surefoot.runs.trial"] = types.SimpleNamespace(Rival=tuple, run_trial=None)
 from surefoot.system import errors
 from surefoot.system.errors import SurefootError
 from surefoot.commands.tune import worker
@@ -37,11 +40,39 @@ worker.main()
 """
 
 
+@contextmanager
+def stubbed(trial: str, worker: str = "pass", *, forks: bool = True):
+    """A workshop whose trials do what `trial` says."""
+    with workshop(forks=forks) as shop:
+        program = WORKER.replace("IN_TRIAL", trial).replace("IN_WORKER", worker)
+        shop._program = [sys.executable, "-c", program, *(["fork"] if forks else [])]
+        yield shop
+
+
 def answers(trial: str, worker: str, *steps: int):
     """Of one worker after the other to as many requests."""
-    with workshop(forks=True) as shop:
-        shop._program = [sys.executable, "-c", WORKER.replace("IN_TRIAL", trial).replace("IN_WORKER", worker), "fork"]
+    with stubbed(trial, worker) as shop:
         return [shop.attempt(Request({}, one, 1)) for one in steps]
+
+
+def test_without_forks_every_trial_has_a_process_of_its_own():
+    with stubbed("pass", forks=False) as shop:
+        for steps in (1, 2):
+            assert shop.attempt(Request({}, steps, 1)).failure == f"steps: {steps}"
+            assert shop._worker is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
+def test_copies_share_a_worker_that_ends_with_a_trial_that_takes_too_long():
+    with stubbed("if steps == 2: raise TypeError\n    if steps == 3: time.sleep(60)") as shop:
+        shop.attempt(Request({}, 1, 1))
+        worker = shop._worker
+        assert worker is not None
+        assert shop.attempt(Request({}, 2, 1)).trial is None
+        assert (shop._worker, worker.poll()) == (worker, None)
+        late = shop.attempt(Request({}, 3, 1), limit=0.2)
+        assert (late.trial, late.code) == (None, NOT_DONE)
+        assert worker.poll() is not None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
@@ -54,29 +85,25 @@ def test_a_copy_that_dies_after_its_answer_answers_no_other_request(trial, worke
     assert [one.failure for one in answers(trial, worker, 3, 4, 5)] == ["steps: 3", "steps: 4", "steps: 5"]
 
 
+ENDS = {  # the number of steps asked for -> what becomes of the trial
+    1: f"raise RuntimeError('refused: token={SECRET}')",
+    2: f"raise SurefootError(errors.Fault('step 1', 'no room', code='{NO_MEMORY}'))",
+    3: "raise SurefootError('the memory of herons is long')",
+    4: "os._exit(9)",
+    5: "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
-def test_the_last_word_of_a_trial_that_breaks_off_is_told_and_kept_without_secrets(tmp_path):
-    (answer,) = answers(f"raise RuntimeError('refused: token={SECRET}')", "pass", 1)
-    assert answer.failure == "broke off with exit code 1: RuntimeError: refused: token=…"
+def test_what_ran_out_of_memory_has_its_code_and_last_words_no_secret(tmp_path):
+    trial = "\n    ".join(f"if steps == {number}: {end}" for number, end in ENDS.items())
+    found = answers(trial, "pass", *ENDS)
+    assert [one.trial for one in found] == [None] * len(ENDS)
+    assert [one.code for one in found] == ["", NO_MEMORY, "", "", NO_MEMORY]
+    assert found[0].failure.endswith("RuntimeError: refused: token=…")
     path = tmp_path / "kept.jsonl"
-    Journal(path, {}).answer(Request({}, 1, 1), lambda: answer)
-    assert SECRET not in path.read_text(encoding="utf-8") + json.dumps(asdict(answer))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
-@pytest.mark.parametrize(
-    ("trial", "code"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", NO_MEMORY),
-        (f"raise SurefootError(errors.Fault('step 1', 'no room', code='{NO_MEMORY}'))", NO_MEMORY),
-        ("raise SurefootError('the memory of herons is long')", ""),
-        ("os._exit(9)", ""),
-    ],
-)
-def test_what_ran_out_of_memory_is_told_by_its_code(trial, code):
-    (answer,) = answers(trial, "pass", 1)
-    assert answer.trial is None
-    assert answer.code == code
+    Journal(path, {}).answer(Request({}, 1, 1), lambda: found[0])
+    assert SECRET not in path.read_text(encoding="utf-8") + json.dumps(asdict(found[0]))
 
 
 ABOUT = {"model": "a", "data": "b"}
@@ -87,26 +114,21 @@ ANSWERS = [Answer(made_up(size), whole=3.0) for size in (1.0, 2.0, 3.0)] + [Answ
 def ask(journal, requests=REQUESTS, answers=ANSWERS):
     """(the answers, how many were measured)."""
     measured = []
-
-    def measure(answer):
-        measured.append(answer)
-        return answer
-
     found = [
-        journal.answer(request, lambda answer=answer: measure(answer))
+        journal.answer(request, lambda answer=answer: measured.append(1) or answer)
         for request, answer in zip(requests, answers, strict=True)
     ]
     return found, len(measured)
 
 
-@pytest.mark.parametrize("count", range(5))
-def test_after_a_kill_only_what_is_missing_is_measured(tmp_path, count):
-    path = tmp_path / "kept.jsonl"
-    ask(Journal(path, ABOUT), REQUESTS[:count], ANSWERS[:count])
-    again = Journal(path, ABOUT)
-    assert again.known == count
-    assert ask(again) == (ANSWERS, len(REQUESTS) - count)
-    assert Journal(path, ABOUT).known == len(REQUESTS)
+def test_after_a_kill_only_what_is_missing_is_measured(tmp_path):
+    for count in range(len(REQUESTS) + 1):
+        path = tmp_path / f"{count}.jsonl"
+        ask(Journal(path, ABOUT), REQUESTS[:count], ANSWERS[:count])
+        again = Journal(path, ABOUT)
+        assert again.known == count
+        assert ask(again) == (ANSWERS, len(REQUESTS) - count)
+        assert Journal(path, ABOUT).known == len(REQUESTS)
 
 
 def test_another_question_ends_what_is_given_back(tmp_path):
