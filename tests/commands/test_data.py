@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,19 +50,10 @@ def test_the_audit_is_shown_and_nothing_is_trained(folder):
     assert call().stdout == result.stdout  # from the cache
 
 
-def test_a_pipe_gets_plain_text(folder):
-    command = [sys.executable, "-m", "surefoot", "data", "run.yaml"]
-    found = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
-    assert found.returncode == 0, found.stderr.decode()
-    assert b"\x1b" not in found.stdout
-    assert b"\r" not in found.stdout
-    assert "⟦It is 1.<|eot_id|>⟧".encode() in found.stdout
-
-
-def test_a_terminal_without_unicode_still_sees_the_marks(folder):
-    command = [sys.executable, "-m", "surefoot", "data", "run.yaml"]
-    found = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert b"[[It is 1.<|eot_id|>]]" in found.stdout
+def test_a_terminal_without_unicode_still_sees_the_marks_and_a_pipe_no_escapes(folder):
+    found = CliRunner(charset="ascii").invoke(main, ["data", "run.yaml"])
+    assert "[[It is 1.<|eot_id|>]]" in found.stdout
+    assert not {"\x1b", "\r"} & {*found.stdout, *call().stdout}
 
 
 def test_json_is_what_data_json_holds(folder):
@@ -80,35 +68,26 @@ def test_overrides_change_what_is_learned(folder):
     assert "BOS       none" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("line", "text", "message"),
-    [
-        (3, "{", "train.jsonl:3:2: error: malformed JSON"),
-        (6, '{"instruction": "q", "outp', "train.jsonl:6:27: error: the file ends in the middle of a record"),
-        (2, '{"instruction": "q", "ouput": "a"}', "train.jsonl:2: error: row 2: has no 'output'"),
-        (4, '{"instruction": "q", "output": " "}', "train.jsonl:4: error: row 4: has an empty 'output'"),
-        (5, '{"instruction": "q", "output": NaN}', "train.jsonl:5: error: the record that starts here holds NaN"),
-    ],
-)
-def test_faults_of_the_data_are_one_line_and_exit_2(folder, line, text, message):
+def test_faults_of_the_data_are_one_line_and_exit_2(folder):
     lines = (folder / "train.jsonl").read_text().splitlines()
-    lines[line - 1] = text
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    result = call()
-    assert result.exit_code == 2
-    assert result.stderr.startswith(message)
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    for line, text, place, code in (
+        (3, "{", "3:2", "SF-DATA-ROW"),
+        (6, '{"instruction": "q", "outp', "6:27", "SF-DATA-ROW"),
+        (2, '{"instruction": "q", "ouput": "a"}', "2", "SF-DATA-ROW"),
+        (4, '{"instruction": "q", "output": " "}', "4", "SF-DATA-ROW"),
+        (5, '{"instruction": "q", "output": NaN}', "5", "SF-DATA-ROW"),
+    ):
+        (folder / "train.jsonl").write_text("\n".join([*lines[: line - 1], text, *lines[line:]]))
+        result = call()
+        assert (result.exit_code, result.stdout) == (2, ""), text
+        first = result.stderr.splitlines()[0]
+        assert (first.partition(": ")[0], first.rpartition(" ")[2]) == (f"train.jsonl:{place}", f"[{code}]")
 
 
 def test_faults_of_the_config_are_shown_at_their_key(folder):
-    result = call("data.eval=6")
-    assert result.exit_code == 2
-    assert "data.eval: 6 holds out 6 of 6 records" in result.stderr.replace("error: ", "")
-
-
-def test_a_pad_that_the_text_contains_never_gets_through(folder):
-    """Id 0 is "!", and every record has one."""
-    result = call("tokenizer.pad='!'")
-    assert result.exit_code == 2
-    assert "'!' is an ordinary token (id 0): text can contain it" in result.stderr
+    """And a pad that the text contains never gets through: id 0 is "!", and every record has one."""
+    for override, code in (("data.eval=6", "SF-DATA-SHARES"), ("tokenizer.pad='!'", "SF-CONFIG-CONFLICT")):
+        result = call(override)
+        assert result.exit_code == 2
+        assert override.partition("=")[0] in result.stderr
+        assert result.stderr.endswith(f"[{code}]\n")

@@ -23,15 +23,6 @@ from surefoot.config.keys import config_schema
 PROGRAM = "from surefoot.commands.main import main; main(prog_name='surefoot')"
 
 
-def complete(words: str, count: int, folder: Path | None = None) -> list[str]:
-    """Bash's question: the words so far, and which of them is incomplete."""
-    env = {**os.environ, "_SUREFOOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-    command = [sys.executable, "-c", PROGRAM]
-    result = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
-    assert result.stderr == ""
-    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
-
-
 OFFERED = {
     ("surefoot ver", 1): ["verify"],
     ("surefoot train --res", 2): ["--resume"],
@@ -49,22 +40,47 @@ OFFERED = {
 }
 
 
-@pytest.mark.parametrize(("question", "offered"), OFFERED.items(), ids=str)
-def test_what_is_offered(question: tuple[str, int], offered: list[str]) -> None:
-    assert sorted(complete(*question)) == offered
+HEAVY = {"torch", "transformers", "numpy", "peft", "matplotlib", "rich", "datasets"}
+# Answers each question as bash asks it: the words so far, and which of them is incomplete.
+ASKED = """
+import contextlib, io, json, os, sys
+from surefoot.commands.main import main
+FIRST
+os.environ["_SUREFOOT_COMPLETE"] = "bash_complete"
+for words, count in json.load(sys.stdin):
+    os.environ |= {"COMP_WORDS": words, "COMP_CWORD": str(count)}
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as said, contextlib.suppress(SystemExit):
+        main(prog_name="surefoot")
+    lines = said.buffer.getvalue().decode().splitlines()
+    print(json.dumps([line.partition(",")[2] for line in lines if line]))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
 
 
-def test_every_command_is_offered() -> None:
-    assert sorted(complete("surefoot ", 1)) == sorted(COMMANDS)
+def complete(questions, folder: Path | None = None, first: str = "") -> tuple[list[list[str]], set[str]]:
+    """What is offered for each question, and what was imported to answer all of them. first: a line run before."""
+    command = [sys.executable, "-c", ASKED.replace("FIRST", first)]
+    asked = json.dumps(list(questions))
+    result = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=folder)
+    assert result.stderr == ""
+    *offered, modules = map(json.loads, result.stdout.splitlines())
+    return [sorted(words) for words in offered], set(modules)
 
 
-def test_configs_are_yaml_files(tmp_path: Path) -> None:
+def test_what_is_offered_and_nothing_heavy_is_imported() -> None:
+    offered, modules = complete(OFFERED)
+    assert offered == [*OFFERED.values()]
+    assert not HEAVY & modules
+
+
+def test_configs_are_yaml_files_every_command_is_offered_and_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
     for name in ("run.yaml", "rest.yml", "readme.md", ".hidden.yaml", "runs/deep.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert complete("surefoot train r", 2, tmp_path) == ["rest.yml", "run.yaml", "runs/"]
-    assert complete("surefoot plan runs/", 2, tmp_path) == ["runs/deep.yaml"]
-    assert complete("surefoot plan nowhere/", 2, tmp_path) == []
+    questions = [("surefoot train r", 2), ("surefoot plan runs/", 2), ("surefoot plan nowhere/", 2), ("surefoot ", 1)]
+    offered, modules = complete(questions, tmp_path, first="import numpy")
+    assert offered == [["rest.yml", "run.yaml", "runs/"], ["runs/deep.yaml"], [], sorted(COMMANDS)]
+    assert "numpy" in modules
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -89,28 +105,6 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     assert result.stdout == "optim.lr=\n"
 
 
-HEAVY = {"torch", "transformers", "numpy", "peft", "matplotlib", "rich", "datasets"}
-
-
-def imported_while_completing(words: str, count: int, first: str = "") -> set[str]:
-    program = (
-        f"import sys, atexit\n{first}\n"
-        "atexit.register(lambda: print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr))\n" + PROGRAM
-    )
-    env = {**os.environ, "_SUREFOOT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
-    return HEAVY & set(result.stderr.split())
-
-
-@pytest.mark.parametrize("question", OFFERED, ids=str)
-def test_nothing_heavy_is_imported(question: tuple[str, int]) -> None:
-    assert imported_while_completing(*question) == set()
-
-
-def test_twin_a_heavy_import_is_seen() -> None:
-    assert imported_while_completing("surefoot ver", 1, first="import numpy") == {"numpy"}
-
-
 def test_one_key() -> None:
     result = CliRunner().invoke(main, ["explain", "optim.lr"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, explain_key("optim.lr") + "\n", "")
@@ -120,15 +114,12 @@ def test_all_keys() -> None:
     assert CliRunner().invoke(main, ["explain"]).stdout == explain_all() + "\n"
 
 
-@pytest.mark.parametrize(
-    ("key", "fix"),
-    [("learning_rate", "did you mean optim.lr?"), ("optim.lrr", "did you mean optim.lr?"), ("zebra", "lists all keys")],
-)
-def test_unknown_key(key: str, fix: str) -> None:
+@pytest.mark.parametrize("key", ["learning_rate", "optim.lrr", "zebra"])
+def test_unknown_key(key: str) -> None:
     result = CliRunner().invoke(main, ["explain", key])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: no config key is called {key}; ")
-    assert result.stderr.endswith(f"{fix} [SF-CONFIG-KEY]\n")
+    assert result.stderr.endswith("[SF-CONFIG-KEY]\n")
+    assert ("optim.lr?" in result.stderr) is (key != "zebra")
 
 
 def test_schema_is_printed_as_plain_ascii_json() -> None:

@@ -21,6 +21,7 @@ def test_deepspeed_says_nothing_on_stdout():
     assert written(LOADS) == "alone\n"
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_twin_without_surefoot_it_does():
     assert written(LOADS.removeprefix("import surefoot; ")) != "alone\n"

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.report.verification import compare_folders
@@ -68,6 +69,12 @@ class Run:
         log.write_text("")
         code = self.server.run(["train", str(path), *arguments], log, kill)
         return code, log.read_text()
+
+    def codes(self, *arguments):
+        """The exit code, and the codes of what was refused."""
+        code, log = self(*arguments)
+        assert "Traceback" not in log
+        return code, re.findall(r"^.*error: .*\[(SF-[A-Z-]+)\]$", log, flags=re.MULTILINE)
 
     def files(self):
         return {path.relative_to(self.output).as_posix(): path.read_bytes() for path in self.output.rglob("*.*")}
@@ -127,7 +134,7 @@ def test_twin_all_of_it_on_request(run):
         check_shortness(log)
 
 
-@pytest.mark.parametrize("sources", [1, 2])
+@pytest.mark.parametrize("sources", representatives([1, 2], 2))
 def test_every_caution_is_said(run, sources):
     """Of two sources also what is much of one and little of both."""
     trial = run(optim={"warmup": "100 steps"})
@@ -241,41 +248,33 @@ def test_a_dry_run_writes_nothing(run):
 def test_an_occupied_folder_is_refused_and_nothing_changes(finished):
     run, _ = finished
     before = run.files()
-    code, log = run()
-    assert code == 2
-    assert "--resume" in log
+    assert run.codes() == (2, ["SF-USE-OUTPUT"])
     assert run.files() == before
 
 
-def test_overwrite_replaces_a_run_but_not_a_strangers_folder(run):
+def test_overwrite_replaces_a_run_once_all_checks_have_passed_but_not_a_strangers_folder(run):
     trial = run(duration="2 steps")
     trial.output.mkdir()
     (trial.output / "thesis.txt").write_text("years of work")
-    code, log = trial("--overwrite")
-    assert code == 2, log
+    assert trial.codes("--overwrite") == (2, ["SF-USE-OUTPUT"])
     assert (trial.output / "thesis.txt").read_text() == "years of work"
     (trial.output / "thesis.txt").unlink()
     assert trial()[0] == 0
-    assert trial("--overwrite", "duration=3 steps")[0] == 0
-    assert (trial.output / "checkpoint-3").is_dir()
-    assert trial("--overwrite", "duration=1 step")[0] == 0
-    assert [path.name for path in trial.output.glob("checkpoint-*")] == ["checkpoint-1"]
-
-
-def test_overwrite_deletes_nothing_before_the_checks_have_passed(run):
-    trial = run(duration="2 steps")
-    assert trial()[0] == 0
     before = trial.files()
-    assert trial("--overwrite", "adapter.targets=[nothing_proj]")[0] == 2
+    assert trial.codes("--overwrite", "adapter.targets=[nothing_proj]") == (2, ["SF-CONFIG-CONFLICT"])
     (trial.folder / "train.json").write_text('[{"instruction": "x"}]')
-    assert trial("--overwrite")[0] == 2
+    assert trial.codes("--overwrite") == (2, ["SF-DATA-FORMAT"])
     assert trial.files() == before
+    (trial.folder / "train.json").write_text(json.dumps(ROWS))
+    for steps in (3, 1):
+        assert trial("--overwrite", f"duration={steps} steps")[0] == 0
+        assert (trial.output / f"checkpoint-{steps}").is_dir()
+    assert [path.name for path in trial.output.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
 def test_resume_and_overwrite_contradict(run):
     code, log = run()("--resume", "--overwrite")
-    assert code == 2
-    assert "give one of them" in log
+    assert (code, log.count("\n")) == (2, 1)
 
 
 def test_a_cut_base_is_refused_before_anything_is_shown(run, base, tmp_path, finished):
@@ -284,14 +283,16 @@ def test_a_cut_base_is_refused_before_anything_is_shown(run, base, tmp_path, fin
         file.truncate(3000)
     code, log = run(model=str(tmp_path / "cut"))()
     assert code == 2
-    assert "model.safetensors: damaged: 3,000 bytes, expected" in log
+    assert log.rstrip().endswith("[SF-MODEL-WEIGHTS]")
+    assert f"{tmp_path / 'cut' / 'model.safetensors'}: " in log
     shown = ("\ncomputes ", "\nexample ")
     assert all(words in finished[1] and words not in log for words in shown)
 
 
-@pytest.mark.parametrize(
-    "tensor", ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
-)
+NAMES = ["model.embed_tokens.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"]
+
+
+@pytest.mark.parametrize("tensor", representatives(NAMES, NAMES[1]))
 def test_one_nan_in_the_base_is_refused_before_step_1(run, base, tmp_path, tensor):
     poisoned = tiny_llama(tmp_path / "poisoned")
     weights = load_file(poisoned / "model.safetensors")
@@ -310,8 +311,7 @@ def test_a_diverging_run_stops_with_names_and_leaves_only_finite_checkpoints(run
     code, log = trial()
     assert code == 5, log
     line = next(line for line in log.splitlines() if line.startswith("error: "))
-    assert re.match(r"error: step \d+: the loss was not finite, 3 times in a row; ", line)
-    assert "was the first non-finite value" in line
+    assert re.match(r"error: step \d+: .*\[SF-DIVERGED\]$", line)
     assert line.count("examples ") == 1  # of its one micro-batch
     assert "Traceback" not in log
     rows = [json.loads(line) for line in (trial.output / "trainer_log.jsonl").read_text().splitlines()]
@@ -337,11 +337,19 @@ def test_resume_without_a_checkpoint_starts(run):
     assert code == 0, log
 
 
-@pytest.fixture
-def stopped(run):
+@pytest.fixture(scope="module")
+def killed(server, tmp_path_factory, base):
     """A run that was killed after step 4; checkpoints 2, 3 (best) and 4 exist."""
-    trial = run()
+    trial = Run(server, tmp_path_factory.mktemp("killed"), base)
     assert trial(kill={"at": "step", "n": 5})[0] == -9
+    return trial
+
+
+@pytest.fixture
+def stopped(killed, run):
+    """A copy of it, with data of its own."""
+    trial = run()
+    shutil.copytree(killed.output, trial.output)
     return trial
 
 
@@ -353,68 +361,45 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(stopped, finished
     code, log = stopped("--resume")
     assert code == 0, log
     assert "checkpoint-4/optimizer.safetensors" in log
-    assert "resuming from" in log
     assert compare_folders(finished[0].output, stopped.output) == []
 
 
 def test_no_checkpoint_that_verifies_is_exit_4(stopped):
     for folder in stopped.output.glob("checkpoint-*"):
         (folder / "state.json").write_text("{}")
-    code, log = stopped("--resume")
-    assert code == 4
-    assert "no checkpoint verifies" in log
+    code, codes = stopped.codes("--resume")
+    assert (code, "SF-CHECKPOINT-NONE" in codes) == (4, True)
 
 
-@pytest.mark.parametrize(
-    ("override", "code", "words"),
-    [
-        ("optim.lr=1e-3", 2, "optim.lr"),
-        ("seed=7", 2, "seed"),
-        ("batch.size=2", 2, "batch.size"),
-        ("duration=5 steps", 0, "duration changed"),
-        ("log_every=2", 0, "resuming from"),
-        ("batch.micro=2", 0, "batch.micro changed"),
-    ],
-)
-def test_config_changes_on_resume(stopped, override, code, words):
-    found, log = stopped("--resume", override)
-    assert found == code, log
-    assert words in log
-    assert "Traceback" not in log
-
-
-def test_other_data_under_the_same_name_is_exit_4(stopped):
-    (stopped.folder / "train.json").write_text(json.dumps([*ROWS[:-1], {**ROWS[-1], "output": "else"}]))
-    code, log = stopped("--resume")
-    assert code == 4
-    assert "training data" in log
-
-
-def test_moved_data_base_and_run_folder_go_on_bit_for_bit(run, tmp_path, finished):
-    base = tiny_llama(tmp_path / "own")
-    trial = run(model=str(base))
-    assert trial(kill={"at": "step", "n": 5})[0] == -9
-    base.rename(tmp_path / "moved-base")
-    (trial.folder / "train.json").rename(tmp_path / "moved.json")
-    trial.output.rename(tmp_path / "moved-run")
-    trial.output = tmp_path / "moved-run"
-    moved = [f"model={tmp_path / 'moved-base'}", f"data.train={tmp_path / 'moved.json'}", f"output={trial.output}"]
-    code, log = trial("--resume", *moved)
+def test_config_changes_on_resume(stopped):
+    rows = (stopped.output / "trainer_log.jsonl").read_bytes()
+    for override in ("optim.lr=1e-3", "seed=7", "batch.size=2"):
+        code, log = stopped("--resume", override)
+        assert (code, override.partition("=")[0] in log, "[SF-RESUME-CHANGED]" in log) == (2, True, True), log
+    assert (stopped.output / "trainer_log.jsonl").read_bytes() == rows
+    code, log = stopped("--resume", "duration=5 steps", "log_every=2", "batch.micro=2")
     assert code == 0, log
-    assert compare_folders(finished[0].output, trial.output) == []
+    assert all(f"{key} changed" in log for key in ("duration", "batch.micro", "log_every"))
 
 
-def test_another_base_under_the_same_name_is_exit_4(run, tmp_path):
-    base = tiny_llama(tmp_path / "own")
-    trial = run(model=str(base))
-    assert trial(kill={"at": "step", "n": 4})[0] == -9
-    tiny_llama(base, seed=5)
-    code, log = trial("--resume")
-    assert code == 4
-    assert "base model" in log
+def test_other_data_or_another_base_under_the_same_name_is_exit_4(stopped, tmp_path):
+    (stopped.folder / "train.json").write_text(json.dumps([*ROWS[:-1], {**ROWS[-1], "output": "else"}]))
+    assert stopped.codes("--resume") == (4, ["SF-RESUME-CHANGED"])
+    (stopped.folder / "train.json").write_text(json.dumps(ROWS))
+    stopped.config["model"] = str(tiny_llama(tmp_path / "base", seed=5))
+    assert stopped.codes("--resume") == (4, ["SF-RESUME-CHANGED"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_moved_data_base_and_run_folder_go_on_bit_for_bit(stopped, base, tmp_path, finished):
+    """The run folder is a copy already."""
+    shutil.copytree(base, tmp_path / "moved-base")
+    (stopped.folder / "train.json").rename(tmp_path / "moved.json")
+    code, log = stopped("--resume", f"model={tmp_path / 'moved-base'}", f"data.train={tmp_path / 'moved.json'}")
+    assert code == 0, log
+    assert compare_folders(finished[0].output, stopped.output) == []
+
+
+@pytest.mark.parametrize("number", representatives([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
     trial = run(duration="100000 steps", eval_every=None, checkpoint={"every": "100000 steps"})
     path = trial.folder / "run.yaml"
@@ -443,42 +428,39 @@ def terminated(*_args, **_named):
     time.sleep(5)  # a signal is heard in between
 
 
-@pytest.mark.parametrize("where", ["steps.set_up", "run.publish"])
-def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_path, base, monkeypatch, where):
-    trial = Run(None, tmp_path, base)
-    trial.config["output"] = str(tmp_path / "out")
+@pytest.fixture
+def in_process(tmp_path, base):
+    """`surefoot train` of one step in this process, with more words where they are given."""
+    trial = Run(None, tmp_path, base, duration="1 step", eval_every=None)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(trial.config))
+    return lambda *words: CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *words])
+
+
+@pytest.mark.parametrize("where", ["steps.set_up", "run.publish"])
+def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_path, in_process, monkeypatch, where):
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         patch.setattr(f"surefoot.runs.{where}", terminated)
-        result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml")])
+        result = in_process()
     assert result.exit_code == 75, result.output
-    assert "interrupted" in result.stderr
     assert signal.getsignal(signal.SIGTERM) is before
-    again = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), "--resume"])
+    again = in_process("--resume")
     assert again.exit_code == 0, again.output
     assert (tmp_path / "out" / "all_results.json").is_file()
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, base, monkeypatch, resume):
-    trial = Run(None, tmp_path, base)
-    trial.config["output"] = str(tmp_path / "out")
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(trial.config))
+@pytest.mark.parametrize("words", [(), ("--resume",)])
+def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, in_process, monkeypatch, words):
     monkeypatch.setattr("surefoot.runs.steps.set_up", interrupt)
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *(["--resume"] if resume else [])])
-    assert result.exit_code == 130
-    step = "the next step" if resume else "step 1"
-    assert result.stderr.strip() == f"interrupted before {step}; nothing was written"
+    result = in_process(*words)
+    assert (result.exit_code, str(tmp_path) in result.stderr) == (130, False)
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_twin_ctrl_c_after_something_was_written_does_not_say_so(tmp_path, base, monkeypatch):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(Run(None, tmp_path, base).config))
+def test_twin_ctrl_c_after_something_was_written_names_the_folder(tmp_path, in_process, monkeypatch):
     monkeypatch.setattr("surefoot.runs.run.open_trackers", interrupt)
-    result = CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml")])
-    assert result.exit_code == 130
-    assert result.stderr.strip() == f"interrupted while {tmp_path / 'out'} was written; continue with --resume"
+    result = in_process()
+    assert (result.exit_code, str(tmp_path / "out") in result.stderr) == (130, True)
 
 
 def interrupt(*_):
@@ -491,22 +473,30 @@ def interrupt(*_):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gradient_checkpointing": "on"},
-        {"tokenizer": {"pad": "add"}},
-        {"adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]}},
-        {"adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2}},
-        {"tokenizer": {"pad": "add"}, "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"]}},
-        {"attention": "eager"},
-        {"attention": {"flash": "off"}},
-        {"early_stopping": {"patience": 1, "min_delta": 10.0}},
-        {"optim": {"schedule": "wsd", "decay": 0.5, "warmup": "2 steps", "weight_decay": 0.1}},
-        {"duration": "600 tokens", "checkpoint": {"every": "200 tokens"}},
-        {"samples": {"count": 2, "max_new_tokens": 4}},
-        {"data": {"train_on": "everything", "eval": 0.2, "max_samples": 10, "template": "alpaca"}},
-        {"bos": {"prepend": "off"}},
-        {"precision": {"compute": "bf16", "base": "fp32"}},
-        {"batch": {"size": 5, "micro": 2}},
-        {"checkpoint": {"every": "1 step", "keep": 1, "best": "none"}},
+        {
+            "gradient_checkpointing": "on",
+            "tokenizer": {"pad": "add"},
+            "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2},
+            "attention": "eager",
+            "optim": {"schedule": "wsd", "decay": 0.5, "warmup": "2 steps", "weight_decay": 0.1},
+            "samples": {"count": 2, "max_new_tokens": 4},
+        },
+        {
+            "adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]},
+            "tokenizer": {"pad": "add"},
+            "attention": {"flash": "off"},
+            "early_stopping": {"patience": 1, "min_delta": 10.0},
+            "duration": "600 tokens",
+            "checkpoint": {"every": "200 tokens"},
+        },
+        {
+            "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"]},
+            "data": {"train_on": "everything", "eval": 0.2, "max_samples": 10, "template": "alpaca"},
+            "bos": {"prepend": "off"},
+            "precision": {"compute": "bf16", "base": "fp32"},
+            "batch": {"size": 5, "micro": 2},
+            "checkpoint": {"every": "1 step", "keep": 1, "best": "none"},
+        },
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -522,23 +512,8 @@ def test_a_run_with(run, changes):
 # What verify finds
 
 
-def verify(server, tmp_path, *arguments):
-    log = tmp_path / "verify.txt"
-    log.unlink(missing_ok=True)
-    return server.run(["verify", *map(str, arguments)], log), log.read_text()
-
-
-@pytest.fixture
-def copy(finished, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(finished[0].output, folder)
-    return folder
-
-
-def test_verify_agrees_with_what_was_written(server, finished, copy, tmp_path):
-    code, log = verify(server, tmp_path, finished[0].output, "--same-as", copy)
-    assert code == 0, log
-    assert "identical" in log
+def verify(*arguments):
+    return CliRunner().invoke(main, ["verify", *map(str, arguments)])
 
 
 def flip(copy):
@@ -548,30 +523,29 @@ def flip(copy):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip,
-        lambda copy: (copy / "adapter_model.safetensors").unlink(),
-        lambda copy: (copy / "MANIFEST.json").unlink(),
-        lambda copy: (copy / "checkpoint-6" / "state.json").write_text("{}"),
-    ],
-    ids=["flipped bit", "no model", "no manifest", "checkpoint"],
-)
-def test_verify_sees_damage_on_either_side(server, finished, copy, tmp_path, damage):
-    damage(copy)
-    assert verify(server, tmp_path, copy)[0] == 4
-    assert verify(server, tmp_path, finished[0].output, "--same-as", copy)[0] == 4
-    assert verify(server, tmp_path, copy, "--same-as", finished[0].output)[0] == 4
+DAMAGES = {
+    "nothing": lambda copy: None,
+    "flipped bit": flip,
+    "no model": lambda copy: (copy / "adapter_model.safetensors").unlink(),
+    "no manifest": lambda copy: (copy / "MANIFEST.json").unlink(),
+    "checkpoint": lambda copy: (copy / "checkpoint-6" / "state.json").write_text("{}"),
+}
 
 
-def test_published_weights_are_compared(finished, copy):
-    flip(copy)
-    (difference,) = compare_folders(finished[0].output, copy)
+def test_verify_sees_damage_on_either_side(finished, tmp_path):
+    """Nothing is the twin."""
+    whole = finished[0].output
+    for name, damage in DAMAGES.items():
+        copy = shutil.copytree(whole, tmp_path / name)
+        damage(copy)
+        codes = [
+            verify(*words).exit_code for words in ((copy,), (whole, "--same-as", copy), (copy, "--same-as", whole))
+        ]
+        assert codes == [0 if name == "nothing" else 4] * 3, name
+    (difference,) = compare_folders(whole, tmp_path / "flipped bit")
     assert difference.where.startswith("adapter_model.safetensors: ")
 
 
-def test_verify_says_that_a_run_is_not_finished(server, stopped, tmp_path):
-    code, log = verify(server, tmp_path, stopped.output)
-    assert code == 0, log
-    assert "is not finished" in log
+def test_verify_says_that_a_run_is_not_finished(killed, finished):
+    assert verify(killed.output).exit_code == 0
+    assert len(verify(killed.output).output.splitlines()) == len(verify(finished[0].output).output.splitlines()) + 1

@@ -7,7 +7,9 @@ import pkgutil
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -47,6 +49,7 @@ ELSEWHERE = (
     "identity.json",
     "sharegpt.json",
 )
+WRONG = ("train", "trian my-run.yaml", "plan my-run.yaml --fast", "data my-run.yaml lr=1")
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
 LARGEST_PICTURE = 150_000  # bytes: a readme loads at once
 NOT_RUN = {
@@ -129,9 +132,21 @@ def parse(words: list[str]) -> None:
         load_config(parsed["config"], parsed.get("overrides", ()))
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_a_quoted_config_loads(workplace, block):
-    load(block.text)
+def noticed(check: Callable[..., Any], quotes: Iterable[Quote]) -> dict[str, str]:
+    """Each quote at which `check` raises, and what."""
+    found = {}
+    for quote in quotes:
+        try:
+            check(quote)
+        except (Exception, click.ClickException) as error:
+            found[str(quote)] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_every_quoted_config_loads(workplace):
+    quotes = blocks("yaml")
+    assert len(quotes) > 20
+    assert noticed(lambda block: load(block.text), quotes) == {}
 
 
 def test_twin_a_misspelt_key_in_a_page_would_be_noticed(workplace):
@@ -139,19 +154,19 @@ def test_twin_a_misspelt_key_in_a_page_would_be_noticed(workplace):
         load("optim: {lrate: 1e-4}\n")
 
 
-@pytest.mark.parametrize("command", commands(), ids=str)
-def test_a_quoted_command_parses(workplace, command):
-    parse(command.words)
+def test_every_quoted_command_parses(workplace):
+    assert noticed(lambda command: parse(command.words), commands()) == {}
 
 
-@pytest.mark.parametrize("words", ["train", "trian my-run.yaml", "plan my-run.yaml --fast", "data my-run.yaml lr=1"])
-def test_twin_a_wrong_command_in_a_page_would_be_noticed(workplace, words):
-    with pytest.raises((click.ClickException, InputError, AssertionError)):
-        parse(["surefoot", *words.split()])
+def test_twin_a_wrong_command_or_link_in_a_page_would_be_noticed(workplace):
+    wrong = [Quote(README, f"surefoot {words}") for words in WRONG]
+    assert len(noticed(lambda command: parse(command.words), wrong)) == len(WRONG)
+    assert len(noticed(check_mention, [Quote(README, "surefoot trian"), Quote(README, "surefoot plan --fast")])) == 2
+    assert len(noticed(check_link, [Quote(README, "docs/none.md"), Quote(README, "docs/ppo.md#none")])) == 2
 
 
-@pytest.mark.parametrize("mention", mentions(), ids=str)
-def test_a_command_named_in_the_text_exists_with_its_flags(mention):
+def check_mention(mention: Quote) -> None:
+    """That a command named in the text exists, with its flags."""
     _, name, *rest = mention.words
     if name.startswith("-"):
         parse(mention.words)
@@ -161,6 +176,10 @@ def test_a_command_named_in_the_text_exists_with_its_flags(mention):
     flags = {flag for parameter in command.params for flag in parameter.opts}
     ours = rest[: rest.index("--")] if "--" in rest else rest  # behind it stands another tool's command
     assert {word for word in ours if word.startswith("--")} <= flags
+
+
+def test_every_command_named_in_the_text_exists_with_its_flags():
+    assert noticed(check_mention, mentions()) == {}
 
 
 def missing_of_the_repository(commands) -> list[str]:
@@ -235,13 +254,16 @@ def test_every_command_is_shown_somewhere():
     assert {mention.words[1] for mention in mentions()} >= {"explain", "schema"}
 
 
-@pytest.mark.parametrize("link", links(), ids=str)
-def test_a_link_leads_somewhere(link):
+def check_link(link: Quote) -> None:
     path, _, anchor = link.text.partition("#")
     target = (link.page.parent / path).resolve() if path else link.page
     assert target.exists()
     if anchor:
         assert anchor in anchors(target)
+
+
+def test_every_link_leads_somewhere():
+    assert noticed(check_link, links()) == {}
 
 
 # Commands that are run, each in a fresh copy of a working folder with a finished run
@@ -338,9 +360,9 @@ def dotted_names(text: str) -> list[str]:
     return re.findall(r"`(surefoot(?:\.\w+)+)(?:\([^`]*\))?`", re.sub(r"`surefoot\.[\w.]+\.json`", "", text))
 
 
-@pytest.mark.parametrize("name", sorted({name for page in PAGES for name in dotted_names(page.read_text("utf-8"))}))
-def test_a_name_of_the_package_in_a_page_can_be_imported(name):
-    pkgutil.resolve_name(name)
+def test_every_name_of_the_package_in_a_page_can_be_imported():
+    for name in sorted({name for page in PAGES for name in dotted_names(page.read_text("utf-8"))}):
+        pkgutil.resolve_name(name)
 
 
 def test_twin_a_name_that_has_moved_would_be_noticed():

@@ -28,6 +28,14 @@ from surefoot.system import hardware
 from surefoot.system.messages import size_text
 
 
+@pytest.fixture
+def no_passes(monkeypatch):
+    """The examination without the model's passes, where other lines are looked at."""
+    monkeypatch.setattr(module, "_taken", lambda one, seen: iter(()))
+    monkeypatch.setattr(module, "own_pass", lambda one: None)
+    monkeypatch.setattr(module, "parity_lines", lambda *given: iter(()))
+
+
 def codes(found):
     return {one.code for one in found.findings}
 
@@ -91,7 +99,7 @@ def test_the_form_of_packed_rows_of_a_model_that_is_measured(tmp_path):
     assert form in {trial["form"] for trial in found.facts["measurements"]["documents"]}
 
 
-def test_a_run_that_reads_from_the_hub_asks_it(tmp_path, base, monkeypatch):
+def test_a_run_that_reads_from_the_hub_asks_it(tmp_path, base, monkeypatch, no_passes):
     """The model is found before the hub is asked, as in a cache; the twin above asks nobody."""
     asked = []
     monkeypatch.setattr(module, "hub_names", lambda config: ["org/base"])
@@ -169,7 +177,7 @@ def forecast(config):
         return one.plan.memory.total
 
 
-def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch):
+def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch, no_passes):
     """A machine whose usable memory lies between the forecasts for 16 and for 8 examples at once."""
     here = hardware.detect()
     limit = sum(forecast(clean_run(tmp_path, base, **at_once(micro))) for micro in (8, 16)) // 2
@@ -216,7 +224,7 @@ def test_the_gain_of_a_variable_is_that_of_the_type_which_the_plan_would_take_wi
     assert gains(None, there) == [40.0]
 
 
-def test_variables_of_the_environment(tmp_path, base, monkeypatch):
+def test_variables_of_the_environment(tmp_path, base, monkeypatch, no_passes):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     monkeypatch.setenv("PYTORCH_SDP_KERNEL", "math")
     monkeypatch.setattr(
@@ -231,7 +239,7 @@ def test_variables_of_the_environment(tmp_path, base, monkeypatch):
     assert lines[0].gain > 1
 
 
-def test_more_threads_than_cores(tmp_path, base, monkeypatch):
+def test_more_threads_than_cores(tmp_path, base, monkeypatch, no_passes):
     """The plan takes what the environment said before torch started; here torch is told."""
     here = hardware.detect()
     monkeypatch.setattr(hardware, "detect", lambda: replace(here, cores=4 * hardware.usable_cores()))
@@ -247,16 +255,13 @@ def first_and_only(found, code, exit_code):
     return line
 
 
-@pytest.mark.parametrize(
-    ("code", "changes"),
-    [
+def test_what_the_plan_refuses(tmp_path, base):
+    for code, changes in (
         ("ADAPTER-TARGETS", {"adapter": {"kind": "lora", "rank": 4, "targets": ["q_prj"]}}),
         ("DTYPE-CONFLICT", {"precision": {"compute": "bf16", "base": "fp16"}}),
         ("TOK-PAD", {"tokenizer": {"pad": "<|nothing|>"}}),
-    ],
-)
-def test_what_the_plan_refuses(tmp_path, base, code, changes):
-    first_and_only(examine(clean_run(tmp_path, base, **changes)), code, 2)
+    ):
+        first_and_only(examine(clean_run(tmp_path, base, **changes)), code, 2)
 
 
 def test_no_label_is_left(tmp_path, base):
@@ -272,7 +277,7 @@ def test_records_that_cannot_be_read(tmp_path, base):
     first_and_only(examine(clean_run(tmp_path, base)), "DATA", 2)
 
 
-def test_rows_of_norm_zero_and_a_twin_under_lora(tmp_path):
+def test_rows_of_norm_zero_and_a_twin_under_lora(tmp_path, no_passes):
     base = clean_base(tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][3] = 0
