@@ -15,8 +15,8 @@ from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.report.console import as_plain_text
-from surefoot.report.data_audit import audit_report, audit_to_json
-from surefoot.report.tables.audit import audit_views
+from surefoot.report.data_audit import audit_to_json
+from surefoot.report.tables.audit import audit_report, audit_views
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_json_is_plain_and_free_of_machine_paths(data):
     assert "/" not in json.dumps({name: facts[name]["file"] for name in ("train", "eval")})
     assert facts["train"]["examples"] + facts["eval"]["examples"] == facts["train"]["records"] == 11
     shown = dict(audit_views(facts)[0].facts)
-    assert shown["examples"].startswith("8 of 11 records, without 3 held out for evaluation; 0 dropped")
+    assert shown["examples"].startswith("8 of 11 records, without 3 held out for evaluation, 0 dropped")
     assert facts["train"]["sha256"] == facts["eval"]["sha256"] == data.audit.source.sha256
     assert facts["train"]["samples"][0]["parts"][0] == {
         "text": "<|begin_of_text|><|start_header_id|>",

@@ -32,7 +32,8 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.notes import Notes
     from surefoot.report.console import open_console
-    from surefoot.report.data_audit import audit_report, audit_to_json
+    from surefoot.report.data_audit import audit_to_json
+    from surefoot.report.tables.audit import audit_report
     from surefoot.runs.setup import planned_tokenizer
     from surefoot.system import process
 

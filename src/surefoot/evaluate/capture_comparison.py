@@ -18,7 +18,7 @@ import torch
 from surefoot.evaluate.capture_folder import COMPARISON_PICTURE, Capture
 from surefoot.evaluate.capture_tensors import relative_difference
 from surefoot.report.capture import Panel, difference_sheet, layer_sheet, overview
-from surefoot.report.pictures.plots import png
+from surefoot.report.pictures.plots import evenly, png
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 
@@ -163,7 +163,7 @@ class CapturePictures:
     def __init__(self, folder: Path, title: str, layers: Sequence[int]):
         self.names: list[str] = []
         self._folder, self._title = folder, title
-        self._sheets = {*_spread(layers, _SHEETS)}
+        self._sheets = {*evenly(layers, _SHEETS)}
         self._norms: list[np.ndarray] = []
         self._labels: list[str] = []
         self._last = layers[-1] if layers else None
@@ -192,7 +192,7 @@ class CapturePictures:
 def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
     """One row per tensor name within a layer, one column per layer; returns the file's name."""
     layers = sorted({one.layer for one in found.differences if one.layer is not None})
-    layers = _spread(layers, _COLUMNS)
+    layers = evenly(layers, _COLUMNS)
     rows: dict[str, dict[int, float]] = {}
     for one in found.differences:
         if one.layer in layers:
@@ -206,13 +206,6 @@ def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
     figure = difference_sheet(title, names, [str(layer) for layer in layers], values)
     durable.write_bytes(folder / COMPARISON_PICTURE, png(figure))
     return [COMPARISON_PICTURE]
-
-
-def _spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the items, evenly, the first and the last among them."""
-    if len(items) <= most or most < 2:
-        return list(items[:most])
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def _within_layer(name: str) -> str:

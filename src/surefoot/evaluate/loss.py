@@ -12,7 +12,6 @@ opened, rows are padded and the head is the model's own: the numbers are the sam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from surefoot.planning.attention import mask_reason
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, TokenizerPlan
+from surefoot.report.rows import finite
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
@@ -168,8 +168,8 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
         "max_length": measured.max_length,
         "results": {
             name: {
-                "loss": finite_or_none(report.loss),
-                "perplexity": finite_or_none(report.perplexity),
+                "loss": finite(report.loss),
+                "perplexity": finite(report.perplexity),
                 "token_accuracy": report.accuracy,
                 "supervised_tokens": report.weight,
                 "seconds": report.seconds,
@@ -177,10 +177,6 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
             for name, report in measured.results.items()
         },
     }
-
-
-def finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 ROWS = 8  # examples or pairs of a forward pass where no run says how many fit

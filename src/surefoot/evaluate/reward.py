@@ -17,7 +17,6 @@ from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.loss import (
     as_the_run_evaluates,
     evaluation_settings,
-    finite_or_none,
     progress,
     read_evaluation_data,
 )
@@ -28,6 +27,7 @@ from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking
 from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
+from surefoot.report.rows import finite
 from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError
@@ -38,7 +38,7 @@ from surefoot.training.report import EvalReport
 
 @dataclass(frozen=True)
 class MeasuredReward:
-    """loss: which one, of `objectives.reward.PAIR_LOSSES`; a run's own. audit: what the data turned out to be."""
+    """loss: the key of `surefoot.method_facts.losses.REWARD_LOSSES`, the run's own. audit: of the data."""
 
     report: EvalReport
     loss: str
@@ -124,12 +124,12 @@ def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
         "max_length": measured.max_length,
         "accuracy": measured.ranking.accuracy,
         "accuracy_interval": list(measured.ranking.interval),
-        "margin": finite_or_none(metrics["reward_margin"]),
-        "score_chosen": finite_or_none(metrics["reward_chosen"]),
-        "score_rejected": finite_or_none(metrics["reward_rejected"]),
-        "loss": {"kind": measured.loss, "value": finite_or_none(report.loss)},
+        "margin": finite(metrics["reward_margin"]),
+        "score_chosen": finite(metrics["reward_chosen"]),
+        "score_rejected": finite(metrics["reward_rejected"]),
+        "loss": {"kind": measured.loss, "value": finite(report.loss)},
         "calibration": {
-            "expected_error": finite_or_none(calibration_error(measured.sums)),
+            "expected_error": finite(calibration_error(measured.sums)),
             "bins": [vars(one) for one in calibration_bins(measured.sums)],
         },
         "seconds": report.seconds,

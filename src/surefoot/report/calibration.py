@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from surefoot.report.pictures.plots import finish_axes
 from surefoot.report.rows import Row
 from surefoot.report.views import Table
 
@@ -154,15 +155,12 @@ def calibration_picture(sums: Sums, title: str) -> Figure:
         zorder=3,
         label="pairs (area: their share)",
     )
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("confidence: sigmoid of the difference between the scores")
-    axes.set_ylabel("share of pairs ranked right")
+    confidence = "confidence: sigmoid of the difference between the scores"
+    finish_axes(axes, title, confidence, "share of pairs ranked right")
     axes.set_xlim(0.48, 1.02)
     axes.set_ylim(-0.05, 1.05)
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
-    axes.grid(color="#edf0f3")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="lower right", markerscale=0.5)
     return figure
 

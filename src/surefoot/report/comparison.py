@@ -12,6 +12,7 @@ from surefoot.planning.plan import Difference
 from surefoot.report import curves
 from surefoot.report.curves import Chart, Line, thinned, to_json
 from surefoot.report.html import render
+from surefoot.report.pictures.plots import evenly
 from surefoot.report.rows import Row, is_eval_row, without_timing
 from surefoot.report.views import Table
 from surefoot.report.wording import duration_text, number
@@ -105,9 +106,7 @@ def shared_curve(a: Sequence[Row], b: Sequence[Row], key: str, most: int = GRID)
     them."""
     one, other = ({row["current_steps"]: row[key] for row in rows if key in row} for rows in (a, b))
     steps = sorted(one.keys() & other.keys())
-    if len(steps) > most:
-        steps = [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
-    return tuple((step, one[step], other[step]) for step in steps)
+    return tuple((step, one[step], other[step]) for step in evenly(steps, most))
 
 
 def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:

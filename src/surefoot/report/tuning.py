@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.config.dump import shown
-from surefoot.report.pictures.plots import png
+from surefoot.report.pictures.plots import finish_axes, png
 from surefoot.system.messages import size_text
 
 if TYPE_CHECKING:
@@ -103,14 +103,11 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, hel
         axes.plot(*zip(*places, strict=True), marker, color=colour, ms=13 if marker == "*" else 7, label=label, ls="")
         for place, (_, number) in zip(places, points, strict=True):
             axes.annotate(str(number), place, xytext=(7, 4), textcoords="offset points", fontsize=8, color=_GREY)
-    axes.set_title(f"{name}: speed and memory of the settings tried", loc="left", fontsize=12)
+    title = f"{name}: speed and memory of the settings tried"
+    finish_axes(axes, title, "peak memory above the libraries' (MiB)", "real tokens per second")
     if held_up:
         figure.suptitle(_disturbance(held_up), x=0.01, ha="left", fontsize=10, color=_ORANGE)
-    axes.set_xlabel("peak memory above the libraries' (MiB)")
-    axes.set_ylabel("real tokens per second")
     axes.margins(x=0.08, y=0.1)
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return png(figure)

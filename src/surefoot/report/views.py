@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 from surefoot.config.schema import OptimConfig
 from surefoot.config.yaml_reader import parse_yaml
-from surefoot.planning.memory import fits, usable
 from surefoot.report import curves, footer
 from surefoot.report.journal import Record
+from surefoot.report.pictures.plots import evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import RunRecord
 from surefoot.report.results import STEP_RATE
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
-from surefoot.report.tables.plan import choice_rows
-from surefoot.report.wording import duration_text
+from surefoot.report.tables.plan import choice_rows, memory_rows
+from surefoot.report.wording import duration_text, shortened
 from surefoot.system.errors import InputError
 from surefoot.system.messages import size_text
 from surefoot.training.failure_names import newest_failure
@@ -109,8 +109,8 @@ def value_table(rows: Sequence[Row]) -> Table:
     train = [row for row in rows if "loss" in row]
     evaluations = {row["current_steps"]: row for row in rows if "eval_loss" in row}
     bad = [row for row in train if curves.number(row["loss"]) is None]
-    steps = {row["current_steps"]: row for row in (*_spread(train, _TABLE_ROWS), *_spread(bad, _TABLE_ROWS // 4))}
-    shown = sorted({*steps, *_spread(list(evaluations), _TABLE_ROWS)})
+    steps = {row["current_steps"]: row for row in (*evenly(train, _TABLE_ROWS), *evenly(bad, _TABLE_ROWS // 4))}
+    shown = sorted({*steps, *evenly(list(evaluations), _TABLE_ROWS)})
     columns = ("step", "loss", "evaluation loss", "learning rate", "gradient norm", "tok/s")
     lines = tuple(
         (
@@ -147,7 +147,7 @@ def marks(events: Sequence[Record], rows: Sequence[Row], most: int = 400) -> lis
     return [
         {"kind": kind, "step": step} | ({"loss": losses.get(step)} if kind == "best" else {})
         for kind in kinds
-        for step in _spread(sorted({event["step"] for event in events if event.get("kind") == kind}), most)
+        for step in evenly(sorted({event["step"] for event in events if event.get("kind") == kind}), most)
     ]
 
 
@@ -155,7 +155,7 @@ def sample_groups(samples: Sequence[Record]) -> tuple[list[dict[str, Any]], int]
     """By step, newest first; the first evaluation is always there, to compare with. And how many steps are left out."""
     steps: dict[int, list[dict[str, str]]] = {}
     for sample in samples:
-        pair = {name: _cut(str(sample.get(name, ""))) for name in ("prompt", "answer")}
+        pair = {name: shortened(str(sample.get(name, "")), _MOST_TEXT) for name in ("prompt", "answer")}
         steps.setdefault(sample["step"], []).append(pair)
     order = sorted(steps, reverse=True)
     kept = order if len(order) <= _MOST_SAMPLE_STEPS else [*order[: _MOST_SAMPLE_STEPS - 1], order[-1]]
@@ -168,24 +168,8 @@ def plan_choices(record: RunRecord) -> Table:
 
 
 def plan_memory(record: RunRecord) -> Table:
-    if record.plan is None:
-        return Table((), ())
-    memory = record.plan.memory
-    parts = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "activations": memory.activations,
-        "logits": memory.logits,
-        **({"frozen models": memory.beside} if memory.beside else {}),
-        **({"holes between blocks": memory.holes} if memory.holes else {}),
-    }
-    rows = [(part, size_text(size)) for part, size in parts.items()]
-    if memory.apart:
-        rows.append(("not at once", f"-{size_text(memory.apart)}"))
-    verdict = "fits into" if fits(memory) else "more than"
-    total = f"{size_text(memory.total)}, {verdict} {size_text(usable(memory.available))} usable"
-    return Table(("memory", "forecast"), (*rows, ("total", total)), numeric=True)
+    rows = tuple(memory_rows(record.plan)) if record.plan else ()
+    return Table(("memory", "forecast", "remark"), rows)
 
 
 def results(record: RunRecord) -> Table:
@@ -320,21 +304,10 @@ def _supervised(row: Row) -> str:
     return f"{_value(row, 'supervised_throughput', ',.0f')} supervised" if "supervised_throughput" in row else ""
 
 
-def _spread(items: Sequence[T], most: int) -> list[T]:
-    """First, last, and evenly between."""
-    if len(items) <= most:
-        return list(items)
-    return [items[k * (len(items) - 1) // (most - 1)] for k in range(most)]
-
-
 def _clock(time: object) -> str:
     """2026-11-21T11:04:05.123+00:00 -> 2026-11-21 11:04:05 UTC."""
     text = str(time or "")
     return f"{text[:10]} {text[11:19]} UTC" if text.endswith("+00:00") else text
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… ({len(text) - _MOST_TEXT:,} more characters)"
 
 
 def _spoken(key: str) -> str:

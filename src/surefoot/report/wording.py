@@ -163,5 +163,12 @@ def sample_text(step: int, prompt: str, answer: str, most: int = 400) -> str:
 
 
 def _indented(text: str, most: int) -> str:
-    shown = text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
-    return shown.replace("\n", "\n          ")
+    return shortened(text, most).replace("\n", "\n          ")
+
+
+def shortened(text: str, head: int, tail: int = 0) -> str:
+    """A long text as its first `head` and last `tail` characters, and how many are left out between them."""
+    left_out = len(text) - head - tail
+    if left_out <= 0:
+        return text
+    return f"{text[:head]} … ({left_out:,} more characters){f' … {text[-tail:]}' if tail else ''}"

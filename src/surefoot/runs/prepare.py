@@ -20,7 +20,7 @@ from surefoot.models.load import layout_caution
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import Origin, RunPlan
 from surefoot.report.console import Console
-from surefoot.report.data_audit import audit_report
+from surefoot.report.tables.audit import audit_report
 from surefoot.report.tables.plan import plan_changes, plan_table
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.custom import Custom, check_custom

@@ -17,7 +17,8 @@ from surefoot.planning.measurements import measurements_from_json
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Hanging
-from surefoot.report.data_audit import all_cautions, sample_text
+from surefoot.report.data_audit import all_cautions
+from surefoot.report.tables.audit import sample_text
 from surefoot.report.tables.plan import choice_rows
 from surefoot.report.wording import duration_text
 from surefoot.runs.prepared import Timetable

@@ -1,7 +1,7 @@
 """Pictures and tables of `surefoot evaluate norms`, drawn from what norms.json holds.
 
-results: by side ("base" and "adapter", or "model"), as `stages.measure.norms.norms_to_json` writes it. Each side has a
-colour of its own in every picture, and the first position a solid line where the rest has a dashed one.
+results: by side ("base" and "adapter", or "model"), as `surefoot.evaluate.norms.results_to_json` writes it. Each side
+has a colour of its own in every picture, and the first position a solid line where the rest has a dashed one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefoot.report.pictures.plots import evenly, finish_axes
 from surefoot.report.tables.evaluation import four_digits, mean_of_known, number_table
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ def position_picture(results: Results) -> Figure:
     panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (side, report) in zip(panels, results.items(), strict=True):
         rows = report["norm_by_position"]
-        shown = _spread(len(rows), _LINES)
+        shown = evenly(range(len(rows)), _LINES)
         for place, row in enumerate(shown):
             label = "out of the last layer" if row == len(rows) - 1 else f"into layer {row}"
             shade = _viridis(place / max(1, len(shown) - 1))
             marker = "o" if len(rows[row]) <= _MARKED_UP_TO else None
             places = range(1, len(rows[row]) + 1)
             axes.plot(places, rows[row], color=shade, label=label, marker=marker, ms=3, linewidth=1.4)
-        _finish(axes, f"{side}: residual stream", "position (1 is the first token)", "norm of the vector")
+        finish_axes(axes, f"{side}: residual stream", "position (1 is the first token)", "norm of the vector")
         axes.set_xscale("log", base=2)  # the first positions are the point
         axes.xaxis.set_major_formatter("{x:.0f}")
     every = [value for report in results.values() for row in report["norm_by_position"] for value in row]
@@ -62,7 +63,7 @@ def layer_picture(results: Results) -> Figure:
         ):
             points = [(one["layer"], one["residual_in"][key]) for one in report["layers"]]
             values += _plot(axes, points, f"{side}: {what}", side, style, marker)
-    _finish(axes, "Residual stream into each layer", "layer", "norm of the vector, mean")
+    finish_axes(axes, "Residual stream into each layer", "layer", "norm of the vector, mean")
     axes.set_yscale(**_scale(values))
     _whole_numbers(axes)
     axes.legend(frameon=False, fontsize=9)
@@ -79,7 +80,7 @@ def attention_picture(results: Results) -> Figure:
     for side, report in results.items():
         points = [(one["layer"], one["attention"]) for one in report["layers"]]
         values += _plot(axes, points, side, side, "-", "o")
-    _finish(axes, "Attention on the first position", "layer", "share, mean of heads and queries")
+    finish_axes(axes, "Attention on the first position", "layer", "share, mean of heads and queries")
     # From 0, so that heights compare, and no higher than needed: lines of small shares would lie on each other.
     axes.set_ylim(0, min(1.0, 1.25 * max(values, default=1.0)) or 1.0)
     _whole_numbers(axes)
@@ -145,14 +146,6 @@ def _plot(axes: Any, points: Sequence[tuple[int, Any]], label: str, side: str, s
     return [y for _, y in known]
 
 
-def _finish(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def _whole_numbers(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -163,12 +156,6 @@ def _viridis(share: float) -> Any:
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.9 * share)  # its last tenth is too bright on white
-
-
-def _spread(count: int, most: int) -> list[int]:
-    if count <= most:
-        return list(range(count))
-    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 def _scale(values: Sequence[float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.families.files import read_json
 from surefoot.report.rows import Row, metric_fields, unit_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 # Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 SMOOTH_FROM = 5  # points of a training loss, each of which is another batch; fewer are seen best as they are
@@ -172,18 +173,31 @@ def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None =
     if curve.gaps:
         on_floor = {"transform": axes.get_xaxis_transform(), "clip_on": False}
         axes.plot(curve.gaps, [0.0] * len(curve.gaps), "X", color=_RED, ms=7, label="skipped or not finite", **on_floor)
-    axes.set_title(f"{name}: {quantity.label.partition(' (')[0]}", loc="left", fontsize=12)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel(quantity.label)
+    finish_axes(axes, f"{name}: {quantity.label.partition(' (')[0]}", "optimizer step", quantity.label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     if len(axes.lines) > 1:
         axes.legend(frameon=False)
     return figure
 
 
+def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title, labels, a light grid, and no frame above and on the right."""
+    axes.set_title(title, loc="left", fontsize=12)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` items, evenly spread, the first and the last among them."""
+    if len(items) <= most or most < 2:
+        return list(items[:most])
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
 def png(figure: Figure) -> bytes:
+    """The picture; equal figures give equal bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()

@@ -1,4 +1,8 @@
-"""The data audit of data.json for the report: counts, cautions, and examples in which one sees what is learned."""
+"""The data audit for people: on the screen, and on the report's page from data.json.
+
+What the model learns stands between ⟦ and ⟧, on a terminal in bold colour as well, so that nobody depends on colours.
+Texts of the data may hold anything; control characters are shown as escapes and never reach the terminal.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,121 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from surefoot.report.views import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-_HEAD, _TAIL = 1200, 300  # characters shown of a long stretch of a sample
+from surefoot.data.audit import Audit, Sample, cautions
+from surefoot.data.prepare import PreparedData
+from surefoot.data.sources.records import Kind
+from surefoot.report.console import Hanging
+from surefoot.report.data_audit import (
+    UNITS,
+    AuditJson,
+    end_facts,
+    file_json,
+    record_facts,
+    size_facts,
+    token_facts,
+)
+from surefoot.report.views import Table
+from surefoot.report.wording import shortened
+
+_ON_SCREEN = (320, 120)  # first and last characters shown of a long stretch of a sample
+_ON_PAGE = (1200, 300)
+_LEARNED, _CONTROL, _CAUTION = "bold green", "dim", "yellow"
 _ROLES = {"train": "training data", "eval": "evaluation data"}
+_LEGENDS: Mapping[Kind, str] = {
+    "answers": "what the model learns stands between ⟦ and ⟧",
+    "pairs": "the answers that are compared stand between ⟦ and ⟧",
+    "judged": "the answers that were judged stand between ⟦ and ⟧",
+    "prompts": "what the model is to answer",
+}
+
+
+def audit_report(data: PreparedData) -> RenderableType:
+    """Counts, proofs, cautions and some samples, for `Console.show`."""
+    parts, several = _set("training data", data.audit, data.sources), len(data.sources) > 1
+    if several:
+        parts += _mixture(data)
+    if data.eval_audit is not None:
+        parts += _set("evaluation data", data.eval_audit, data.eval_sources)
+    samples: Sequence[Sample] = data.audit.samples
+    if several and data.rows_per_item == 1:  # of each source the one with the most to see
+        samples = [max(audit.samples, key=lambda sample: len(sample.parts)) for audit in data.sources]
+    parts.append(Text(_LEGENDS[data.audit.kind], "bold"))
+    return Group(*parts, *(part for sample in samples for part in _sample(sample, several)))
+
+
+def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableType]:
+    """Every source; and, where there are several, what is the same for all of them only once."""
+    together = file_json(whole)
+    if len(sources) == 1:
+        lines = {**record_facts(together), **size_facts(together), **end_facts(together), **token_facts(together)}
+        return _block(f"{title}: {whole.source.file}", lines, cautions(whole))
+    parts = []
+    for audit in sources:
+        one = file_json(audit)
+        lines = {**record_facts(one), **size_facts(one), **end_facts(one)}
+        parts += _block(f"{title}: {audit.source.file}", lines, cautions(audit))
+    unit = UNITS.get(whole.kind, "examples")
+    return parts + _block(
+        f"{title} together: {whole.kept:,} {unit} of {len(sources)} sources",
+        {**size_facts(together), **token_facts(together)},
+        (),
+    )
+
+
+def _block(heading: str, lines: Mapping[str, str], cautions: Sequence[str]) -> list[RenderableType]:
+    first = Text(heading, "bold")
+    first.stylize("not bold", heading.index(":") + 1)
+    found = [Hanging(Text(f"  {name:<9} "), Text(value)) for name, value in lines.items()]
+    found += [Hanging(Text("  caution   ", _CAUTION), Text(caution, _CAUTION)) for caution in cautions]
+    return [first, *found]
+
+
+def _mixture(data: PreparedData) -> list[RenderableType]:
+    """How many examples of each source an epoch holds."""
+    total = data.mixture.epoch_size
+    numbers = [
+        (f"{quota:,}", f"{quota / total:.1%}", f"{quota / count:.3g}", f"{count:,}")
+        for count, quota in zip(data.mixture.counts, data.mixture.quotas, strict=True)
+    ]
+    wide = [max(map(len, column)) for column in zip(*numbers, strict=True)]
+    heading = Text(f"mixture: {total:,} {UNITS.get(data.audit.kind, 'examples')} in an epoch", "bold")
+    rows = []
+    for audit, texts in zip(data.sources, numbers, strict=True):
+        quota, share, passes, count = (f"{text:>{width}}" for text, width in zip(texts, wide, strict=True))
+        rows.append(Hanging(Text(f"  {quota}  {share}  {passes} × {count}  "), Text(audit.source.file)))
+    return [heading, *rows]
+
+
+def _sample(sample: Sample, several: bool) -> list[RenderableType]:
+    place = f"{sample.file} row {sample.number}" if several else f"row {sample.number}"
+    verdict = f", {sample.verdict}" if sample.verdict else ""
+    heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens{verdict}", "bold")
+    return [heading, Hanging(Text("    "), sample_text(sample))]
+
+
+def sample_text(sample: Sample, head: int = _ON_SCREEN[0], tail: int = _ON_SCREEN[1], *, lines: bool = True) -> Text:
+    """head, tail: characters that are shown of a long stretch. lines: line ends are kept, else shown as escapes."""
+    learning = False
+    body = Text()
+    for part in sample.parts:
+        if part.supervised != learning:
+            body.append("⟦" if part.supervised else "⟧", _LEARNED)
+            learning = part.supervised
+        style = _LEARNED if part.supervised else _CONTROL if part.control else ""
+        body.append(_printable(shortened(part.text, head, tail), lines), style)
+    if learning:
+        body.append("⟧", _LEARNED)
+    return body
+
+
+def _printable(text: str, lines: bool) -> str:
+    return "".join(
+        letter if letter.isprintable() or (lines and letter == "\n") else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +166,7 @@ def _view(title: str, audit: Mapping[str, Any]) -> AuditView:
     return AuditView(
         title,
         str(audit.get("file", "")),
-        tuple(_facts(audit)),
+        tuple(_facts(audit).items()),
         tuple(map(str, audit.get("cautions", ()))),
         tuple(_example(sample, len(audit.get("sources", ())) > 1) for sample in audit.get("samples", ())),
         _sources(audit.get("sources", ())),
@@ -74,70 +189,17 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
     return Table(columns, rows if len(rows) > 1 else (), numeric=True)
 
 
-def _share_of(audit: Mapping[str, Any]) -> str:
-    """Why examples can be fewer than the records."""
-    used, part = audit.get("used", audit["records"]), audit.get("part", "")
-    first = f", the first {used:,} used" if used < audit["records"] else ""
-    return f"{first}{f', {part}' if part else ''}"
-
-
-def _facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
-    length = audit["length"]
-    bos = f"{audit['bos']}, once, at the start of every example" if audit.get("bos") else "none"
-    return [
-        ("format", f"{audit['format']} ({audit['format_reason']}), template {audit['template']}"),
-        (
-            "examples",
-            f"{audit['examples']:,} of {audit['records']:,} records{_share_of(audit)}; {audit['dropped']:,} dropped, "
-            f"{audit['truncated']:,} cut to length",
-        ),
-        (
-            "tokens",
-            f"{audit['tokens']:,}, of which {audit['supervised']:,} are learned ({audit['supervised_share']:.1%})",
-        ),
-        (
-            "length",
-            f"{length['shortest']:,} to {length['longest']:,} tokens, median {length['median']:,}, "
-            f"95 % up to {length['p95']:,}",
-        ),
-        ("BOS", bos),
-        *_verdicts(audit),
-        (
-            "stop",
-            f"{audit['answers_with_stop']:,} of {audit['answers']:,} answers end with a learned "
-            f"{' or '.join(audit['stops'])}",
-        ),
-        ("PAD", str(audit["pad"])),
-        ("SHA-256", str(audit["sha256"])),
-    ]
-
-
-def _verdicts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of pairs and of judged answers."""
-    if pairs := audit.get("pairs"):
-        mean = [pairs[name] / pairs["count"] for name in ("better_tokens", "worse_tokens")]
-        longer = f"the better one is longer in {pairs['better_longer'] / pairs['count']:.1%}"
-        return [
-            ("pairs", f"{pairs['count']:,}, {pairs['identical']:,} of them two equal answers"),
-            ("mean answer", f"{mean[0]:,.1f} tokens if better, {mean[1]:,.1f} if worse; {longer}"),
-        ]
-    if audit.get("kind") == "judged":
-        return [("judged good", f"{audit['good']:,} of {audit['examples']:,} answers")]
-    return []
+def _facts(audit: AuditJson) -> dict[str, str]:
+    facts = {**record_facts(audit), **size_facts(audit), **end_facts(audit), **token_facts(audit)}
+    return {**facts, "SHA-256": str(audit["sha256"])}
 
 
 def _example(sample: Mapping[str, Any], several: bool) -> Example:
     stretches = tuple(
-        (bool(learned), tuple(Part(_shortened(part["text"]), part["control"]) for part in parts))
+        (bool(learned), tuple(Part(shortened(part["text"], *_ON_PAGE), part["control"]) for part in parts))
         for learned, parts in groupby(sample["parts"], key=itemgetter("supervised"))
     )
     place = f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens"
     if sample.get("verdict"):
         place += f", {sample['verdict']}"
     return Example(f"{sample['file']}, {place}" if several else place, stretches)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _HEAD + _TAIL:
-        return text
-    return f"{text[:_HEAD]} … ({len(text) - _HEAD - _TAIL:,} more characters) … {text[-_TAIL:]}"

@@ -17,7 +17,6 @@ from surefoot.training.report import EvalReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 
 _NUMBER = 9  # characters of one in four digits, 0.0001234
@@ -26,8 +25,6 @@ _COUNTS = 3  # first columns, which may be narrower: a name and counts
 
 def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
     """left: columns that hold words; the first one is never wrapped. Where the screen is narrow, numbers stay whole."""
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
     for place, head in enumerate(heads):
         justify = "left" if place in left else "right"
@@ -49,16 +46,12 @@ def mean_of_known(values: Sequence[float | None]) -> float | None:
 
 def loss_table(results: Mapping[str, EvalReport]) -> Table:
     """Loss in nats per supervised token, perplexity, share of supervised tokens that are the first choice, seconds."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for heading in ("loss", "perplexity", "token accuracy", "seconds"):
-        table.add_column(heading, justify="right")
+    rows = []
     for name, report in results.items():
         accuracy = "" if report.accuracy is None else f"{report.accuracy:.2%}"
         perplexity = "" if report.perplexity is None else f"{report.perplexity:.4g}"
-        numbers = (f"{report.loss:.5f}", perplexity, accuracy, f"{report.seconds:.1f}")
-        table.add_row(name, *numbers)
-    return table
+        rows.append((name, f"{report.loss:.5f}", perplexity, accuracy, f"{report.seconds:.1f}"))
+    return number_table(("", "loss", "perplexity", "token accuracy", "seconds"), rows)
 
 
 def loss_lines(audit: Audit, results: Mapping[str, EvalReport], max_length: int) -> Iterator[str]:
@@ -97,12 +90,7 @@ def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
 def calibration_table(bins: Sequence[Bin]) -> Table:
     """How sure the model was against how often it was right, bin by bin."""
     plain = bins_table(bins)
-    table = Table(box=None, pad_edge=False)
-    for place, heading in enumerate(plain.columns):
-        table.add_column(heading, justify="right" if place else "left")
-    for row in plain.rows:
-        table.add_row(*row)
-    return table
+    return number_table(plain.columns, plain.rows)
 
 
 def _number(value: float | None) -> str:
@@ -115,18 +103,13 @@ def _share(value: float | None) -> str:
 
 def harness_table(sides: Mapping[str, Mapping[str, Cell]]) -> Table:
     """sides: name -> metric -> value and standard error, as the harness gives them: shares from 0 to 1."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("task and metric")
-    for side in sides:
-        table.add_column(side, justify="right")
-    for name in next(iter(sides.values())):
-        table.add_row(name, *(_value(cells[name]) for cells in sides.values()))
-    return table
 
+    def text(cell: Cell) -> str:
+        return f"{cell.accuracy:.4f}" + ("" if cell.error is None else f" ± {cell.error:.4f}")
 
-def _value(cell: Cell) -> str:
-    error = "" if cell.error is None else f" ± {cell.error:.4f}"
-    return f"{cell.accuracy:.4f}{error}"
+    names = next(iter(sides.values()))
+    rows = [(name, *(text(cells[name]) for cells in sides.values())) for name in names]
+    return number_table(("task and metric", *sides), rows)
 
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#E69F00", "#009E73", "#666666"

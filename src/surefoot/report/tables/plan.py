@@ -201,34 +201,28 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
         yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
 
 
-def _memory(plan: RunPlan) -> Table:
+def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """(part, forecast, remark) of each part that holds memory, and of the total."""
     memory = plan.memory
-    table = _table("memory", "forecast", "")
-    table.add_row("weights", size_text(memory.weights), "base, adapter, cast copies")
-    table.add_row("gradients", size_text(memory.gradients), "")
-    table.add_row("optimizer", size_text(memory.optimizer), "")
-    table.add_row("activations", size_text(memory.activations), "")
-    table.add_row("logits", size_text(memory.logits), "")
+    yield "weights", size_text(memory.weights), "base, adapter, cast copies"
+    for part in ("gradients", "optimizer", "activations", "logits"):
+        yield part, size_text(getattr(memory, part)), ""
     if memory.beside:
-        table.add_row("frozen models", size_text(memory.beside), "beside the one that trains")
+        yield "frozen models", size_text(memory.beside), "beside the one that trains"
     if memory.holes:
-        table.add_row(
-            "holes",
-            size_text(memory.holes),
-            "that the C library's allocator leaves, as measured",
-        )
+        yield "holes", size_text(memory.holes), "that the C library's allocator leaves, as measured"
     if memory.apart:
-        table.add_row(
-            "not at once",
-            f"-{size_text(memory.apart)}",
-            "logits, gradients and activations have their most at different moments",
-        )
+        different = "logits, gradients and activations have their most at different moments"
+        yield "not at once", f"-{size_text(memory.apart)}", different
     verdict = "fits" if fits(memory) else "more than"
-    table.add_row(
-        "total" if plan.parallel.ranks.value == 1 else "total of a rank",
-        size_text(memory.total),
-        f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}",
-    )
+    room = f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}"
+    yield "total" if plan.parallel.ranks.value == 1 else "total of a rank", size_text(memory.total), room
+
+
+def _memory(plan: RunPlan) -> Table:
+    table = _table("memory", "forecast", "")
+    for row in memory_rows(plan):
+        table.add_row(*row)
     if plan.device.value == "cpu":
         table.add_row("besides", "", "Python and its libraries, some 100 MiB, which `mem` in the log counts as well")
     return table

@@ -86,7 +86,7 @@ def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, cra
 
 
 def end_words(ended: str, where: str, line: str, error: str, place: str, report: Mapping[str, Any] | None) -> str:
-    """Of a step in which a process died, taken again. See `stages.failures.replay_apart.TakenAgain`."""
+    """Of a step in which a process died, taken again. See `surefoot.runs.failures.replay_apart.TakenAgain`."""
     if ended:
         return f"{ended} {where}{f' ({line})' if line else ''}"
     if error:
