@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from helpers.doc_pages import ROOT, table
 from surefoot.commands.doctor.findings import BACKWARD, CODES, FORMAT
 from surefoot.commands.main import main
-from surefoot.planning.environment import VARIABLES
 from surefoot.planning.probes.timing import LIMITS
+from surefoot.system.variables import VARIABLES
 
 PAGE = ROOT / "docs" / "doctor.md"
 TEXT = PAGE.read_text(encoding="utf-8")

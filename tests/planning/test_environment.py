@@ -12,27 +12,17 @@ import pytest
 
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.planning import environment as module
-from surefoot.planning.environment import VARIABLES, environment_findings
+from surefoot.planning.environment import environment_findings
 from surefoot.planning.resolve import resolve
 from surefoot.system.hardware import preset
-from surefoot.system.process import ENVIRONMENT_NAMES, read_environment
+from surefoot.system.process import read_environment
+from surefoot.system.variables import VARIABLES
 
 # What reads a name: Python sources of these packages, or compiled code. Names that only CUDA builds hold cannot be
 # looked up in a CPU build; oneDNN puts its names together from "ONEDNN_" or "DNNL_" and the rest.
 PACKAGES = ("torch", "transformers", "accelerate", "huggingface_hub", "peft")
 ONLY_IN_CUDA_BUILDS = {"CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
 COMPOSED = re.compile("^(ONEDNN|DNNL)_")
-
-
-def test_every_name_that_is_read_has_an_effect_and_the_other_way_round():
-    assert set(ENVIRONMENT_NAMES) == set(VARIABLES)
-
-
-def test_a_name_without_an_effect_would_be_noticed(monkeypatch):
-    monkeypatch.delitem(module.VARIABLES, "SDPA_BACKEND")
-    with pytest.raises(AssertionError):
-        test_every_name_that_is_read_has_an_effect_and_the_other_way_round()
 
 
 def names_in_sources():
@@ -71,7 +61,7 @@ def test_the_installed_libraries_read_exactly_what_is_said():
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into torch's Linux libraries")
 @pytest.mark.parametrize(("name", "reader"), [("SDPA_BACKEND", "torch"), ("ATEN_CPU_CAPABILITY", "")])
 def test_a_wrong_claim_would_be_noticed(monkeypatch, name, reader):
-    monkeypatch.setitem(module.VARIABLES, name, dataclasses.replace(VARIABLES[name], reader=reader))
+    monkeypatch.setitem(VARIABLES, name, dataclasses.replace(VARIABLES[name], reader=reader))
     with pytest.raises(AssertionError):
         test_the_installed_libraries_read_exactly_what_is_said()
 

@@ -1,4 +1,4 @@
-"""Which adapters run by surefoot's own arithmetic, and what is said where they do not."""
+"""Which of surefoot's own kernels a run uses, and what is said where it does not."""
 
 import dataclasses
 
@@ -6,9 +6,11 @@ import pytest
 
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.planning.measurements import Measurements, PointwiseTrial, measurements_from_json, measurements_to_json
+from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.resolve import resolve
 from surefoot.system.errors import InputError
-from surefoot.system.hardware import preset
+from surefoot.system.hardware import Hardware, preset
 
 LORA = {"kind": "lora", "rank": 4}
 
@@ -17,10 +19,11 @@ LORA = {"kind": "lora", "rank": 4}
 def planned_kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     model, tokenizer = model_facts(folder, LLAMA31_8B), read_tokenizer_facts(llama3_tokenizer(folder))
-    machine = dataclasses.replace(preset("h100"), memory=2**40)
+    h100 = dataclasses.replace(preset("h100"), memory=2**40)
 
-    def planned(**request):
-        return resolve(run_config(**request), model, tokenizer, machine, measurements=None, environment={}).kernels
+    def planned(machine=h100, seen=None, *, layer_norm=False, **request):
+        facts = dataclasses.replace(model, layer_norm=layer_norm)
+        return resolve(run_config(**request), facts, tokenizer, machine, measurements=seen, environment={}).kernels
 
     return planned
 
@@ -102,3 +105,86 @@ def test_where_other_rows_matter_the_last_block_is_plain(last_block, request_, w
     with pytest.raises(InputError) as caught:
         last_block("pruned", **request_)
     assert "kernels.last_block" in [fault.where for fault in caught.value.faults]
+
+
+HERE = Hardware("this CPU", "cpu", 2**40, None, False, True, False, 2, preset=False)
+GPU = dataclasses.replace(preset("h100"), memory=2**40, preset=False)
+
+
+def trials(norm=(0.020, 0.005), turn=(0.010, 0.010), failure=""):
+    return (PointwiseTrial("norm", *norm, failure), PointwiseTrial("rotary", *turn, ""))
+
+
+@pytest.fixture(scope="module")
+def pointwise(planned_kernels):
+    def pointwise(seen=None, *, machine=HERE, **request):
+        measured = None if seen is None else Measurements(pointwise=seen)
+        return planned_kernels(machine, measured, **request).pointwise
+
+    return pointwise
+
+
+def test_what_is_clearly_faster_is_taken(pointwise):
+    """A layer has two norms and one turn: 50 ms against 20."""
+    choice = pointwise(trials())
+    assert (choice.value, choice.source) == ("fused", "measured")
+    assert "plain 50, fused 20" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "value", "why"),
+    [
+        (trials(norm=(0.020, 0.016)), "plain", "little to gain"),  # 50 against 42
+        (trials(norm=(0.020, 0.015)), "fused", "plain 50, fused 40"),
+        (trials(failure="the output is off by 0.1"), "plain", "norm: the output is off by 0.1"),
+        (None, "plain", "nothing was measured"),
+    ],
+)
+def test_norms_and_rotations_follow_what_was_measured(pointwise, seen, value, why):
+    choice = pointwise(seen)
+    assert choice.value == value
+    assert why in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"compile": "default"}, "torch.compile"),
+        ({"parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
+        ({"machine": GPU}, "run on a CPU"),
+        ({"machine": dataclasses.replace(GPU, kind="mps")}, "run on a CPU"),
+        ({"machine": GPU, "parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
+        ({"layer_norm": True}, "LayerNorm"),
+    ],
+    ids=str,
+)
+def test_where_norms_cannot_run_auto_is_plain_and_a_request_is_refused(pointwise, request_, why):
+    choice = pointwise(trials(), **request_)
+    assert choice.value == "plain"
+    assert why in choice.reason
+    with pytest.raises(InputError) as caught:
+        pointwise(trials(), kernels={"pointwise": "fused"}, **request_)
+    assert "kernels.pointwise" in [fault.where for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize("asked", ["plain", "fused"])
+@pytest.mark.parametrize("seen", [None, trials(norm=(0.01, 0.02))])
+def test_a_request_for_norms_is_honoured(pointwise, asked, seen):
+    choice = pointwise(seen, kernels={"pointwise": asked})
+    assert (choice.value, choice.source) == (asked, "user")
+
+
+def test_of_a_machine_elsewhere_the_plan_says_what_would_happen(pointwise):
+    machine = dataclasses.replace(preset("cpu"), memory=2**40)
+    choice = pointwise(machine=machine)
+    assert (choice.value, choice.source) == ("plain", "default")
+    assert "norms and rotations are timed plain and fused; fused is taken where 1.2 x" in choice.reason
+    assert pointwise(machine=machine, kernels={"pointwise": "fused"}).value == "fused"  # nobody knows of an obstacle
+
+
+def test_what_was_measured_is_kept_in_the_plan_and_plans_of_before_are_plain():
+    """Plans of before may have timed gates on a GPU, too."""
+    seen = Measurements(pointwise=(*trials(), PointwiseTrial("gate", 0.05, 0.01, "")))
+    assert measurements_from_json(measurements_to_json(seen)) == seen
+    assert measurements_from_json({}).pointwise == ()
+    assert KernelsPlan().pointwise.value == "plain"

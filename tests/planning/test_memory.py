@@ -24,6 +24,7 @@ from surefoot.models.forward import hidden_states
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
+from surefoot.planning.measurements import Measurements
 from surefoot.planning.memory import fits, forecast, layer_bytes, usable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
@@ -53,16 +54,7 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
     notes, machine = Notes(), preset("cpu")
     model = model_facts(folder, config)
     request = run_config(adapter=adapter, precision=precision, attention=attention)
-    types = plan_precision(
-        request.precision,
-        full=adapter is None,
-        width=model.hidden,
-        hardware=machine,
-        products={},
-        tf32=None,
-        environment={},
-        notes=notes,
-    )
+    types = plan_precision(request, model, machine, Measurements(), {}, notes)
     kernels = plan_attention(
         request.attention,
         hardware=machine,

@@ -6,7 +6,10 @@ nf4: what it weighs, against bitsandbytes itself, and what it refuses.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from surefoot.families import find
 from surefoot.models.precision import is_quantised, quantise
 from surefoot.planning import memory
 from surefoot.planning import precision as module
+from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
 from surefoot.planning.precision import NARROW, check_packed_base, plan_precision, tf32_is_open
 from surefoot.planning.workload import Workload
@@ -30,23 +34,22 @@ T4 = Hardware("Tesla T4", "cuda", 2**34, (7, 5), bf16=False, fp16=True, tf32=Fal
 FULL, ADAPTER = True, False
 
 
+@functools.cache
+def facts():
+    """Of an 8B Llama."""
+    with tempfile.TemporaryDirectory() as folder:
+        return model_facts(Path(folder), LLAMA31_8B)
+
+
 def decide(request="auto", *, full=ADAPTER, width=4096, hardware=H100, products=None, tf32=None, environment=None):
     """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
     config = run_config(precision=request, **({"adapter": None} if full else {}))
     for problem in contradictions(config):
         notes.refuse(problem.key, problem.what, problem.fix)
-    plan = plan_precision(
-        config.precision,
-        full=full,
-        width=width,
-        hardware=hardware,
-        products=products or {},
-        tf32=tf32,
-        environment=environment or {},
-        notes=notes,
-    )
-    return plan, notes
+    model = dataclasses.replace(facts(), hidden=width)
+    seen = Measurements(products=products or {}, tf32=tf32)
+    return plan_precision(config, model, hardware, seen, environment or {}, notes), notes
 
 
 def keys(notes):

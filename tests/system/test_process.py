@@ -10,7 +10,8 @@ import pytest
 
 from surefoot.system import process
 from surefoot.system.allocator import NO_THREAD_CACHE, is_glibc
-from surefoot.system.process import ENVIRONMENT_NAMES, read_environment
+from surefoot.system.process import read_environment
+from surefoot.system.variables import VARIABLES
 
 
 def test_only_names_that_matter_are_read(monkeypatch):
@@ -18,8 +19,8 @@ def test_only_names_that_matter_are_read(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen = read_environment()
     assert seen["SDPA_BACKEND"] == "flash"
-    assert set(seen) <= set(ENVIRONMENT_NAMES)
-    assert not [name for name in ENVIRONMENT_NAMES if "TOKEN" in name or "KEY" in name or "DIR" in name]
+    assert set(seen) <= set(VARIABLES)
+    assert not [name for name in VARIABLES if "TOKEN" in name or "KEY" in name or "DIR" in name]
 
 
 @pytest.mark.parametrize(

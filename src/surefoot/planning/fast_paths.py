@@ -7,40 +7,60 @@ which type products are, and how much goes through the model at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from surefoot.config.dump import plain_config
 from surefoot.config.overrides import with_settings
 from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
+from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan
+from surefoot.system.hardware import Hardware
 
 CUTTING = ("fsdp2", "deepspeed")  # engines whose parameters are whole only while the module's own forward runs
+FUSED = "fused"
+_CLEAR = 1.2  # how many times as fast fused norms and rotations must be
+_PARTS = "a layer's norms and rotations"
 
 
 def plan_kernels(
-    request: KernelsConfig,
-    adapter: AdapterPlan | None,
-    *,
-    stage: str,
+    config: RunConfig,
     model: ModelFacts,
+    adapter: AdapterPlan | None,
+    hardware: Hardware,
+    *,
     packed: bool,
     engine: str,
-    compiled: bool,
     bos_scale: float,
+    documents: Choice[str],
+    trials: Sequence[PointwiseTrial],
     notes: Notes,
 ) -> KernelsPlan:
-    """packed: the base is held in nf4. engine: single, ddp, fsdp2 or deepspeed.
-    compiled: torch.compile is on. bos_scale: of the BOS embedding."""
+    """Which of surefoot's own kernels the run uses.
+
+    config: the run's.
+    model: facts of the model.
+    adapter: as planned; None for full fine-tuning.
+    hardware: the machine to plan for.
+    packed: whether the base is held in nf4.
+    engine: single, ddp, fsdp2 or deepspeed.
+    bos_scale: factor of the BOS embedding.
+    documents: the form of attention over packed rows, or plain.
+    trials: what was measured of norms and rotations; empty where nobody measured.
+    notes: refusals are added here.
+    """
+    asked, compiled = config.kernels, config.compile != "off"
     of_adapter = adapter_obstacle(adapter, packed=packed, engine=engine, compiled=compiled)
-    of_loss = loss_obstacle(stage, adapter, model, engine)
-    of_last = last_block_obstacle(stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
+    of_loss = loss_obstacle(config.stage, adapter, model, engine)
+    of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     return KernelsPlan(
-        adapter=_choice("adapter", request.adapter, "fast", of_adapter, notes),
-        loss=_choice("loss", request.loss, "chunked", of_loss, notes),
-        last_block=_choice("last_block", request.last_block, "pruned", of_last, notes),
+        adapter=_choice("adapter", asked.adapter, "fast", of_adapter, notes),
+        loss=_choice("loss", asked.loss, "chunked", of_loss, notes),
+        last_block=_choice("last_block", asked.last_block, "pruned", of_last, notes),
+        pointwise=_pointwise(config, model, hardware, engine, trials, notes),
+        documents=documents,
     )
 
 
@@ -108,6 +128,63 @@ def _choice(key: str, asked: str, fast: str, obstacle: str, notes: Notes) -> Cho
     if asked == "auto":
         return Choice(fast, "the same up to rounding, which is checked before step 1", "default")
     return Choice(asked, "asked for", "user")
+
+
+def _pointwise(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    engine: str,
+    trials: Sequence[PointwiseTrial],
+    notes: Notes,
+) -> Choice[str]:
+    """Norms and rotary positions go through surefoot's own kernels where those were seen to be right on this CPU and
+    clearly faster at the model's width, forward and backward together, so that the next start finds the same."""
+    asked = config.kernels.pointwise
+    if asked == PLAIN:
+        return Choice(PLAIN, "asked for", "user")
+    why = pointwise_obstacle(config, model, hardware)
+    if engine in CUTTING:
+        why = f"{engine} hands each module its weights only while the module's own forward runs"
+    failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
+    if failed and not why:
+        why = f"not right on this machine ({failed})"
+    if asked == FUSED:
+        if why:
+            notes.refuse("kernels.pointwise", f"fused cannot run here: {why}", "set kernels.pointwise: auto")
+        return Choice(FUSED, f"asked for; {_pointwise_times(model, trials)}" if trials else "asked for", "user")
+    if why:
+        return Choice(PLAIN, why, "measured" if failed else "default")
+    if not trials:
+        there = f"there {_PARTS} are timed plain and fused; fused is taken where {_CLEAR:g} x as fast"
+        return Choice(PLAIN, there if hardware.preset else "nothing was measured", "default")
+    plain, fused = _layer_seconds(model, trials)
+    if plain < _CLEAR * fused:
+        return Choice(PLAIN, f"little to gain: {_pointwise_times(model, trials)}", "measured")
+    return Choice(FUSED, _pointwise_times(model, trials), "measured")
+
+
+def pointwise_obstacle(config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
+    """Why they cannot run, whatever the probe would say; empty where they can."""
+    if hardware.kind != "cpu":
+        return "surefoot's own norms and rotations run on a CPU"
+    if config.compile != "off":
+        return "torch.compile writes kernels of its own for these operators"
+    if model.layer_norm:
+        return "this family has LayerNorm, which torch computes in one pass already"
+    return ""
+
+
+def _layer_seconds(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> tuple[float, float]:
+    """Seconds of one decoder layer, plain and fused: with as many norms as a layer has."""
+    count = {"norm": len(model.norms)}
+    plain = sum(count.get(trial.part, 1) * trial.plain for trial in trials)
+    return plain, sum(count.get(trial.part, 1) * trial.fused for trial in trials)
+
+
+def _pointwise_times(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> str:
+    plain, fused = (1000 * seconds for seconds in _layer_seconds(model, trials))
+    return f"milliseconds of {_PARTS}, forward and backward here: plain {plain:.3g}, fused {fused:.3g}"
 
 
 PLAINEST: Mapping[str, str] = {  # dotted key -> value, short forms among them

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from surefoot.config.schema import PrecisionConfig
+from surefoot.config.schema import PrecisionConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, BaseType, Choice, DType, PrecisionPlan
 from surefoot.system.hardware import Hardware
@@ -41,19 +42,24 @@ NARROW = 256
 
 
 def plan_precision(
-    request: PrecisionConfig,
-    *,
-    full: bool,
-    width: int,
+    config: RunConfig,
+    model: ModelFacts,
     hardware: Hardware,
-    products: Mapping[DType, float],
-    tf32: float | None,
+    measurements: Measurements,
     environment: Mapping[str, str],
     notes: Notes,
 ) -> PrecisionPlan:
-    """full: all parameters train. width: hidden size. products: measured FLOP/s by dtype, empty where not measured.
-    tf32: those of fp32 products rounded to TF32, None where not measured."""
-    compute = _compute(request, full, width, hardware, products, notes)
+    """The types of a run; attention is measured in the compute type that this picks.
+
+    config: the run's.
+    model: facts of the model.
+    hardware: the machine to plan for.
+    measurements: of them the rates of products and of TF32, where there are any.
+    environment: variables that are set, by name.
+    notes: conflicts and cautions are added here.
+    """
+    request, full, products = config.precision, config.adapter is None, measurements.products
+    compute = _compute(request, full, model.hidden, hardware, products, notes)
     return PrecisionPlan(
         compute=compute,
         base=_base(request, full, compute.value, notes),
@@ -61,7 +67,7 @@ def plan_precision(
             "fp32", "16 bits would lose small updates, and a scaler cannot unscale fp16 gradients", "default"
         ),
         scaler=_scaler(compute.value),
-        tf32=_tf32(request, compute.value, hardware, _gain_of_tf32(tf32, products), environment, notes),
+        tf32=_tf32(request, compute.value, hardware, _gain_of_tf32(measurements.tf32, products), environment, notes),
     )
 
 

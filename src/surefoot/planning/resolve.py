@@ -41,15 +41,12 @@ from surefoot.planning.parallel import (
 from surefoot.planning.plan import (
     PLAIN,
     Choice,
-    KernelsPlan,
     MemoryPlan,
     ParallelPlan,
-    PrecisionPlan,
     RewardPlan,
     RunPlan,
     TokenizerPlan,
 )
-from surefoot.planning.pointwise import plan_pointwise
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import check_packed_base, plan_precision
 from surefoot.planning.reference import plan_reference, reference_bytes
@@ -82,7 +79,7 @@ def resolve(
     seen = measurements or Measurements()
     model = as_trained(model, config)
     tokens = plan_tokenizer(config, model, tokenizer, notes)
-    precision = precision_for(config, model, hardware, seen, environment, notes)
+    precision = plan_precision(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)
     plan_hazards(model, precision.compute.value, longest, notes)
     caution_rate(config.optim, notes)
@@ -121,7 +118,18 @@ def resolve(
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
-    kernels = replace(_kernels(config, work, parallel.engine.value, tokens, hardware, seen, notes), documents=documents)
+    kernels = plan_kernels(
+        config,
+        model,
+        adapter,
+        hardware,
+        packed=precision.base.value == "nf4",
+        engine=parallel.engine.value,
+        bos_scale=tokens.bos_scale.value,
+        documents=documents,
+        trials=seen.pointwise,
+        notes=notes,
+    )
     work = with_kernels(work, kernels, config)
     batch, memory = plan_batch(
         config.batch,
@@ -177,31 +185,6 @@ def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: i
     return parallel
 
 
-def _kernels(
-    config: RunConfig,
-    work: Workload,
-    engine: str,
-    tokens: TokenizerPlan,
-    hardware: Hardware,
-    seen: Measurements,
-    notes: Notes,
-) -> KernelsPlan:
-    """All but the form of packed rows."""
-    kernels = plan_kernels(
-        config.kernels,
-        work.adapter,
-        stage=config.stage,
-        model=work.model,
-        packed=work.precision.base.value == "nf4",
-        engine=engine,
-        compiled=config.compile != "off",
-        bos_scale=tokens.bos_scale.value,
-        notes=notes,
-    )
-    pointwise = plan_pointwise(config, work.model, hardware, engine=engine, trials=seen.pointwise, notes=notes)
-    return replace(kernels, pointwise=pointwise)
-
-
 def _reward(
     config: RunConfig,
     model: ModelFacts,
@@ -218,27 +201,6 @@ def _reward(
     recomputed = memory.gradient_checkpointing.value
     shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, engine=engine)
     return plan_reward(config, model, tokenizer, tokens, shared, notes)
-
-
-def precision_for(
-    config: RunConfig,
-    model: ModelFacts,
-    hardware: Hardware,
-    measurements: Measurements,
-    environment: Mapping[str, str],
-    notes: Notes,
-) -> PrecisionPlan:
-    """The precision policy alone; attention is measured in the dtype that it picks."""
-    return plan_precision(
-        config.precision,
-        full=config.adapter is None,
-        width=model.hidden,
-        hardware=hardware,
-        products=measurements.products,
-        tf32=measurements.tf32,
-        environment=environment,
-        notes=notes,
-    )
 
 
 def _states(work: Workload, available: int) -> MemoryPlan:

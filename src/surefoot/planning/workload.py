@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.fast_paths import head_rows
+from surefoot.planning.fast_paths import FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
-from surefoot.planning.pointwise import FUSED
 from surefoot.planning.reward import idle_parameters, without_idle
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware

@@ -17,6 +17,7 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.attention import ORDER, mask_reason, obstacle
+from surefoot.planning.fast_paths import pointwise_obstacle
 from surefoot.planning.measurements import (
     LengthFacts,
     Measurements,
@@ -28,11 +29,10 @@ from surefoot.planning.measurements import (
 from surefoot.planning.notes import Notes, as_trained
 from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import PLAIN, BatchPlan, DType, RunPlan
-from surefoot.planning.pointwise import pointwise_obstacle
 from surefoot.planning.ppo import Roles
-from surefoot.planning.precision import NARROW, tf32_is_open
+from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
 from surefoot.planning.probes.kept import Kept, open_kept
-from surefoot.planning.resolve import precision_for, resolve
+from surefoot.planning.resolve import resolve
 from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.report.trackers.adapters import require_trackers
@@ -131,7 +131,7 @@ def _measure(
     tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
     threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
     so_far = Measurements(products=products, threads=threads, tf32=tf32)
-    dtype = precision_for(config, model, hardware, so_far, environment, Notes()).compute.value
+    dtype = plan_precision(config, model, hardware, so_far, environment, Notes()).compute.value
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     masked = mask_reason(model.window, longest_example(limit, lengths))
     forms = _open_forms(config, model, hardware, dtype, masked)

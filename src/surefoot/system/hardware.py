@@ -7,6 +7,7 @@ do not, because a plan must come out the same twice.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -201,8 +202,10 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.cache
 def versions() -> dict[str, str]:
-    """Installed versions of what can change a result, Python and surefoot among them. Imports none of it."""
+    """Installed versions of what can change a result, Python and surefoot among them. Imports none of it, and looks
+    once in a process: reading the metadata takes milliseconds, and a run asks some twenty times."""
     found = {"python": platform.python_version()}
     for library in ("surefoot", *_LIBRARIES):
         try:

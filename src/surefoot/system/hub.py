@@ -23,11 +23,15 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surefoot.system import durable, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
 from surefoot.system.messages import size_text
 from surefoot.system.redaction import redacted
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 NOUN = {"model": "model", "dataset": "data set"}
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -122,7 +126,7 @@ def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
     of data, a part looks like the whole."""
     if kind == "dataset":
         what = f"the cache has files of this {NOUN[kind]} and no list of all its files, so some may be missing"
-        raise EnvironmentFault(Fault(name, what, "start again while the hub can be reached", code="SF-HUB-OFFLINE"))
+        raise _away(name, what, "start again while the hub can be reached")
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
@@ -208,75 +212,58 @@ def _fault(name: str, kind: str, revision: str | None, error: BaseException) -> 
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     local = f"give a local {'folder' if kind == 'model' else 'file'}"
+    missing = "is not, or not wholly, in the cache, and"
     if isinstance(error, HfHubHTTPError):
         return _refusal(name, kind, revision, error)
     if isinstance(error, OfflineModeIsEnabled):
-        what = "is not, or not wholly, in the cache, and HF_HUB_OFFLINE is set"
-        return EnvironmentFault(
-            Fault(name, what, f"unset it to download the {NOUN[kind]}, or {local}", code="SF-HUB-OFFLINE")
-        )
+        return _away(name, f"{missing} HF_HUB_OFFLINE is set", f"unset it to download the {NOUN[kind]}, or {local}")
     if isinstance(error, httpx2.TimeoutException):
-        what = "is not, or not wholly, in the cache, and the hub does not answer in time"
-        return EnvironmentFault(Fault(name, what, f"try again later, or {local}", code="SF-HUB-OFFLINE"))
+        return _away(name, f"{missing} the hub does not answer in time", f"try again later, or {local}")
     if isinstance(error, httpx2.ConnectError | LocalEntryNotFoundError):
-        what = "is not, or not wholly, in the cache, and the hub cannot be reached"
-        return EnvironmentFault(Fault(name, what, f"check the network, or {local}", code="SF-HUB-OFFLINE"))
+        return _away(name, f"{missing} the hub cannot be reached", f"check the network, or {local}")
     if isinstance(error, httpx2.TransportError):
-        return EnvironmentFault(
-            Fault(name, "the download broke off", "check the network and start again", code="SF-HUB-OFFLINE")
-        )
-    return EnvironmentFault(
-        Fault(
-            name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk", code="SF-HUB-OFFLINE"
-        )
-    )
+        return _away(name, "the download broke off", "check the network and start again")
+    return _away(name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk")
 
 
-def _refusal(name: str, kind: str, revision: str | None, error: object) -> SurefootError:
+def _away(name: str, what: str, fix: str) -> EnvironmentFault:
+    return EnvironmentFault(Fault(name, what, fix, code="SF-HUB-OFFLINE"))
+
+
+def _denied(name: str, what: str, fix: str) -> EnvironmentFault:
+    return EnvironmentFault(Fault(name, what, fix, code="SF-HUB-ACCESS"))
+
+
+def _missing(name: str, what: str, fix: str) -> InputError:
+    return InputError(Fault(name, what, fix, code="SF-HUB-MISSING"))
+
+
+def _refusal(name: str, kind: str, revision: str | None, error: HfHubHTTPError) -> SurefootError:
     from huggingface_hub import errors, get_token
 
-    assert isinstance(error, errors.HfHubHTTPError)
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
     status, signed_in = error.response.status_code, get_token() is not None
     gated = isinstance(error, errors.GatedRepoError)
     if gated and not signed_in:
-        return EnvironmentFault(
-            Fault(
-                name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}", code="SF-HUB-ACCESS"
-            )
-        )
+        return _denied(name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}")
     if status == 401 and signed_in:
         what = "the hub does not accept the token that was sent: it is mistyped, expired or revoked"
-        return EnvironmentFault(
-            Fault(
-                name, what, "make one at https://huggingface.co/settings/tokens, then " + _LOG_IN, code="SF-HUB-ACCESS"
-            )
-        )
+        return _denied(name, what, f"make one at https://huggingface.co/settings/tokens, then {_LOG_IN}")
     if gated:
         what = "is gated, and this account has no access: its terms are not accepted, or the request is still open"
-        return EnvironmentFault(Fault(name, what, f"accept its terms at {page}", code="SF-HUB-ACCESS"))
+        return _denied(name, what, f"accept its terms at {page}")
     if isinstance(error, errors.RevisionNotFoundError):
-        fix = f"see {page}/tree/main"
-        return InputError(
-            Fault(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", fix, code="SF-HUB-MISSING")
-        )
+        return _missing(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", f"see {page}/tree/main")
     if isinstance(error, errors.EntryNotFoundError):
-        return InputError(
-            Fault(name, f"the {NOUN[kind]} lacks a file that it lists", f"see {page}/tree/main", code="SF-HUB-MISSING")
-        )
+        return _missing(name, f"the {NOUN[kind]} lacks a file that it lists", f"see {page}/tree/main")
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        open_to = "" if signed_in else "public "
-        fix = "check the name" + ("" if signed_in else f"; if it is private, {_LOG_IN}")
-        return InputError(Fault(name, f"the hub has no {open_to}{NOUN[kind]} of this name", fix, code="SF-HUB-MISSING"))
+        fix = "check the name" if signed_in else f"check the name; if it is private, {_LOG_IN}"
+        return _missing(name, f"the hub has no {'' if signed_in else 'public '}{NOUN[kind]} of this name", fix)
     if status == 403:
-        return EnvironmentFault(
-            Fault(name, "access is forbidden", "use a token that may read it: " + _LOG_IN, code="SF-HUB-ACCESS")
-        )
-    if status == 429:
-        return EnvironmentFault(
-            Fault(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}", code="SF-HUB-OFFLINE")
-        )
-    return EnvironmentFault(Fault(name, f"the hub answered {status}", "try again later", code="SF-HUB-OFFLINE"))
+        return _denied(name, "access is forbidden", f"use a token that may read it: {_LOG_IN}")
+    if status == _BUSY:
+        return _away(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}")
+    return _away(name, f"the hub answered {status}", "try again later")
 
 
 def _first_line(error: BaseException) -> str:

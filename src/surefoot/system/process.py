@@ -13,21 +13,8 @@ from pathlib import Path
 
 from surefoot.system.allocator import NO_THREAD_CACHE, Holes, is_glibc, keep_freed_memory
 from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.variables import VARIABLES
 
-# What changes numbers, kernels, threads or downloads, and what people set in the belief that it does. Each has its
-# effect in `surefoot.planning.environment`. Nothing secret and no path is ever among them.
-_NAMES = """
-ACCELERATE_DOWNCAST_BF16 ACCELERATE_DYNAMO_BACKEND ACCELERATE_GRADIENT_ACCUMULATION_STEPS
-ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_USE_FSDP ATEN_CPU_CAPABILITY
-ATTN_IMPLEMENTATION CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDA_VISIBLE_DEVICES DNNL_DEFAULT_FPMATH_MODE
-DNNL_MAX_CPU_ISA HF_HUB_OFFLINE MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_NUM_THREADS NVIDIA_TF32_OVERRIDE
-OMP_NUM_THREADS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
-PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_SDPA_BACKEND PYTORCH_SDP_KERNEL SDPA_BACKEND TORCHDYNAMO_DISABLE
-TORCHINDUCTOR_MAX_AUTOTUNE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT TORCH_COMPILE_DISABLE
-TORCH_CUDNN_SDPA_DEPRIORITIZED TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD TORCH_NUM_THREADS TORCH_SDPA_BACKEND
-TRANSFORMERS_ATTN_IMPLEMENTATION TRANSFORMERS_OFFLINE TRANSFORMERS_SDPA_FORCE_GQA
-"""
-ENVIRONMENT_NAMES = tuple(_NAMES.split())
 # What other tools read that a command does not show: `NNODES=2 llamafactory-cli train`, or what a launcher sets.
 _LAUNCH_TEXT = """
 ACCELERATE_DYNAMO_BACKEND ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ALLOW_EXTRA_ARGS CUDA_VISIBLE_DEVICES
@@ -54,8 +41,8 @@ _NO_TELEMETRY = {
 
 
 def read_environment() -> dict[str, str]:
-    """Those of ENVIRONMENT_NAMES that are set, by name."""
-    return {name: os.environ[name] for name in ENVIRONMENT_NAMES if name in os.environ}
+    """Those of `surefoot.system.variables` that are set, by name."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def cpu_limit() -> str:
