@@ -163,7 +163,7 @@ def test_a_stage_that_cannot_learn_from_the_data_is_refused(folder: Path) -> Non
     (folder / "own.json").write_text(json.dumps([PAIR] * 2))
     for asked in ("sft", "kto"):
         result = call("init", "base", "own.json", "--stage", asked)
-        assert (result.exit_code, "stage dpo or reward" in result.stderr) == (2, True)
+        assert (result.exit_code, "SF-DATA-FORMAT" in result.stderr) == (2, True)
         assert not (folder / "run.yaml").exists()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from surefoot import data
-from surefoot.data.batching.loader import laid_out
+from surefoot.data.batching.loader import example_batches
 from surefoot.data.batching.order import step_examples
 from surefoot.data.batching.packing import Layout
 from surefoot.data.formats import reader
@@ -100,7 +100,7 @@ def walk(llama3, tmp_path) -> Callable[[], Walk]:
                 cache=tmp_path / "cache",
             )
             _, places = step_examples(0, 0, found.mixture, 1)
-            (batch,) = laid_out(found.train, places, Layout(pad_id=0))
+            (batch,) = example_batches(found.train, places, Layout(pad_id=0))
         finally:
             sys.setprofile(None)
         assert batch.weight > 0

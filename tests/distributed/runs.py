@@ -71,15 +71,15 @@ for name in dict.fromkeys(NAMES):  # of a forked rank
 """
 HANGS = """
         import time
-        whole = module.dealt
+        whole = module.for_rank
         calls = []
-        def dealt(batches, rank, world):
+        def for_rank(batches, rank, world):
             calls.append(1)
             if len(calls) == 8:
                 while True:
                     time.sleep(0.1)
             return whole(batches, rank, world)
-        module.dealt = dealt
+        module.for_rank = for_rank
 """
 FAILS_IN_SETUP = """
         from surefoot.system.errors import Fault, InputError

@@ -15,7 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from helpers.toy_model import save_checkpoint, settings
 from surefoot.data.batching.batch import Batch, Example, collate
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_matrices
@@ -186,7 +186,7 @@ def steps(engine: Engine, case: Case, ranks: Ranks, first: int = 1, objective: C
         train_step(
             engine,
             objective,
-            list(dealt(micro_batches(step, count), ranks.rank, ranks.world)),
+            list(for_rank(micro_batches(step, count), ranks.rank, ranks.world)),
             step=step,
             lr=_by_group(case.rates),
             scale=None if case.scale is None else LossScale(case.scale),
@@ -383,7 +383,7 @@ def origin(ranks: Ranks, case: Case, choice: EngineChoice) -> str | None:
     next(
         one for name, one in engine.model.named_modules() if name.endswith("layers.1.mlp.down_proj")
     ).register_forward_hook(spoil)
-    batches = list(dealt(micro_batches(1, 4), ranks.rank, ranks.world))
+    batches = list(for_rank(micro_batches(1, 4), ranks.rank, ranks.world))
     found = find_origin(engine, sft_loss, batches, step=1, scale=None, settings=settings(seed=5)).origin
     said = agreed_origin(engine, found)
     report = steps(engine, replace(case, counts=(2,)), ranks)[0]  # and it can go on

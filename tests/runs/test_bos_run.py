@@ -15,7 +15,7 @@ import surefoot
 from helpers import zoo
 from surefoot.commands.push import pushed_files
 from surefoot.config.load import load_config
-from surefoot.data.batching.loader import all_laid_out
+from surefoot.data.batching.loader import all_example_batches
 from surefoot.data.batching.packing import Layout
 from surefoot.data.formats import Turn
 from surefoot.families.bos_zero import BOS_FILE, bos_file
@@ -125,7 +125,7 @@ def loss_of(opened, config):
     """Evaluation loss by way of the command that opens the folder."""
     data = prepare_examples(config, opened.tokens, opened.tokenizer)
     settings = StepSettings(seed=0, max_grad_norm=None, forward=opened.context, kernels=opened.context)
-    batches = all_laid_out(data.eval, Layout(opened.pad_id, most=3))
+    batches = all_example_batches(data.eval, Layout(opened.pad_id, most=3))
     report = evaluate_loss(opened.model, sft_loss, batches, step=0, settings=settings, device=torch.device("cpu"))
     return report.loss
 

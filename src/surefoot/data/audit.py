@@ -6,7 +6,7 @@ meant to do. What is wrong is an error (see `proofs`); what is only odd is a cau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,13 @@ from surefoot.data.tokenize.segments import TextEncoder
 _SAMPLES = 3
 _MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more
 _CUT_SHARE = 0.01  # of the examples: more than this is a caution
+
+
+# Fields of `Audit` that several audits together have the sum of.
+_COUNTS = (
+    *("kept", "continued", "truncated", "prompt_cut", "prompt_lost", "stop_lost", "answers_lost", "control_text"),
+    *("duplicates", "overlap", "tokens", "supervised_tokens", "answers", "ended", "good"),
+)
 
 
 @dataclass(frozen=True)
@@ -168,33 +175,15 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
     for facts; None: all their names."""
     if len(audits) == 1:
         return audits[0] if name is None else replace(audits[0], source=replace(audits[0].source, file=name))
-
-    def total(count: Callable[[Audit], int]) -> int:
-        return sum(map(count, audits))
-
     samples = [sample for one in audits for sample in one.samples]
     return replace(
         audits[0],
         source=together([one.source for one in audits], name),
-        kept=total(lambda one: one.kept),
-        continued=total(lambda one: one.continued),
-        truncated=total(lambda one: one.truncated),
-        prompt_cut=total(lambda one: one.prompt_cut),
-        prompt_lost=total(lambda one: one.prompt_lost),
-        stop_lost=total(lambda one: one.stop_lost),
-        answers_lost=total(lambda one: one.answers_lost),
-        control_text=total(lambda one: one.control_text),
-        duplicates=total(lambda one: one.duplicates),
-        overlap=total(lambda one: one.overlap),
-        tokens=total(lambda one: one.tokens),
-        supervised_tokens=total(lambda one: one.supervised_tokens),
-        answers=total(lambda one: one.answers),
-        ended=total(lambda one: one.ended),
+        **{count: sum(getattr(one, count) for one in audits) for count in _COUNTS},
         **_lengths(dataset),
         stops=tuple(dict.fromkeys(stop for one in audits for stop in one.stops)),
         samples=tuple(samples[place] for place in _shown(len(samples), audits[0].kind)),
         pairs=pairs_together([one.pairs for one in audits if one.pairs]) if audits[0].pairs else None,
-        good=total(lambda one: one.good),
         duplicate_places=tuple(place for one in audits for place in one.duplicate_places)[:_MOST_PLACES],
         overlap_places=tuple(place for one in audits for place in one.overlap_places)[:_MOST_PLACES],
     )

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.data.audit import Audit
-from surefoot.data.batching.loader import all_laid_out, counted
+from surefoot.data.batching.loader import all_example_batches, with_progress
 from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.side_by_side import Only, sides
@@ -98,7 +98,7 @@ def measure_loss(
                 report = evaluate_loss(
                     opened.model,
                     sft_loss,
-                    counted(all_laid_out(data.train, layout), told),
+                    with_progress(all_example_batches(data.train, layout), told),
                     step=0,
                     settings=evaluation_settings(opened),
                     device=device,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.audit import Audit
-from surefoot.data.batching.loader import all_pairs, counted
+from surefoot.data.batching.loader import all_pairs, with_progress
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.loss import (
     as_the_run_evaluates,
@@ -80,7 +80,7 @@ def measure_reward(
         report = evaluate_loss(
             opened.model,
             objective,
-            counted(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
+            with_progress(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
             step=0,
             settings=evaluation_settings(opened.opened),
             device=device,

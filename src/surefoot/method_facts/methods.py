@@ -27,7 +27,7 @@ class MethodFacts:
     """One training method.
 
     title: in prose, as the model card names it.
-    records: what a record of its data becomes, see `surefoot.data.kind`.
+    records: what a record of its data becomes, see `surefoot.data.sources.records`.
     formats: what data.format may name beside auto and custom; None: any.
     unit: what its loss is a mean over.
     counted: what batch.size counts.
@@ -175,6 +175,16 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
 def methods_of(section: str) -> tuple[str, ...]:
     """The methods that read a section of the config."""
     return tuple(name for name, method in METHODS.items() if method.section == section)
+
+
+def methods_for(records: Records, *, plain_texts: bool = False) -> str:
+    """The methods that learn from such records, for a message: "reward or dpo".
+
+    records: what the records become.
+    plain_texts: of answers, texts without turns.
+    """
+    fitting = (name for name, one in METHODS.items() if (one.records, one.plain_texts) == (records, plain_texts))
+    return " or ".join(fitting)
 
 
 SECTIONS = tuple(dict.fromkeys(method.section for method in METHODS.values() if method.section is not None))

@@ -15,7 +15,7 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import JudgedBatch, Weighted
-from surefoot.data.batching.loader import all_pairs, dealt, judged_batches, pair_batches
+from surefoot.data.batching.loader import all_pairs, for_rank, judged_batches, pair_batches
 from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
@@ -70,7 +70,7 @@ def start_kto(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
 
     def evaluated() -> Iterator[JudgedBatch]:
         assert own is not None
-        mine = (batch for batch in dealt(own(), engine.rank, engine.world) if isinstance(batch, JudgedBatch))
+        mine = (batch for batch in for_rank(own(), engine.rank, engine.world) if isinstance(batch, JudgedBatch))
         kl = step_kl(setup, reference, mine)
         for batch in own():
             assert isinstance(batch, JudgedBatch)

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch
-from surefoot.data.batching.loader import all_laid_out
+from surefoot.data.batching.loader import all_example_batches
 from surefoot.data.batching.packing import Layout, in_rows, unpacked
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
@@ -222,7 +222,7 @@ def _all_rows(plan: RunPlan, data: PreparedData) -> Iterator[Batch]:
     items = whole_layout(plan, data)
     layout = replace(items, most=None if items.most is None else items.most * data.rows_per_item)
     for dataset in (one for one in (data.train, data.eval) if one is not None):
-        yield from all_laid_out(dataset, layout)
+        yield from all_example_batches(dataset, layout)
 
 
 def _rounds(batches: Iterator[Batch], world: int) -> Iterator[list[Batch]]:
@@ -252,7 +252,7 @@ def _checked(
 ) -> dict[bytes, float] | None:
     """None where the cache holds other numbers than the base gives."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
-    (rows,) = all_laid_out(few, Layout(plan.tokenizer.pad_id))
+    (rows,) = all_example_batches(few, Layout(plan.tokenizer.pad_id))
     expected = _run(setup, base(), rows).tolist()
     tolerance = _TOLERANCE[plan.precision.compute.value]
     for key, value in zip(_digests(rows), expected, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.loader import all_laid_out, laid_out
+from surefoot.data.batching.loader import all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.sft import sft_loss
@@ -13,4 +13,4 @@ from surefoot.planning.plan import RunPlan
 
 def sft_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The data under a plan."""
-    return stage_of_items(sft_loss, config, plan, data, laid_out, all_laid_out)
+    return stage_of_items(sft_loss, config, plan, data, example_batches, all_example_batches)

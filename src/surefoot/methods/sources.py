@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.data.sources.hub_files import TO_EVALUATE, Splits
-from surefoot.data.sources.resolve import SourceSpec, first_record, laid_out
+from surefoot.data.sources.resolve import SourceSpec, first_record, template_and_labels
 from surefoot.families.templates import BY_RECORD
 from surefoot.system.errors import Fault, InputError
 
@@ -56,7 +56,7 @@ def settled(config: RunConfig) -> RunConfig:
         return config
     found: dict[tuple[str, str], str] = {}
     for spec in trained_specs(config):
-        found.setdefault(laid_out(first_record(spec), config.method.records), spec.path)
+        found.setdefault(template_and_labels(first_record(spec), config.method.records), spec.path)
     if len(found) > 1:
         kinds = " and ".join(f"{path} asks for template {template}" for (template, _), path in found.items())
         raise InputError(

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from surefoot.data.tokenize.segments import panics_told
+from surefoot.data.tokenize.segments import tokenizer_errors
 from surefoot.models.convert.recognise import Recognised, Target, recognise
 from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
 from surefoot.models.convert.tensors import Tensors
@@ -43,7 +43,7 @@ _SHOWN = 3  # names per kind of fault: enough to see the pattern
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in the folder, without remote code. Raises InputError where there is none."""
     try:
-        with quiet_libraries(), panics_told(folder):
+        with quiet_libraries(), tokenizer_errors(folder):
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except InputError:
         raise

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.method import Setup
 from surefoot.models.forward import causal_model
@@ -87,7 +87,7 @@ def make_evaluate(
             report = evaluate_loss(
                 setup.model,
                 stage.objective,
-                at_hand.each(dealt(stage.eval_batches(), engine.rank, engine.world)),
+                at_hand.each(for_rank(stage.eval_batches(), engine.rank, engine.world)),
                 step=step,
                 settings=setup.settings,
                 device=engine.device,

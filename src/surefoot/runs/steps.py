@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import dealt, prefetched
+from surefoot.data.batching.loader import for_rank, prefetched
 from surefoot.data.batching.subsets import in_padded_rows, longest_row
 from surefoot.methods.method import Setup, Stage
 from surefoot.models.attention import verify_attention
@@ -106,7 +106,7 @@ def take_steps(
         evaluate, stage, at_hand = None, run.stage, AtHand()
         if stage.evaluates:
             evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity, at_hand)
-        stage = replace(stage, step_batches=lambda step: list(dealt(batches(step), engine.rank, engine.world)))
+        stage = replace(stage, step_batches=lambda step: list(for_rank(batches(step), engine.rank, engine.world)))
         job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
         job = replace(
             job,

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.toy_model import toy_batches, toy_examples
 from surefoot.data.batching import loader
-from surefoot.data.batching.loader import counted, dealt, micro_batches, prefetched
+from surefoot.data.batching.loader import for_rank, micro_batches, prefetched, with_progress
 from surefoot.data.tokenize.dataset import TokenisedDataset, of_files, with_columns
 
 LENGTHS = (3, 2, 8)
@@ -117,14 +117,14 @@ def test_twin_that_hands_out_whatever_is_ready(monkeypatch):
 
 def test_counted_batches_are_the_same_ones_and_tell_what_went_before():
     batches, told = toy_batches(toy_examples(5), 2), []
-    assert [batch.examples for batch in counted(batches, told.append)] == [batch.examples for batch in batches]
+    assert [batch.examples for batch in with_progress(batches, told.append)] == [batch.examples for batch in batches]
     assert told == [0, 2, 4]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_batches_are_dealt_in_turn_and_every_rank_has_as_many(world):
     batches = toy_batches(toy_examples(5), 1)
-    hands = [list(dealt(iter(batches), rank, world)) for rank in range(world)]
+    hands = [list(for_rank(iter(batches), rank, world)) for rank in range(world)]
     assert len({len(hand) for hand in hands}) == 1
     names = [batch.examples for turn in zip(*hands, strict=True) for batch in turn]
     assert names[: len(batches)] == [batch.examples for batch in batches]
@@ -133,4 +133,4 @@ def test_batches_are_dealt_in_turn_and_every_rank_has_as_many(world):
 
 
 def test_nothing_is_dealt_of_nothing():
-    assert list(dealt([], 1, 2)) == []
+    assert list(for_rank([], 1, 2)) == []

@@ -194,7 +194,7 @@ def test_a_prompt_of_any_record(name):
         ("pairs", {"instruction": "q", "output": "a"}, "is alpaca data for stage sft"),
         ("pairs", {"text": "t"}, "is text data for stage pretrain"),
         ("pairs", {"prompt": "q", "completion": "a", "label": True}, "is a judged answer for stage kto"),
-        ("judged", ONE_TURN["texts"], "is a pair for stage dpo or reward"),
+        ("judged", ONE_TURN["texts"], "is a pair for stage reward or dpo"),
         ("judged", {"prompt": "q", "completion": "a"}, "for stage sft"),
         ("prompts", {"text": "t"}, "is text data for stage pretrain"),
     ],

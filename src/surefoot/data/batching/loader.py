@@ -36,29 +36,29 @@ def micro_batches(
     ]
 
 
-def laid_out(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
+def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """The examples of one step in the micro-batches of a layout."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
     return [layout.batch([dataset[own[place]] for place in group]) for group in groups]
 
 
-def all_laid_out(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
+def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
     """The examples of a whole data set, the longest first: padding is small, and memory runs out at once or never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
         yield layout.batch([dataset[place] for place in group])
 
 
-def counted(batches: Iterable[AnyBatch], tell: Callable[[int], None]) -> Iterator[AnyBatch]:
-    """The same batches. tell: hears before each how many examples went before it."""
+def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
+    """The same batches. on_batch: called before each with the number of examples that went before it."""
     done = 0
     for batch in batches:
-        tell(done)
+        on_batch(done)
         yield batch
         done += len(batch.examples)
 
 
-def dealt(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
+def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
     """Of the micro-batches of all ranks those of one, dealt in turn; with a blank one at the end where they do not come
     out even, because the others would wait for it."""
     last, number = None, -1

@@ -17,6 +17,7 @@ from surefoot.data.formats.preference import MARKS, OPENINGS, PAIR, mark_field, 
 from surefoot.data.formats.registry import LAYOUTS, recognise, unused_in
 from surefoot.data.formats.supervised import read_messages, read_prompt_completion, read_sharegpt
 from surefoot.data.sources.records import Kind, Row
+from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
 
 _MARK = "label"
@@ -73,8 +74,8 @@ class Seen:
             "records): supervised training would learn its bad answers, too"
         )
         fix = (
-            f"choose stage kto; or keep only the records whose {_MARK!r} is true, or name the source's format to learn "
-            "them all"
+            f"choose stage {methods_for('judged')}; or keep only the records whose {_MARK!r} is true, or name the "
+            "source's format to learn them all"
         )
         raise InputError(Fault(f"{self._name}:{line}", what, fix, code="SF-DATA-FORMAT"))
 
@@ -109,8 +110,8 @@ def _layout_of(kind: Kind, asked: str, first: Row, name: str, texts: bool) -> tu
     if asked != "auto":
         return asked, "asked for"
     if all(column in first.value for column in PAIR):
-        what = f"row 1 is a preference record (it has {listed(PAIR)}): sft would not know which answer to learn"
-        advice = f"choose stage dpo or reward, or data.format preference; {_advice(first.value)}"
+        what = f"row 1 is a preference record (it has {listed(PAIR)}): nothing says which answer is to be learned"
+        advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
         raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
     if texts and "text" in first.value:
         return recognise(first, name, among=("text",))
@@ -156,11 +157,11 @@ def _other_kind(kind: Kind, record: Mapping[str, Any]) -> str:
         "prompts": f"this stage answers prompts ({listed(OPENINGS)})",
     }[kind]
     if all(column in record for column in PAIR):
-        return f"is a pair for stage dpo or reward (it has {listed(PAIR)}), and {wanted}"
+        return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), and {wanted}"
     if mark_field(record) is not None:
-        return f"is a judged answer for stage kto (it has {mark_field(record)!r}), and {wanted}"
+        return f"is a judged answer for stage {methods_for('judged')} (it has {mark_field(record)!r}), and {wanted}"
     known = next((layout for layout in LAYOUTS if LAYOUTS[layout].needed and LAYOUTS[layout].fits(record)), None)
-    stage = "pretrain" if known == "text" else "sft"
+    stage = methods_for("answers", plain_texts=known == "text")
     found = f"is {known} data for stage {stage} (it has {listed(record)})" if known else f"has {listed(record)}"
     return f"{found}, and {wanted}"
 

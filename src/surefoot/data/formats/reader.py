@@ -29,6 +29,7 @@ from surefoot.data.formats import (
     retag,
 )
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
+from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
 
 CUSTOM = "custom"
@@ -102,7 +103,10 @@ class Reading:
         faults.refuse()
         if strange is not None:
             what = f"row {strange.number}: is a conversation ({self.layout}), and pretraining learns plain texts"
-            fix = "name the field that holds the text in the source's columns: {text: FIELD}, or choose stage: sft"
+            other = methods_for("answers")
+            fix = (
+                f"name the field that holds the text in the source's columns: {{text: FIELD}}, or choose stage: {other}"
+            )
             raise InputError(Fault(f"{name}:{strange.line}", what, fix, code="SF-DATA-FORMAT"))
         self._note(batch)
         yield batch

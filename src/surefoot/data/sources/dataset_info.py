@@ -93,21 +93,12 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
     path = folder / DESCRIPTION
     try:
         if path.exists() and not path.is_file():  # a FIFO would be waited for without end
-            raise InputError(
-                Fault(
-                    f"{name}/{DESCRIPTION}",
-                    "is no regular file",
-                    "put the description in its place",
-                    code="SF-DATA-DESCRIPTION",
-                )
-            )
+            raise _refusal(f"{name}/{DESCRIPTION}", "is no regular file", "put the description in its place")
         text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
-        raise InputError(
-            Fault(f"{name}/{DESCRIPTION}", "is not UTF-8", "save the file as UTF-8", code="SF-DATA-DESCRIPTION")
-        ) from None
+        raise _refusal(f"{name}/{DESCRIPTION}", "is not UTF-8", "save the file as UTF-8") from None
     except OSError as error:
         raise EnvironmentFault(
             Fault(f"{name}/{DESCRIPTION}", f"cannot be read: {error.strerror or error}", code="SF-DATA-DESCRIPTION")
@@ -126,7 +117,7 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
     if name not in entries:
         near = nearest_words(name, entries, 2)
         fix = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(entries)}"
-        raise InputError(Fault(where, f"has no entry {name!r}", fix, code="SF-DATA-DESCRIPTION"))
+        raise _refusal(where, f"has no entry {name!r}", fix)
     entry, where = entries[name], f"{where} entry {name!r}"
     _check(entry, where)
     layout = _FORMATS[entry.get("formatting", "alpaca")]
@@ -169,30 +160,14 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
     if "hf_hub_url" not in entry:
         for key, reason in _NOT_READ.items():
             if key in entry:
-                raise InputError(
-                    Fault(
-                        where,
-                        f"{reason} ({key})",
-                        "export it to a file and name that in file_name",
-                        code="SF-DATA-DESCRIPTION",
-                    )
-                )
+                raise _refusal(where, f"{reason} ({key})", "export it to a file and name that in file_name")
     columns = entry.get("columns", {})
     if media := [column for column in _MEDIA if column in columns]:
-        raise InputError(
-            Fault(
-                where,
-                f"has {media[0]}, and surefoot reads text",
-                "name an entry without it",
-                code="SF-DATA-DESCRIPTION",
-            )
-        )
+        raise _refusal(where, f"has {media[0]}, and surefoot reads text", "name an entry without it")
     known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
     if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
         fix = f"its format reads {', '.join(known)}"
-        raise InputError(
-            Fault(where, f"columns has {unknown[0]!r}, which means nothing here", fix, code="SF-DATA-DESCRIPTION")
-        )
+        raise _refusal(where, f"columns has {unknown[0]!r}, which means nothing here", fix)
     if "file_name" in entry and "hf_hub_url" not in entry:
         _check_file(entry, where)
 
@@ -202,12 +177,12 @@ def _check_keys(entry: Mapping[str, Any], where: str) -> None:
     if unknown := [key for key in entry if key not in known]:
         near = nearest_word(unknown[0], known)
         fix = f"did you mean {near}?" if near else f"known: {', '.join(_KEYS)}"
-        raise InputError(Fault(where, f"unknown: {', '.join(unknown)}", fix, code="SF-DATA-DESCRIPTION"))
+        raise _refusal(where, f"unknown: {', '.join(unknown)}", fix)
 
 
 def _check_types(entry: Mapping[str, Any], where: str) -> None:
     def refuse(key: str, what: str) -> None:
-        raise InputError(Fault(where, f"{key} is {entry[key]!r}, not {what}", code="SF-DATA-DESCRIPTION"))
+        raise _refusal(where, f"{key} is {entry[key]!r}, not {what}")
 
     for key in ("hf_hub_url", "file_name", "subset", "split", "folder"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
@@ -219,9 +194,7 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
         if not isinstance(pairs, dict) or not all(isinstance(own, str) for own in pairs.values()):
             refuse(key, "an object of texts")
         if known and (unknown := [tag for tag in pairs if tag not in known]):
-            raise InputError(
-                Fault(where, f"tags has {unknown[0]!r}", f"known: {', '.join(known)}", code="SF-DATA-DESCRIPTION")
-            )
+            raise _refusal(where, f"tags has {unknown[0]!r}", f"known: {', '.join(known)}")
     number = entry.get("num_samples", 1)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         refuse("num_samples", "a number from 1")
@@ -235,21 +208,10 @@ def _check_file(entry: Mapping[str, Any], where: str) -> None:
     parts = (*PurePosixPath(file).parts, *PureWindowsPath(file).parts)
     if PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor or ".." in parts:
         what = f"file_name {file} leaves the folder of the description"
-        raise InputError(
-            Fault(
-                where, what, "put the file into the folder, or give its path in data.train", code="SF-DATA-DESCRIPTION"
-            )
-        )
+        raise _refusal(where, what, "put the file into the folder, or give its path in data.train")
     for key in ("subset", "split", "folder"):
         if entry.get(key, "train" if key == "split" else None) not in (None, "train"):
-            raise InputError(
-                Fault(
-                    where,
-                    f"{key} is for data sets on the hub, and this one is a file",
-                    "leave it out",
-                    code="SF-DATA-DESCRIPTION",
-                )
-            )
+            raise _refusal(where, f"{key} is for data sets on the hub, and this one is a file", "leave it out")
 
 
 def inside(folder: Path, entry: Entry) -> Path:
@@ -258,12 +220,9 @@ def inside(folder: Path, entry: Entry) -> Path:
     files = path.iterdir() if path.is_dir() else ()
     if not all(one.resolve().is_relative_to(folder.resolve()) for one in (path, *files)):
         what = f"file_name {entry.file} is, or holds, a link out of the folder of the description"
-        raise InputError(
-            Fault(
-                entry.where,
-                what,
-                "put the file into the folder, or give its path in data.train",
-                code="SF-DATA-DESCRIPTION",
-            )
-        )
+        raise _refusal(entry.where, what, "put the file into the folder, or give its path in data.train")
     return path
+
+
+def _refusal(where: str, what: str, fix: str = "") -> InputError:
+    return InputError(Fault(where, what, fix, code="SF-DATA-DESCRIPTION"))

@@ -87,11 +87,9 @@ def is_data(file: str) -> bool:
 def _no_data(name: str, files: Collection[str], folder: str | None) -> InputError:
     if any(file == f"{name.rpartition('/')[2]}.py" for file in files):
         fix = "set revision: refs/convert/parquet, which the hub makes of many such data sets"
-        return InputError(
-            Fault(name, "is built by a script, and surefoot runs no code of a data set", fix, code="SF-DATA-HUB")
-        )
+        return _refusal(name, "is built by a script, and surefoot runs no code of a data set", fix)
     where = "has no data file" if folder is None else f"has no data file in {folder}"
-    return InputError(Fault(name, where, f"surefoot reads {' '.join(DATA_KINDS)}", code="SF-DATA-HUB"))
+    return _refusal(name, where, f"surefoot reads {' '.join(DATA_KINDS)}")
 
 
 def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
@@ -111,24 +109,18 @@ def _declared(
         default = [known for known, one in by_name.items() if one.get("default") is True or known == "default"]
         if not default and len(by_name) > 1:
             fix = f"set subset to one of {', '.join(by_name)}"
-            raise InputError(
-                Fault(name, f"has {len(by_name)} subsets, and none is the default", fix, code="SF-DATA-HUB")
-            )
+            raise _refusal(name, f"has {len(by_name)} subsets, and none is the default", fix)
         subset = (default or list(by_name))[0]
     elif subset not in by_name:
-        raise InputError(Fault(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}", code="SF-DATA-HUB"))
+        raise _refusal(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}")
     splits = _declared_splits(by_name[subset]["data_files"])
     split = next((one for one in wanted if one in splits), None)
     if split is None:
-        raise InputError(
-            Fault(
-                name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits), code="SF-DATA-HUB"
-            )
-        )
+        raise _refusal(name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits))
     chosen = matching(name, splits[split], data)
     if not chosen:
         what = f"its README names {', '.join(splits[split])} for the split {split!r}, and no data file matches"
-        raise InputError(Fault(name, what, "choose another split or revision", code="SF-DATA-HUB"))
+        raise _refusal(name, what, "choose another split or revision")
     return chosen, f"subset {subset}, split {split}", "as its README declares"
 
 
@@ -161,15 +153,11 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
         inside = [file for file in data if file.startswith(f"{subset}/") or _subset_of(file) == subset]
         if not inside:
             fix = f"it has {'none' if subsets == [ROOT] else listed}"
-            raise InputError(Fault(name, f"has no subset {subset!r}", fix, code="SF-DATA-HUB"))
+            raise _refusal(name, f"has no subset {subset!r}", fix)
         data = inside
     elif len(subsets) > 1:
         root = f" ({ROOT} means the files outside of these folders)" if ROOT in subsets else ""
-        raise InputError(
-            Fault(
-                name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}", code="SF-DATA-HUB"
-            )
-        )
+        raise _refusal(name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}")
     shown = {file: _split_of(file) for file in data}
     unread = [file for file, seen in shown.items() if seen is None]
     rest = f"{', '.join(unread[:_LISTED])} {'show' if len(unread) > 1 else 'shows'} no split" if unread else ""
@@ -182,7 +170,7 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
     split = next((one for one in wanted if one in there), None)
     if split is None:
         fix = _other_splits(wanted, there) + (f"; {rest}" if rest else "")
-        raise InputError(Fault(name, _no_split(wanted), fix, code="SF-DATA-HUB"))
+        raise _refusal(name, _no_split(wanted), fix)
     chosen = [file for file, seen in shown.items() if seen == split]
     return chosen, f"{'' if subset is None else f'subset {subset}, '}split {split}", reason
 
@@ -223,17 +211,13 @@ def read_header(name: str, readme: str) -> Any:
         return None
     text, where = "\n".join(lines[1:end]), f"{name}/README.md"
     if len(text) > MAX_CHARACTERS:
-        raise InputError(
-            Fault(where, f"its header is longer than {MAX_CHARACTERS:,} characters", _FIX, code="SF-DATA-HUB")
-        )
+        raise _refusal(where, f"its header is longer than {MAX_CHARACTERS:,} characters", _FIX)
     try:
         return yaml.load(text, _Loader)
     except _Alias as alias:
-        raise InputError(
-            Fault(where, f"its header has the alias *{alias}, which is not supported", _FIX, code="SF-DATA-HUB")
-        ) from None
+        raise _refusal(where, f"its header has the alias *{alias}, which is not supported", _FIX) from None
     except Exception:  # PyYAML's own errors, and whatever its constructors raise on 2024-99-99 or `!!int ''`
-        raise InputError(Fault(where, "its header is not YAML", _FIX, code="SF-DATA-HUB")) from None
+        raise _refusal(where, "its header is not YAML", _FIX) from None
 
 
 _FIX = "name the files another way"
@@ -276,7 +260,7 @@ def matching(name: str, globs: Iterable[str], paths: Collection[str]) -> list[st
     work = sum(len(piece) for pieces in wild for piece in pieces) * sum(map(len, paths))
     if work > MOST_WORK:
         what = f"its README names {len(wild):,} patterns for {len(paths):,} files, which takes too long"
-        raise InputError(Fault(name, what, "name the files another way", code="SF-DATA-HUB"))
+        raise _refusal(name, what, "name the files another way")
     return [path for path in paths if path in exact or any(matches(pieces, path) for pieces in wild)]
 
 
@@ -306,3 +290,7 @@ def _reach(piece: str, path: str, reached: set[int]) -> set[int]:
     if piece == "?":
         return {place + 1 for place in reached if path[place : place + 1] not in ("", "/")}
     return {place + len(piece) for place in reached if path.startswith(piece, place)}
+
+
+def _refusal(where: str, what: str, fix: str = "") -> InputError:
+    return InputError(Fault(where, what, fix, code="SF-DATA-HUB"))

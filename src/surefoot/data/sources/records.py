@@ -23,17 +23,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from surefoot.data.sources.tables import read_csv, read_parquet
 from surefoot.data.sources.text import decoded, pieces_of, read_lines, read_list, read_value, unpacked
+from surefoot.method_facts.methods import Records
 from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.hardware import host_memory
 from surefoot.system.locations import DATA_KINDS, data_kind
 from surefoot.system.messages import nearest_words, size_text
 
-Kind = Literal["answers", "pairs", "judged", "prompts"]
+Kind = Records
 
 
 def rows_per_item(kind: Kind) -> int:

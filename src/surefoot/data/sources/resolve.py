@@ -29,6 +29,7 @@ from surefoot.data.sources.records import (
     require_file,
 )
 from surefoot.families.templates import OWN
+from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import DATA_KINDS, DESCRIPTION, is_hub_data
 
@@ -168,7 +169,7 @@ def _check_kind(entry: Entry, spec: SourceSpec) -> None:
     """Prompts can be taken from any entry; answers cannot be learned from preferences, nor preferences from answers."""
     if spec.kind in ("prompts", entry.kind) or spec.format == "preference":
         return
-    stage = {"answers": "sft", "pairs": "dpo or reward", "judged": "kto"}[entry.kind]
+    stage = methods_for(entry.kind)
     if spec.kind == "answers":
         what = f"is preference data ({entry.mark}): supervised training would learn its bad answers, too"
     else:
@@ -219,7 +220,7 @@ def first_row(spec: SourceSpec) -> tuple[Source, Row]:
     return source, Row(1, line, parse_record(value, source, f"{source.name}:{line}"))
 
 
-def laid_out(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:
+def template_and_labels(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:
     """The template and what carries loss, as trainers have it that take texts as they stand and lay out conversations
     with the tokenizer's template: of a prompt with its completion the completion, of all else every token."""
     prompt, text = record.get("prompt"), record.get("text")

@@ -41,7 +41,7 @@ class TokenisedFile:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Of pages that were read of the ids and the mask; the system still has them, and so they cost no memory."""
         for array in (self.ids, self.mask):
             if isinstance(mapped := getattr(array.base, "_mmap", None), mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -115,7 +115,7 @@ class TokenisedDataset:
                 np.concatenate([file.mask[part] for file, part in parts]),
             )
             for file in self.files:
-                file.let_go()
+                file.release_pages()
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 @contextmanager
-def panics_told(folder: str | Path) -> Iterator[None]:
+def tokenizer_errors(folder: str | Path) -> Iterator[None]:
     """InputError that names the tokenizer.json of `folder` where the library breaks off on what it says."""
     try:
         yield
@@ -152,7 +152,7 @@ class TextEncoder:
         """The backend, for which names of control tokens are text while the block runs where `literal` says so."""
         self._backend.encode_special_tokens = literal
         try:
-            with panics_told(self.tokenizer.name_or_path):
+            with tokenizer_errors(self.tokenizer.name_or_path):
                 yield self._backend
         finally:
             self._backend.encode_special_tokens = False

@@ -24,7 +24,7 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, RecordName
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.rollouts import Episode, answered_rows
 from surefoot.methods.losses.ppo import (
     advantages_and_returns,
@@ -198,7 +198,7 @@ def _weigh(
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
     Nothing of the actor where the drawn ones are taken."""
     with how.cast.inference():
-        for batch in dealt(_batches(asked, answers, how), how.rank, how.world):
+        for batch in for_rank(_batches(asked, answers, how), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)
                 places, targets = supervised_places(rows)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import ANSWERS
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
 from surefoot.data.tokenize.dataset import TokenisedDataset
@@ -125,7 +125,7 @@ class _Cycle:
         batches = episode_batches(episodes, self.run.plan.batch.micro.value, self.run.plan.tokenizer.pad_id)
         if self.texts is not None and batches:
             batches = with_texts(batches, self.texts.of_step(self.cycles.data_step(step), len(batches)))
-        return list(dealt(batches, self.setup.engine.rank, self.setup.engine.world))
+        return list(for_rank(batches, self.setup.engine.rank, self.setup.engine.world))
 
     def greedy(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
         return self._answer(prompts, places, temperature=0.0)

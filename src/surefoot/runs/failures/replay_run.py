@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.families.files import read_json
 from surefoot.methods.method import Setup, ignore
 from surefoot.report.flight import begin_line
@@ -102,7 +102,7 @@ def _take(run: Prepared, setup: Setup, step: int, begun: Mapping[str, Any] | Non
             found = job.batches(number)
             if number == step:
                 if begun is not None:
-                    _check_examples(run.folder, begun, list(dealt(found, 0, ranks)))
+                    _check_examples(run.folder, begun, list(for_rank(found, 0, ranks)))
                 stack.enter_context(followed(setup.engine.model, tell))
             return found
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
-from surefoot.data.batching.loader import dealt
+from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.subsets import part_within, shortest
 from surefoot.methods.losses.logprobs import frozen
 from surefoot.methods.method import Setup, Stage
@@ -88,13 +88,13 @@ _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would 
 
 def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
     """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
-    own = list(dealt(stage.step_batches(step), engine.rank, engine.world))
+    own = list(for_rank(stage.step_batches(step), engine.rank, engine.world))
     return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
 
 
 def short_batch(stage: Stage, engine: Engine, step: int) -> Weighted:
     """What is computed in fp32: the shortest sequences of this rank's first micro-batch."""
-    first, *_ = dealt(stage.step_batches(step), engine.rank, engine.world)
+    first, *_ = for_rank(stage.step_batches(step), engine.rank, engine.world)
     return shortest(first, _SHORT)
 
 
