@@ -16,7 +16,7 @@ from helpers.run_position import BEFORE, EVALUATION, PARTS, SAVE, STEP, Whereabo
 from helpers.tiers import representatives
 from surefoot.runs.publish import is_published
 
-KILLED_RUNS, STOPPED_RUNS = {"make test": 2, "make test-long": 5}, {"make test": 3, "make test-long": 8}
+KILLED_RUNS, STOPPED_RUNS = {"make test": 1, "make test-long": 5}, {"make test": 1, "make test-long": 8}
 IN_A_STEP = 1  # a seed that has the signal sent in one, which no run ends before
 MOST_KILLS = 5  # of one run, in the long version
 IN_SAVES, ENOUGH = 0.25, 60  # of all kills, at the least, where there are so many
@@ -89,18 +89,13 @@ def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, trials, tmp_path
     assert many("stopped runs", trials, Stopping(runs, COMBINATIONS), tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("kill", "part"),
-    [
-        ({"at": "write", "n": 1}, BEFORE),
-        ({"at": "update", "n": 3}, STEP),
-        ({"at": "save", "n": 1}, SAVE),
-        ({"at": "save", "n": 40}, SAVE),
-        ({"at": "again", "n": 1}, BEFORE),
-    ],
-)
-def test_where_a_kill_fell_is_known(runs, tmp_path, kill, part):
+KILLS = [("write", 1, BEFORE), ("update", 3, STEP), ("save", 1, SAVE), ("save", 40, SAVE), ("again", 1, BEFORE)]
+
+
+@pytest.mark.parametrize(("at", "n", "part"), representatives(KILLS, *KILLS[:3]))
+def test_where_a_kill_fell_is_known(runs, tmp_path, at, n, part):
     config, where = runs.config(("sft", "lora", "fp32"), tmp_path / "run"), tmp_path / "where"
+    kill = {"at": at, "n": n}
     assert runs.server.run(["train", config], tmp_path / "log.txt", kill, where=where) == KILLED
     found = read(where)
     assert (found.killed_in, found.asked_in) == (part, part)

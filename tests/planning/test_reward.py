@@ -15,6 +15,7 @@ from surefoot.system.hardware import preset
 
 LORA = {"kind": "lora", "rank": 4}
 DIVERGENCE = {"loss": "divergence"}
+CPU = preset("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def models(tmp_path_factory):
     return {name: zoo.ZOO[name](folder / name) for name in ("llama3", "opt", "gpt2", "mistral", "qwen2")}
 
 
-def planned(models, name: str, *, hardware=None, **changes) -> RunPlan:
+def planned(models, name: str, *, hardware=CPU, **changes) -> RunPlan:
     given = {"stage": "reward", "model": str(models[name]), "adapter": LORA, "data": {"train": "none"}} | changes
     return make_plan(run_config(**given), hardware=hardware, measure=False)
 
