@@ -4,6 +4,8 @@ which that is planted as well."""
 from __future__ import annotations
 
 import ctypes
+import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,6 +48,15 @@ def replayed_in_backward(rank: int = 0) -> None:
     begun = death_in_a_step(Path.cwd()).begun
     take_again(Path.cwd(), begun, lambda word, text: os.write(1, f"{word} {text}\n".encode()))
     os._exit(0)
+
+
+def replayed(rank: int = 0) -> None:
+    """A replay's child in a fork: asked by `asked.json` in the working folder in place of stdin."""
+    from surefoot.runs.failures import replay_run
+
+    asked = json.loads(Path("asked.json").read_text())
+    sys.stdin = io.StringIO(json.dumps(asked | {"parent": os.getppid()}))
+    replay_run.main()
 
 
 def _plant(crash: Any) -> None:

@@ -23,6 +23,7 @@ from surefoot.training import diagnose
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import read_failure
 
+pytestmark = pytest.mark.slow  # tracing takes half a minute of processor time a run
 BAD_STEP = 3
 
 
@@ -57,7 +58,6 @@ def spoilt_from(step, patch):
     patch.setattr(loop_module, "train_step", spoilt)
 
 
-@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_looked_into_as_the_model_is_written(folder, monkeypatch):
     with monkeypatch.context() as patch:
         spoilt_from(BAD_STEP, patch)
@@ -72,7 +72,6 @@ def test_a_step_that_is_not_finite_is_looked_into_as_the_model_is_written(folder
     assert "bit for bit" in result.output
 
 
-@pytest.mark.slow
 def test_twin_a_look_at_compiled_code_does_not_find_it(folder, monkeypatch):
     with monkeypatch.context() as patch:
         spoilt_from(BAD_STEP, patch)

@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from helpers.rollback_runs import rollback_world, write_config
+from helpers.tiers import representatives
 from surefoot.commands.main import main
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.ppo.memory import Average
@@ -22,6 +23,7 @@ from surefoot.report.death import find_death
 from surefoot.report.flight import recent
 from surefoot.runs.failures import recorder as recorder_module
 from surefoot.runs.failures import replay as replay_module
+from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import read_failure
 
@@ -137,7 +139,7 @@ def goes_on(world: Path, name: str, path: str, before: dict[str, str]) -> None:
     assert code == 0, said
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", representatives(STAGES, "dpo", "kto"))
 def test_an_evaluation_that_raises_is_kept_and_raised_again(world, plant, stage):
     name = f"{stage}-evaluation"
     path = config(world, name, stage)
@@ -159,7 +161,7 @@ def test_an_evaluation_that_raises_is_kept_and_raised_again(world, plant, stage)
     goes_on(world, name, path, before)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", representatives(STAGES, "sft", "ppo"))
 def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stage):
     name = f"{stage}-batches"
     path = config(world, name, stage)
@@ -184,7 +186,7 @@ def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stag
     assert set(failure.examples) != learned[STEP - 1]  # twin
 
 
-@pytest.mark.parametrize("stage", ["kto", "ppo"])
+@pytest.mark.parametrize("stage", representatives(["kto", "ppo"], "kto"))
 def test_a_model_that_raises_before_the_step_is_named(world, plant, stage):
     name = f"{stage}-rollout"
     path = config(world, name, stage, eval_every=None)
@@ -256,7 +258,7 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     assert not all(torch.equal(earlier[key], then[key]) for key in then)  # twin
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "batches"])
+@pytest.mark.parametrize("phase", representatives(["evaluation", "batches"], "evaluation"))
 def test_by_the_plain_path_and_for_a_script(world, plant, phase):
     name = f"plain-{phase}"
     precision = {"precision": "bf16"}
@@ -295,23 +297,16 @@ def test_answers_that_fail_in_an_evaluation_are_asked_again(world, plant):
     assert call("replay", str(kept))[0] == 6
 
 
-def test_twin_a_refusal_is_none(world, plant):
-    """A fault in words of its own is no crash."""
-    from surefoot.system.errors import EnvironmentFault, Fault
+REFUSED = {
+    "a fault in words of its own": EnvironmentFault(Fault("disk", "is full", code="SF-DISK")),
+    "a device that fails": torch.AcceleratorError("CUDA error: uncorrectable ECC error"),
+}
 
-    name = "refusal"
+
+@pytest.mark.parametrize("name", representatives(REFUSED, "a fault in words of its own"))
+def test_twin_what_is_no_crash_leaves_no_folder(world, plant, name):
     path = config(world, name, "sft")
-    plant.into(torch.nn.Embedding, "forward", EnvironmentFault(Fault("disk", "is full")))
-    plant.during(loop_module, "_evaluated", EVALUATED)
-    code, said = call("train", path)
-    assert (code, "disk: is full" in said) == (3, True)
-    assert not list((world / name).glob("failure-*"))
-
-
-def test_what_is_lacking_of_the_device_is_none_either(world, plant):
-    name = "device"
-    path = config(world, name, "sft")
-    plant.into(torch.nn.Embedding, "forward", torch.AcceleratorError("CUDA error: uncorrectable ECC error"))
+    plant.into(torch.nn.Embedding, "forward", REFUSED[name])
     plant.during(loop_module, "_evaluated", EVALUATED)
     assert call("train", path)[0] == 3
     assert not list((world / name).glob("failure-*"))
