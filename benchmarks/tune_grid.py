@@ -36,7 +36,7 @@ from surefoot.report.observer import silent_console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.runs.run_plan import lengths_of
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
@@ -140,7 +140,7 @@ def _planned(given: dict[str, Any]) -> tuple[RunPlan, LengthFacts]:
     """As `tune` plans: with the lengths of the data."""
     with tempfile.TemporaryDirectory() as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
-        run = prepare(config, Claim(Path(folder) / "run", "new"), console, NOTHING)
+        run = prepare(config, FolderState(Path(folder) / "run", "new"), console, NOTHING)
         return run.plan, lengths_of(run.config, run.stage.data)
 
 

@@ -23,7 +23,7 @@ from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING, Custom
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 from surefoot.runs.setup import set_up
 from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.training.interrupt import StopRequest
@@ -86,7 +86,7 @@ def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = No
     """Forward and backward of step 1 along the way of a run. stirred: trainable values are moved off their start,
     where B is zero and hides most of an adapter's gradients. disturb: changes the model behind the comparison's back.
     """
-    run = prepare(config, claim(config, "new"), _silent(), NOTHING)
+    run = prepare(config, inspect_folder(config, "new"), _silent(), NOTHING)
     setup = set_up(config, run.plan, run.base, None)
     trainable = {name: p for name, p in setup.model.named_parameters() if p.requires_grad}
     if stirred:

@@ -24,7 +24,7 @@ from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FAMILIES = ["llama3", "phi3", "qwen2", "opt", "gpt2"]
@@ -109,7 +109,7 @@ def check_masks(
 def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
     config = run_config(models[family], file, tmp_path / "run")
     console = Console(io.StringIO())
-    run = prepare(config, claim(config, "new"), console, NOTHING)
+    run = prepare(config, inspect_folder(config, "new"), console, NOTHING)
     data = run.stage.data
     records = json.loads((DATA / file).read_text(encoding="utf-8"))[:SAMPLES]
     check_masks([data.train[n] for n in range(len(data.train))], records, run.tokenizer, data.template.stop_ids)
@@ -120,7 +120,7 @@ def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
 @needs_data
 def test_twin_a_mask_that_is_off_by_one_is_seen(models, tmp_path):
     config = run_config(models["qwen2"], DIALOGUES, tmp_path / "run")
-    run = prepare(config, claim(config, "new"), Console(io.StringIO()), NOTHING)
+    run = prepare(config, inspect_folder(config, "new"), Console(io.StringIO()), NOTHING)
     data = run.stage.data
     records = json.loads((DATA / DIALOGUES).read_text(encoding="utf-8"))[:SAMPLES]
     examples = [data.train[n] for n in range(len(data.train))]

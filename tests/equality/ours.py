@@ -16,7 +16,7 @@ from surefoot.report.console import open_console
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import make_schedule
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 from surefoot.runs.setup import set_up
 from surefoot.system.process import TerminalWishes
 from surefoot.training import step as training_step
@@ -39,7 +39,7 @@ class Ours:
 def run_until_step_1(config: dict, *, step: bool) -> Ours:
     checked = settled(check_config(config))
     prepared = prepare(
-        checked, claim(checked, "new"), open_console(io.StringIO(), TerminalWishes(True, False, True)), NOTHING
+        checked, inspect_folder(checked, "new"), open_console(io.StringIO(), TerminalWishes(True, False, True)), NOTHING
     )
     train = prepared.stage.data.train
     examples = []

@@ -20,7 +20,7 @@ from surefoot.report.journal import salvage
 from surefoot.report.status import verdict
 from surefoot.runs import run
 from surefoot.runs import run_folder as changes
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 
 CHANGED = (
     "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the curve of the new length"
@@ -122,7 +122,7 @@ def test_what_was_there_before_says_nothing(again):
 
 
 def test_the_command_has_the_old_values(again):
-    found = claim(load_config(again / "my-run.yaml").config, "resume")
+    found = inspect_folder(load_config(again / "my-run.yaml").config, "resume")
     command = shlex.split(changes.reminder(found, command=True)[-1])
     assert command[:2] == ["surefoot", "train"]
     assert command[-1] == "--resume"

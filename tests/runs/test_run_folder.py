@@ -11,7 +11,7 @@ from surefoot.config.load import dump_config
 from surefoot.planning.plan import plan_to_json
 from surefoot.runs import output_folder as occupied
 from surefoot.runs import run_folder as module
-from surefoot.runs.run_folder import Claim, claim, occupy
+from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder
 from surefoot.system import disk
 from surefoot.system.errors import EnvironmentFault, InputError, IntegrityError
 from surefoot.training.state import RunState
@@ -68,12 +68,12 @@ def killed(*_args, **_kwargs):
 
 @pytest.fixture
 def look(tmp_path):
-    """`claim`, held to its word that it changes nothing."""
+    """`inspect_folder`, held to its word that it changes nothing."""
 
     def look(config, mode):
         before = contents(tmp_path)
         try:
-            return claim(config, mode)
+            return inspect_folder(config, mode)
         finally:
             assert contents(tmp_path) == before
 
@@ -94,7 +94,7 @@ class TestWhoseFolder:
     def test_an_empty_one_is_free(self, look, config, folder, mode, exists):
         if exists:
             folder.mkdir()
-        assert look(config(), mode) == Claim(folder, mode)
+        assert look(config(), mode) == FolderState(folder, mode)
 
     @pytest.mark.parametrize("occupant", ["started", "foreign"])
     def test_an_occupied_one_is_not_begun_in(self, request, look, config, occupant):
@@ -124,7 +124,7 @@ class TestWhoseFolder:
 
     def test_checkpoints_of_ours_make_a_run(self, look, config, stopped):
         (stopped / "plan.json").unlink()
-        assert look(config(), "overwrite") == Claim(stopped, "overwrite")
+        assert look(config(), "overwrite") == FolderState(stopped, "overwrite")
 
     def test_overwriting_its_own_inputs_is_refused(self, look, config, stopped):
         (stopped / "mine.json").write_text("[]")
@@ -153,8 +153,8 @@ class TestWhoseFolder:
         folder.mkdir()
         (folder / ".lock").touch()
         (folder / ".plan.json.12-0123abcd.tmp").touch()
-        assert look(config(), mode) == Claim(folder, mode)
-        with occupy(claim(config(), mode)):
+        assert look(config(), mode) == FolderState(folder, mode)
+        with lock_folder(inspect_folder(config(), mode)):
             assert [path.name for path in folder.iterdir()] == [".lock"]
         assert contents(folder) == {}
 
@@ -170,7 +170,7 @@ class TestWhoseFolder:
             look(config(output=str(tmp_path / below)), "new")
 
     def test_an_old_run_may_be_replaced(self, look, config, stopped):
-        assert look(config(seed=7), "overwrite") == Claim(stopped, "overwrite")
+        assert look(config(seed=7), "overwrite") == FolderState(stopped, "overwrite")
 
     @pytest.mark.parametrize("mode", ["new", "resume", "overwrite"])
     def test_a_file_is_no_folder(self, look, config, folder, mode):
@@ -180,7 +180,7 @@ class TestWhoseFolder:
 
 class TestResume:
     def test_without_a_checkpoint_it_starts(self, look, config, started):
-        assert look(config(seed=7), "resume") == Claim(started, "resume")
+        assert look(config(seed=7), "resume") == FolderState(started, "resume")
 
     def test_the_newest_checkpoint_and_the_saved_plan_are_taken(self, look, config, stopped):
         found = look(config(), "resume")
@@ -251,7 +251,7 @@ class TestResume:
 
 class TestOccupy:
     def test_overwrite_replaces_the_old_run(self, config, stopped):
-        with occupy(claim(config(), "overwrite")):
+        with lock_folder(inspect_folder(config(), "overwrite")):
             assert [path.name for path in stopped.iterdir()] == [".lock"]  # still held
         assert contents(stopped.parent) == {stopped: None}
 
@@ -260,46 +260,46 @@ class TestOccupy:
         (stopped / ".checkpoint-6.1-0123abcd.tmp").mkdir()
         (stopped / ".checkpoint-6.1-0123abcd.tmp" / "half").write_text("x")
         (stopped / ".plan.json.1-0123abcd.tmp").write_text("x")
-        with occupy(claim(config(), "resume")):
+        with lock_folder(inspect_folder(config(), "resume")):
             pass
         assert contents(stopped) == before
 
     def test_a_rejected_checkpoint_is_set_aside(self, config, stopped):
         (stopped / "checkpoint-4" / "state.json").write_text("{}")
-        with occupy(claim(config(), "resume")) as aside:
+        with lock_folder(inspect_folder(config(), "resume")) as aside:
             assert aside == [stopped / ".rejected-checkpoint-4"]
         assert [path.name for path in stopped.glob("checkpoint-*")] == ["checkpoint-2"]
-        with occupy(claim(config(), "resume")) as again:
+        with lock_folder(inspect_folder(config(), "resume")) as again:
             assert again == []
         assert aside[0].is_dir()
 
     def test_an_interrupted_overwrite_leaves_the_plan_or_nothing(self, config, stopped, monkeypatch):
         monkeypatch.setattr(disk, "remove_tree", killed)
-        with pytest.raises(KeyboardInterrupt), occupy(claim(config(), "overwrite")):
+        with pytest.raises(KeyboardInterrupt), lock_folder(inspect_folder(config(), "overwrite")):
             pass
         monkeypatch.undo()
-        with occupy(claim(config(), "new")):
+        with lock_folder(inspect_folder(config(), "new")):
             pass
         assert contents(stopped) == {}
 
     def test_a_dangling_link_is_filled(self, config, folder, tmp_path):
         folder.symlink_to(tmp_path / "later")
-        with occupy(claim(config(), "new")):
+        with lock_folder(inspect_folder(config(), "new")):
             assert (tmp_path / "later").is_dir()
         assert folder.is_symlink()
 
     def test_what_another_process_did_since_the_claim_is_seen(self, config, stopped):
-        found = claim(config(), "resume")
+        found = inspect_folder(config(), "resume")
         (stopped / "checkpoint-6").mkdir()
-        with pytest.raises(EnvironmentFault, match="meanwhile"), occupy(found):
+        with pytest.raises(EnvironmentFault, match="meanwhile"), lock_folder(found):
             pass
         assert (stopped / "checkpoint-6").is_dir()
 
     @pytest.mark.parametrize("mode", ["new", "overwrite"])
     def test_what_a_stranger_wrote_since_the_claim_stays(self, config, folder, mode):
-        found = claim(config(), mode)
+        found = inspect_folder(config(), mode)
         folder.mkdir()
         (folder / "thesis.txt").touch()
-        with pytest.raises(InputError), occupy(found):
+        with pytest.raises(InputError), lock_folder(found):
             pass
         assert [path.name for path in folder.iterdir()] == ["thesis.txt"]

@@ -18,7 +18,7 @@ from surefoot.runs import run_plan
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.plan import make_plan
 from surefoot.runs.prepare import prepare
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 from surefoot.runs.run_plan import plan_with_data
 
 
@@ -39,7 +39,7 @@ def config(tmp_path_factory):
 
 
 def test_what_is_shown_is_what_a_run_goes_by(config):
-    found = claim(config, "new")
+    found = inspect_folder(config, "new")
     run = prepare(config, found, Console(io.StringIO()), NOTHING)
     shown, unread = plan_with_data(config)
     assert unread == ""

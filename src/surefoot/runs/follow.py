@@ -21,7 +21,7 @@ from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
 from surefoot.runs.profiling import NO_PROFILE, ProfileOptions
 from surefoot.runs.revisions import commits_from_json, commits_to_json
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.runs.steps import make_ready, take_steps
 from surefoot.system.errors import STOPPED_EXIT_CODE, EnvironmentFault, Fault
 from surefoot.training.checkpoint import list_checkpoints
@@ -77,15 +77,15 @@ def follow(
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0
 
 
-def _claimed(config: RunConfig, given: Mapping[str, Any]) -> Claim:
+def _claimed(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
     """What the first rank found in the run folder, seen from here."""
     folder, step, plan = Path(config.output), given["step"], plan_from_json(given["plan"])
     if step is None:
-        return Claim(folder, given["mode"], plan=plan)
+        return FolderState(folder, given["mode"], plan=plan)
     for checkpoint in list_checkpoints(folder):
         if checkpoint.step == step:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
-            return Claim(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
+            return FolderState(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
     what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
     raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-CHECKPOINT-NONE"))
 

@@ -32,7 +32,7 @@ from surefoot.runs.prepared import Prepared, Timetable, make_schedule, make_time
 from surefoot.runs.profiling import Phases
 from surefoot.runs.revisions import Commits, pin, saved_commits
 from surefoot.runs.rollback import make_stage
-from surefoot.runs.run_folder import DATA, Claim, sentence
+from surefoot.runs.run_folder import DATA, FolderState, sentence
 from surefoot.runs.run_plan import carry_template, lengths_of, other_kernels, plan_of, with_template
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.runs.summary import run_summary
@@ -45,7 +45,7 @@ _FEW = 10  # evaluation examples whose mean says little
 
 def prepare(
     config: RunConfig,
-    found: Claim,
+    found: FolderState,
     console: Console,
     custom: Custom,
     commits: Commits | None = None,
@@ -176,7 +176,7 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
 
 
 def _say_where_it_goes_on(
-    console: Console, found: Claim, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
+    console: Console, found: FolderState, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
 ) -> None:
     """In place of a plan and an audit that the run's first start has shown."""
     changed = [] if found.plan is None else plan_changes(found.plan, plan)
@@ -187,7 +187,7 @@ def _say_where_it_goes_on(
         console.say(f"  {line}")
 
 
-def _say_what_was_found(console: Console, found: Claim) -> None:
+def _say_what_was_found(console: Console, found: FolderState) -> None:
     for fault in found.rejected:
         console.say(f"not used: {fault}", style="yellow")
     for change in found.changes:

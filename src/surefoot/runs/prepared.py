@@ -20,7 +20,7 @@ from surefoot.methods.method import CRITIC, Notify, Setup, Stage
 from surefoot.methods.table import FUNCTIONS
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.training.optimizer import Schedule
 
 
@@ -31,7 +31,7 @@ class Prepared:
 
     config: RunConfig
     commits: Commits
-    found: Claim
+    found: FolderState
     plan: RunPlan
     base: Path
     tokenizer: PreTrainedTokenizerBase

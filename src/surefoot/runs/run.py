@@ -1,6 +1,6 @@
 """A training run from beginning to end, in the order in which it happens.
 
-Look before touching: the run folder is claimed, the plan made, the data audited, the model loaded and verified, and
+Look before touching: the run folder is inspected, the plan made, the data audited, the model loaded and verified, and
 only then is anything in the run folder written or replaced. Where several ranks make the run, the first one does all of
 this; the others follow (`surefoot.runs.follow`) and share the steps (`surefoot.runs.steps`).
 """
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -35,7 +36,7 @@ from surefoot.runs.card_facts import example_question
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
-from surefoot.runs.identity import check_base, hashed_beside, keep_base
+from surefoot.runs.identity import Digests, check_base, hashed_beside, keep_base
 from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.prepare import conflicts, prepare
@@ -45,7 +46,7 @@ from surefoot.runs.publish import Published, is_published, publish
 from surefoot.runs.requirements import check_several, find_ranks
 from surefoot.runs.revisions import HUB, Commits, commits_to_json
 from surefoot.runs.rollback import make_stage, note_rollbacks, roll_back
-from surefoot.runs.run_folder import Claim, claim, note_changes, occupy, reminder, write_records
+from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder, note_changes, reminder, write_records
 from surefoot.runs.run_plan import is_on_texts
 from surefoot.runs.steps import make_ready, take_steps
 from surefoot.system import hardware
@@ -138,10 +139,13 @@ class RunOptions:
 def _lead(
     config: RunConfig, mode: Mode, console: Console, session: Session, options: RunOptions, traces: CrashTraces
 ) -> int | None:
-    """The run, on the rank that owns its folder; it may be the only one. None: it went back, and is to be resumed."""
+    """The run, on the rank that owns its folder; it may be the only one.
+
+    Returns the exit code, or None where the run went back to a checkpoint and is to be resumed.
+    """
     phases = Phases(options.imports)
     with session.activity.during("planning and reading the data"):
-        found = _claim(config, mode, options.custom)
+        found = _inspect(config, mode, options.custom)
         if _is_untouched(found):
             return _nothing_to_do(found, console, session)
         origin = _origin(options.origin)
@@ -149,40 +153,31 @@ def _lead(
     if _is_done(run):
         return _nothing_to_do(run.found, console, session)
     if options.dry_run:
-        steps = run.timetable.total_steps
-        console.say(f"dry run: {counted(steps, 'step')} planned; nothing was written to {run.folder}")
+        steps = counted(run.timetable.total_steps, "step")
+        console.say(f"dry run: {steps} planned; nothing was written to {run.folder}")
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
     with hashed_beside(run.base) as hashes:
         run, setup, verified = make_ready(run, session, options.custom, console, phases)
         base = hashes()
-    resumed = run.resumed
-    if resumed:
+    if run.resumed:
         check_base(run.folder, run.base, base)
     shares = session.gather("share", {**setup.share, START: phases.to_json()})
-    with occupy(run.found) as rejected:
-        mended = _mended(run.found)
-        for folder in rejected:
-            console.say(f"set aside until the run is finished: {folder}", style="yellow")
-        to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
-        records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
-        note_changes(run.found)
-        write_records(config, run.folder, run.plan, verified, records, options.origin, shares)
-        keep_base(run.folder, base, anew=not resumed)
-        death = find_death(run.folder) if run.found.mode == "resume" else None  # a new line would hide its trace
-        console.log_to(run.folder / LOG)
-        note_rollbacks(run.folder)
-        for sentence in mended:
-            console.say(sentence, style="yellow")
-        console.say(phases.sentence())
-        if death is not None:
-            console.say(resumed_sentence(death, run.folder, setup.state.step), style="yellow")
-        for line in reminder(run.found, command=bool(options.typed)):
-            console.say(line, style="yellow")
+    with lock_folder(run.found) as rejected:  # nothing in the run folder has changed until here
+        _begin_records(
+            run,
+            setup,
+            console,
+            options,
+            phases,
+            config=config,
+            verified=verified,
+            base=base,
+            shares=shares,
+            rejected=rejected,
+        )
         session.note_with(partial(_note_error, console))
-        if options.origin is not None:
-            _say(console, options.tool_log.ready(run_facts(run, setup)))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
                 return _train_and_publish(run, setup, console, session, options, phases)
@@ -194,6 +189,53 @@ def _lead(
             _note_error(console, str(error))  # the screen gets it from the command line
             draw_report(run.folder)
             raise
+
+
+def _begin_records(
+    run: Prepared,
+    setup: Setup,
+    console: Console,
+    options: RunOptions,
+    phases: Phases,
+    *,
+    config: RunConfig,
+    verified: Mapping[str, Any],
+    base: Digests,
+    shares: Sequence[Mapping[str, Any]],
+    rejected: Sequence[Path],
+) -> None:
+    """Write what is known before step 1, open run.log, and say what is new since the plan was shown.
+
+    Logs are mended before anything is appended to them, and the trace of a process that died is read before a new line
+    of run.log would hide it.
+
+    config: as the user gave it, with the hub's branches.
+    verified: what was compared with the plan.
+    base: hashes of the base model.
+    shares: of each rank its engine and how many elements it holds.
+    rejected: checkpoints that were set aside.
+    """
+    folder = run.folder
+    mended = _mended(run.found)
+    for path in rejected:
+        console.say(f"set aside until the run is finished: {path}", style="yellow")
+    to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
+    records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
+    note_changes(run.found)
+    write_records(config, folder, run.plan, verified, records, options.origin, shares)
+    keep_base(folder, base, anew=not run.resumed)
+    death = find_death(folder) if run.found.mode == "resume" else None
+    console.log_to(folder / LOG)
+    note_rollbacks(folder)
+    for sentence in mended:
+        console.say(sentence, style="yellow")
+    console.say(phases.sentence())
+    if death is not None:
+        console.say(resumed_sentence(death, folder, setup.state.step), style="yellow")
+    for line in reminder(run.found, command=bool(options.typed)):
+        console.say(line, style="yellow")
+    if options.origin is not None:
+        _say(console, options.tool_log.ready(run_facts(run, setup)))
 
 
 def _note_error(console: Console, text: str) -> None:
@@ -213,10 +255,10 @@ def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:
     return not isinstance(made, str)
 
 
-def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
+def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
     """A folder that is refused is told together with all that the config has against the run."""
     try:
-        return claim(config, mode)
+        return inspect_folder(config, mode)
     except InputError as error:
         others = () if mode == "resume" else conflicts(config, custom)  # a resumed run keeps its plan
         if not others:
@@ -224,13 +266,13 @@ def _claim(config: RunConfig, mode: Mode, custom: Custom) -> Claim:
         raise InputError([*error.faults, *others]) from None
 
 
-def _mended(found: Claim) -> list[str]:
+def _mended(found: FolderState) -> list[str]:
     """What was wrong with the logs of a run that goes on from a checkpoint. Call it before anything is written to
     them."""
     return mend_logs(found.folder, found.checkpoint.folder) if found.checkpoint else []
 
 
-def _nothing_to_do(found: Claim, console: Console, session: Session) -> int:
+def _nothing_to_do(found: FolderState, console: Console, session: Session) -> int:
     """The folder of a finished run is taken only where a log of it is to be mended."""
     checkpoint = found.checkpoint
     if (
@@ -238,14 +280,14 @@ def _nothing_to_do(found: Claim, console: Console, session: Session) -> int:
         and has_copies(checkpoint.folder)
         and any(one.fault for one in check_logs(found.folder, checkpoint.folder))
     ):
-        with occupy(found):
+        with lock_folder(found):
             for sentence in _mended(found):
                 console.say(sentence, style="yellow")
     console.say(f"{found.folder} is finished; nothing to do")
     return hand_over_end(session)
 
 
-def _is_untouched(found: Claim) -> bool:
+def _is_untouched(found: FolderState) -> bool:
     """The run has published its outcome, and nothing that is asked for now changes the training: no need to look on."""
     published = found.checkpoint is not None and is_published(found.folder, found.checkpoint.step)
     return published and all(change.policy == "free" for change in found.changes)

@@ -1,7 +1,7 @@
 """The run folder: who owns it, which names in it are the run's own, and what a run writes there before step 1.
 
-    found = claim(config, mode)       # look and check: new, resume or overwrite; nothing is changed
-    with occupy(found) as rejected:   # locked, cleared of what a killed process left
+    found = inspect_folder(config, mode)       # look and check: new, resume or overwrite; nothing is changed
+    with lock_folder(found) as rejected:   # locked, cleared of what a killed process left
         write_records(...)
 
 Every check that can fail runs before anything is deleted. Names that a run does not write, such as a user's notes or a
@@ -50,7 +50,7 @@ ORIGIN = "training_args.json"  # the words of another tool that the config came 
 
 
 @dataclass(frozen=True)
-class Claim:
+class FolderState:
     """What was found in the run folder. checkpoint: where to continue, None to start at step 0.
 
     rejected: newer checkpoints that did not verify. changes: config keys that differ and may.
@@ -68,22 +68,22 @@ class Claim:
     rollbacks: tuple[Rollback, ...] = ()
 
 
-def claim(config: RunConfig, mode: Mode) -> Claim:
+def inspect_folder(config: RunConfig, mode: Mode) -> FolderState:
     """Look and check; nothing is lost. Raises InputError (2) on an occupied folder or a refused change of the config,
     EnvironmentFault (3) where nothing can be written or another process is at work, IntegrityError (4) when there are
     checkpoints and none verifies."""
     folder, occupied = Path(config.output), require_free(config, mode)
-    return _resume(config, folder) if mode == "resume" and occupied else Claim(folder, mode)
+    return _resume(config, folder) if mode == "resume" and occupied else FolderState(folder, mode)
 
 
 @contextmanager
-def occupy(claim: Claim) -> Iterator[list[Path]]:
+def lock_folder(found: FolderState) -> Iterator[list[Path]]:
     """Have the folder to oneself while the block runs, made ready: an old run replaced, or cleared of what a killed
     process left. Yields where the rejected checkpoints are now. Raises EnvironmentFault or InputError where another
     process was faster. A link to a folder stays a link."""
-    folder = claim.folder
+    folder = found.folder
     with folder_lock.locked(folder.resolve()):
-        if _steps(folder) != claim.steps and claim.mode == "resume":
+        if _steps(folder) != found.steps and found.mode == "resume":
             raise EnvironmentFault(
                 Fault(
                     str(folder),
@@ -93,23 +93,23 @@ def occupy(claim: Claim) -> Iterator[list[Path]]:
                 )
             )
         if not is_free(folder):
-            refuse_occupied(folder, claim.mode)
-        if claim.mode == "overwrite":
+            refuse_occupied(folder, found.mode)
+        if found.mode == "overwrite":
             durable.empty_folder(folder, PLAN, written_by_run(folder))
         durable.clear_temporary(folder)
-        yield set_aside_newer(folder, claim.checkpoint.step) if claim.checkpoint else []
+        yield set_aside_newer(folder, found.checkpoint.step) if found.checkpoint else []
 
 
 def _steps(folder: Path) -> tuple[int, ...]:
     return tuple(checkpoint.step for checkpoint in list_checkpoints(folder))
 
 
-def _resume(config: RunConfig, folder: Path) -> Claim:
+def _resume(config: RunConfig, folder: Path) -> FolderState:
     with folder_lock.locked(folder):  # else it could be another process's, at work between two renames
         durable.restore_replaced(folder)
     checkpoint, rejected, rollbacks = find_checkpoint(folder)
     if checkpoint is None:
-        return Claim(folder, "resume")
+        return FolderState(folder, "resume")
     with _to_be_restored(folder / CONFIG):
         saved = with_defaults(read_yaml(folder / CONFIG).data)
     changes = diff_configs(saved, plain_config(config))
@@ -118,7 +118,7 @@ def _resume(config: RunConfig, folder: Path) -> Claim:
         raise InputError([_refusal(change, folder) for change in refused])
     with _to_be_restored(folder / PLAN):
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
-    return Claim(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder), rollbacks)
+    return FolderState(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder), rollbacks)
 
 
 def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def sentence(change: Change) -> str:
     return f"{change.key} changed from {shown(change.old)} to {shown(change.new)}: {change.why}"
 
 
-def note_changes(found: Claim) -> None:
+def note_changes(found: FolderState) -> None:
     """An event for each that is warned; before config.yaml is written anew, as nothing tells of them afterwards."""
     if not (warned := _warned(found)) or found.checkpoint is None:
         return
@@ -209,14 +209,14 @@ def note_changes(found: Claim) -> None:
         append_event(found.folder, "changed", found.checkpoint.step, sentence(change))
 
 
-def reminder(found: Claim, *, command: bool) -> list[str]:
+def reminder(found: FolderState, *, command: bool) -> list[str]:
     """Lines for right before the first step. command: whether a command line was given, so that one can answer."""
     if not command or not (warned := _warned(found)):
         return []
     return ["to go on as before, stop this one (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
 
 
-def _warned(found: Claim) -> list[Change]:
+def _warned(found: FolderState) -> list[Change]:
     return [change for change in found.changes if change.policy == "warned"]
 
 

@@ -31,7 +31,7 @@ from surefoot.planning.plan import PLAIN, Choice, RunPlan, TokenizerPlan
 from surefoot.runs.parity.fast_paths import SWITCHED
 from surefoot.runs.plan import make_plan
 from surefoot.runs.requirements import ranks_facts
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import Fault, InputError, SurefootError
 
@@ -54,7 +54,7 @@ _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may chan
 _DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
 
 
-def plan_of(config: RunConfig, found: Claim, lengths: LengthFacts) -> RunPlan:
+def plan_of(config: RunConfig, found: FolderState, lengths: LengthFacts) -> RunPlan:
     """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
     of ranks asks for it, and with another dropout those on dropout and attention. A fast path goes where the new
     engine or the new dropout does not allow it."""
@@ -88,7 +88,7 @@ def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
     return config.model_copy(update=asked)
 
 
-def other_kernels(found: Claim, plan: RunPlan) -> list[str]:
+def other_kernels(found: FolderState, plan: RunPlan) -> list[str]:
     """Which fast paths of the saved plan this one no longer has, and why."""
     if found.plan is None:
         return []

@@ -21,7 +21,7 @@ from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared, make_schedules, with_models
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.runs.steps import make_ready
 from surefoot.system import hardware
 from surefoot.system.allocator import resident_bytes
@@ -132,7 +132,7 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
         config = config.model_copy(update={"output": str(folder)})
         with open_session(ALONE, config.parallel.timeout) as session:
             own = with_named(config)
-            run = prepare(config, Claim(folder, "new"), console, own)
+            run = prepare(config, FolderState(folder, "new"), console, own)
             run, setup, _ = make_ready(run, session, own, console)
             run = with_models(run, setup, ignore)
             with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:

@@ -18,7 +18,7 @@ from surefoot.commands.tune import trials as gate
 from surefoot.commands.tune.attempt import Answer, Workshop
 from surefoot.commands.tune.command import _free_folder
 from surefoot.config.load import load_config
-from surefoot.runs.run_folder import claim
+from surefoot.runs.run_folder import inspect_folder
 from surefoot.system.errors import STOPPED_EXIT_CODE
 
 # All but the number of examples at once is set: a search of two settings.
@@ -127,7 +127,7 @@ def test_where_the_plans_own_stays_the_command_offered_is_not_refused(place, mea
         (place / "runs" / "tuned" / "config.yaml").touch()
     words = next_command(tune("run.yaml", "optim.lr=1e-4"))
     assert words == ["train", "run.yaml", "optim.lr=1e-4", *(["output=runs/tuned-tuned"] if there else [])]
-    assert claim(load_config(words[1], words[2:]).config, "new").folder == Path(
+    assert inspect_folder(load_config(words[1], words[2:]).config, "new").folder == Path(
         "runs/tuned-tuned" if there else "runs/tuned"
     )
     assert (place / "run-tuned.yaml").is_file()

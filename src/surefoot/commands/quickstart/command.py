@@ -81,11 +81,11 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
     from surefoot.commands.quickstart.score import score
     from surefoot.methods.open_model import open_for_use
     from surefoot.runs.run import train_run
-    from surefoot.runs.run_folder import claim
+    from surefoot.runs.run_folder import inspect_folder
 
     questions = output.with_name(f"{output.name}-data")
     config = quickstart_config(output, questions, kind, seed)
-    claim(config, mode)  # an occupied folder is refused before anything is written or loaded
+    inspect_folder(config, mode)  # an occupied folder is refused before anything is written or loaded
     write_data(questions, seed)
     _, held_out = instructions(seed)
     console.say(_story(questions, seed))

@@ -19,7 +19,7 @@ from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared
-from surefoot.runs.run_folder import Claim
+from surefoot.runs.run_folder import FolderState
 from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Clock, Trial
 from surefoot.system import hardware
@@ -77,7 +77,7 @@ def search_settings(
     """
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
-        run = prepare(config, Claim(Path(folder) / "run", "new"), console, with_named(config))
+        run = prepare(config, FolderState(Path(folder) / "run", "new"), console, with_named(config))
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )

@@ -40,7 +40,7 @@ from surefoot.runs.job import make_job
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared, with_models
-from surefoot.runs.run_folder import CONFIG, PLAN, Claim
+from surefoot.runs.run_folder import CONFIG, PLAN, FolderState
 from surefoot.runs.setup import set_up
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.training.activity import Activity
@@ -129,7 +129,7 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
     if plain:
         plan = plain_plan(plan)
     checkpoint = _checkpoint(folder, kept)
-    found = Claim(Path(config.output), "resume", checkpoint, plan=plan, rollbacks=kept.failure.rollbacks)
+    found = FolderState(Path(config.output), "resume", checkpoint, plan=plan, rollbacks=kept.failure.rollbacks)
     with silent_console() as silence:
         name = read_json(folder / "MANIFEST.json").get("identity", {}).get("objective")
         check_loss(folder, name, custom, "replay it from Python, with the same objective")

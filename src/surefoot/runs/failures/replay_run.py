@@ -41,7 +41,7 @@ from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import Prepared, with_models
 from surefoot.runs.rollback import find_checkpoint
-from surefoot.runs.run_folder import PLAN, Claim
+from surefoot.runs.run_folder import PLAN, FolderState
 from surefoot.system import process
 from surefoot.system.errors import Fault, IntegrityError, SurefootError
 from surefoot.system.redaction import veiled
@@ -84,7 +84,7 @@ def take_again(
     with silent_console() as silence:
         name = read_json(run / PLAN).get("verified", {}).get("objective")
         check_loss(run, name, custom, "go on with it from Python, with the same objective and resume=True")
-        found = Claim(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
+        found = FolderState(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
         prepared = prepare(config, found, silence, custom)
     for caution in check_identity(checkpoint, prepared.identity) if checkpoint else (_UNCHECKED,):
         tell("caution", caution)
