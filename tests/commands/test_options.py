@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from surefoot.commands.evaluate import MEASUREMENTS, evaluate
-from surefoot.commands.options import model_options, said_either_way
+from surefoot.commands.options import argument_or_option, model_options
 
 
 @click.command()
 @model_options
-@said_either_way("data", "Records.", required=True)
+@argument_or_option("data", "Records.", required=True)
 @click.option("--only")
 def measure(model: str, adapter: str | None, data: str, only: str | None) -> None:
     click.echo(f"{model} {adapter} {data} {only}")
@@ -20,7 +20,7 @@ def measure(model: str, adapter: str | None, data: str, only: str | None) -> Non
 
 @click.command()
 @model_options
-@said_either_way("data", "Records.")
+@argument_or_option("data", "Records.")
 def lenient(model: str, adapter: str | None, data: str | None) -> None:
     click.echo(f"{model} {data}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.commands.options import bos_option, check_models, model_options
+from surefoot.commands.terminal import screen
 from surefoot.system.messages import size_text
 
 if TYPE_CHECKING:
@@ -98,12 +99,8 @@ def capture(
             asked = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
             require_maps(named.facts, asked)
 
-    import sys
-
     from surefoot.evaluate.capture import capture as run_capture
     from surefoot.report.capture import layer_table, warning_lines
-    from surefoot.report.console import open_console
-    from surefoot.system import process
 
     captured = run_capture(
         model,
@@ -120,7 +117,7 @@ def capture(
         against=against,
         overwrite=overwrite,
     )
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.say(captured.described)
     for caution in captured.cautions:
         console.say(f"caution: {caution}", style="yellow")
@@ -150,13 +147,10 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
 
 
 def _show_comparison(found: CaptureComparison, out: Path) -> None:
-    import sys
 
     from surefoot.report.capture import difference_table
-    from surefoot.report.console import open_console
-    from surefoot.system import process
 
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.say(f"A {found.reference}, B {found.other}")
     for note in found.notes:
         console.say(f"caution: {note}", style="yellow")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.config.resume_policy import diff_configs
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import read_json
@@ -33,7 +33,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     Differences are no error: the exit code is 0. `surefoot verify RUN_A --same-as RUN_B` is the strict test.
     """
     from surefoot.system import durable
-    from surefoot.system.folders import require_own_picture, require_run
+    from surefoot.system.folders import require_own_picture
 
     for run in (run_a, run_b):
         require_run(run)
@@ -41,12 +41,8 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
         require_own_picture(picture)
         durable.require_writable(picture.parent)
 
-    import sys
-
     from surefoot.report.comparison import comparison_tables, comparison_to_json, curve_picture, verdict_lines
-    from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
-    from surefoot.system import process
 
     found = compare_runs(run_a, run_b)
     if picture is not None:
@@ -54,7 +50,7 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
     if as_json:
         echo_json(comparison_to_json(found))
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     for table in comparison_tables(found):
         console.show(table)
         console.say()

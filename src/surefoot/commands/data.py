@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -31,11 +30,9 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from surefoot.methods.examples import prepare_examples
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.notes import Notes
-    from surefoot.report.console import open_console
     from surefoot.report.data_audit import audit_to_json
     from surefoot.report.tables.audit import audit_report
     from surefoot.runs.setup import planned_tokenizer
-    from surefoot.system import process
 
     model = loaded.config.model
     folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()
@@ -44,7 +41,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         echo_json(audit_to_json(prepared), allow_nan=False)
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.show(audit_report(prepared))
     for caution in notes.cautions:
         console.say(f"caution: {caution}", style="yellow")

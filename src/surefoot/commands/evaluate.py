@@ -1,21 +1,28 @@
-"""`surefoot evaluate`: the group of measurements on a model. Each module is imported when its command is called.
+"""`surefoot evaluate`: the group of measurements on a model, and three of them: loss, reward, norms.
 
-`surefoot evaluate loss`: how well a model predicts the answers of a data set.
-
-`surefoot evaluate reward`: how well a reward model ranks pairs of answers.
-
-`surefoot evaluate norms`: lengths of vectors and attention on the first token, layer by layer.
+The module of a measurement is imported when its command is called.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from surefoot.commands.main import Entry, LazyGroup
-from surefoot.commands.options import bos_option, check_models, claim_out, introduce, model_options, said_either_way
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.options import (
+    argument_or_option,
+    bos_option,
+    check_models,
+    claim_out,
+    findings_options,
+    introduce,
+    model_options,
+    only_option,
+    records_options,
+)
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.errors import Fault, InputError
 
 MEASUREMENTS = {
@@ -37,29 +44,23 @@ evaluate = LazyGroup(
 
 @click.command()
 @model_options
-@said_either_way("data", "Data as in data.train.", required=True)
-@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
-@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
-@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@argument_or_option("data", "Data as in data.train.", required=True)
+@records_options
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Examples per forward pass; changes no more than rounding."
 )
-@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write loss.json into this folder.")
-@click.option("--overwrite", is_flag=True, help="Replace a loss.json of another request in --out.")
+@only_option
+@findings_options("loss.json")
 def loss(
     model: str,
     adapter: str | None,
     data: str,
-    template: str | None,
-    max_length: int | None,
-    max_samples: int | None,
     batch_size: int | None,
     only: str | None,
     as_json: bool,
     out: Path | None,
     overwrite: bool,
+    **layout: Any,
 ) -> None:
     """Loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
 
@@ -69,24 +70,20 @@ def loss(
     from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
-    asked = DataRequest(data, template, max_length, max_samples)
-    check_models(model, adapter, only=only, max_length=max_length)
+    asked = DataRequest(data, **layout)
+    check_models(model, adapter, only=only, max_length=asked.max_length)
     check_request(asked)
     request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
     if out is not None:
         claim_out(out / "loss.json", request, overwrite)
 
-    import sys
-
     from surefoot.evaluate.loss import as_evaluated, loss_to_json, measure_loss
     from surefoot.methods.open_model import open_for_use
-    from surefoot.report.console import open_console
     from surefoot.report.tables.evaluation import loss_lines, loss_table
-    from surefoot.system import process
 
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, template=False)
-    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+    with screen(err=True).passing() as show:
         measured = measure_loss(opened, asked, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
@@ -95,7 +92,7 @@ def loss(
     if as_json:
         echo_json(found)
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     for line in loss_lines(measured.audit, measured.results, measured.max_length):
         console.say(line)
     console.show(loss_table(measured.results))
@@ -103,29 +100,19 @@ def loss(
 
 @click.command()
 @model_options
-@said_either_way("data", "Pairs, as in data.train.  [default: those that the run held out]")
-@click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]")
-@click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens.")
-@click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records.")
+@argument_or_option("data", "Pairs, as in data.train.  [default: those that the run held out]")
+@records_options
 @click.option("--batch-size", type=click.IntRange(min=1), help="Pairs per forward pass; changes no more than rounding.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write reward.json and calibration.png into this folder.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a reward.json of another request in --out.")
+@findings_options("reward.json and calibration.png")
 def reward(
     model: str,
     adapter: str | None,
     data: str | None,
-    template: str | None,
-    max_length: int | None,
-    max_samples: int | None,
     batch_size: int | None,
     as_json: bool,
     out: Path | None,
     overwrite: bool,
+    **layout: Any,
 ) -> None:
     """Accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
 
@@ -135,35 +122,30 @@ def reward(
     from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
-    words = {"source": data, "template": template, "max_length": max_length, "max_samples": max_samples}
-    check_models(model, adapter, max_length=max_length)
+    check_models(model, adapter, max_length=layout["max_length"])
     if data is not None:
-        asked = DataRequest(data, template, max_length, max_samples)
+        asked = DataRequest(data, **layout)
         check_request(asked)
-    elif adapter is not None or any(words.values()):
+    elif adapter is not None or any(layout.values()):
         what = "is needed with --adapter, --template, --max-length or --max-samples"
         raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
     else:
         asked = None
-    request = {"model": model, "adapter": adapter, **words}
+    request = {"model": model, "adapter": adapter, "source": data, **layout}
     if out is not None:
         claim_out(out / "reward.json", request, overwrite, pictures=["calibration.png"])
-
-    import sys
 
     from surefoot.evaluate.loss import as_evaluated
     from surefoot.evaluate.reward import measure_reward, reward_to_json
     from surefoot.methods.open_model import open_reward
     from surefoot.report.calibration import calibration_bins, calibration_picture
-    from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.evaluation import calibration_table, reward_lines
-    from surefoot.system import process
 
     opened = open_reward(model, adapter)
     asked_as = as_evaluated(opened.opened)
     introduce(asked_as, template=False)
-    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+    with screen(err=True).passing() as show:
         measured = measure_reward(opened, asked, pairs=batch_size, tell=show)
     found = {"model": model, "adapter": adapter, "opened": asked_as.described, **reward_to_json(measured)}
     if out is not None:
@@ -173,7 +155,7 @@ def reward(
     if as_json:
         echo_json(found)
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     for line in reward_lines(measured.audit, found):
         console.say(line)
     if measured.ranking.caution:
@@ -183,14 +165,12 @@ def reward(
 
 @click.command()
 @model_options
-@said_either_way("data", "Data as in data.train.  [default: a built-in text]")
+@argument_or_option("data", "Data as in data.train.  [default: a built-in text]")
 @click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
 @bos_option
 @click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
 @click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for norms.json and pictures.")
-@click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out.")
+@findings_options("norms.json and pictures")
 def norms(
     model: str,
     adapter: str | None,
@@ -217,12 +197,8 @@ def norms(
     if out is not None:
         claim_out(out / "norms.json", asked, overwrite)
 
-    import sys
-
     from surefoot.evaluate.norms import measure_model_norms, norms_to_json, results_to_json
-    from surefoot.report.console import open_console
     from surefoot.report.pictures.norms import layer_table, norm_table
-    from surefoot.system import process
 
     found = measure_model_norms(
         model,
@@ -239,7 +215,7 @@ def norms(
     if as_json:
         echo_json(norms_to_json(found, model, adapter))
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     report = next(iter(found.reports.values()))
     console.say(f"{report.texts} texts, {report.tokens} tokens ({found.origin})")
     console.show(layer_table(results_to_json(found)))

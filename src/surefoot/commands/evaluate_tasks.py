@@ -1,7 +1,4 @@
-"""`surefoot evaluate commonsense`: eight question sets, asked as the published numbers were.
-
-`surefoot evaluate harness`: tasks of lm-evaluation-harness.
-"""
+"""`surefoot evaluate commonsense`, eight question sets, and `evaluate harness`, tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -9,15 +6,23 @@ from pathlib import Path
 
 import click
 
-from surefoot.commands.options import check_models, claim_out, introduce, model_options, said_either_way
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.options import (
+    argument_or_option,
+    check_models,
+    claim_out,
+    findings_options,
+    introduce,
+    model_options,
+    only_option,
+)
+from surefoot.commands.terminal import echo_json, screen
 
 _ROWS = {"published": 8, "fast": 16}
 
 
 @click.command()
 @model_options
-@said_either_way("data", "Folder that holds dataset/SET/test.json or SET/test.json.", required=True)
+@argument_or_option("data", "Folder that holds dataset/SET/test.json or SET/test.json.", required=True)
 @click.option("--sets", default="all", show_default=True, help="Names with commas between them, such as boolq,piqa.")
 @click.option(
     "--mode",
@@ -41,7 +46,7 @@ _ROWS = {"published": 8, "fast": 16}
 )
 @click.option("--model-label", help="What files and rows call MODEL under an adapter.")
 @click.option("--label", help="What files and rows call the adapter, or a model without one.")
-@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+@only_option
 @click.option("--overwrite", is_flag=True, help="Start anew where answers are there already.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON; progress goes to stderr.")
 def commonsense(
@@ -82,16 +87,12 @@ def commonsense(
     out = out or Path("experiment" if mode == "published" else "experiment-fast")
     durable.require_writable(out)
 
-    import sys
-
     from surefoot.evaluate.commonsense.evaluation import CommonsenseRequest, asked_otherwise, evaluate_commonsense
     from surefoot.evaluate.commonsense.files import summary_file
     from surefoot.evaluate.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.methods.open_model import open_for_use
-    from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.evaluation import draw_scores, score_table
-    from surefoot.system import process
 
     opened = open_for_use(model, adapter)
     otherwise = asked_otherwise(opened, template)
@@ -109,7 +110,7 @@ def commonsense(
         overwrite=overwrite,
         only=only,  # pyright: ignore[reportArgumentType]
     )
-    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
+    console = screen(err=as_json)
     found = evaluate_commonsense(opened, asked, model=model, adapter=adapter, say=console.say)
     rows, headings = score_rows(found, chosen), [one.label for one in chosen]
     summary = summary_file(out, found.labels)
@@ -129,7 +130,7 @@ def commonsense(
 
 @click.command()
 @model_options
-@said_either_way("tasks", "Names of tasks, with commas between them.", required=True)
+@argument_or_option("tasks", "Names of tasks, with commas between them.", required=True)
 @click.option(
     "--include-path",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -139,10 +140,8 @@ def commonsense(
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many documents of each task.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once.")
 @click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
-@click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write harness.json and .png here.")
-@click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out.")
+@only_option
+@findings_options("harness.json and harness.png")
 def harness(
     model: str,
     adapter: str | None,
@@ -181,14 +180,11 @@ def harness(
     require_harness()
 
     import json
-    import sys
 
     from surefoot.evaluate.harness.tasks import HarnessRequest, known_tasks, metrics_of, run_harness, share_rows
     from surefoot.methods.open_model import open_for_use
-    from surefoot.report.console import open_console
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.evaluation import draw_scores, harness_table
-    from surefoot.system import process
 
     asked = HarnessRequest(
         names,
@@ -214,7 +210,7 @@ def harness(
     if as_json:
         echo_json(as_plain, default=str)
         return
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     if limit is not None:
         console.say(f"caution: the first {limit} documents of each task alone")
     console.show(harness_table({side: metrics_of(one) for side, one in found.items()}))

@@ -1,7 +1,4 @@
-"""`surefoot generate`: answers on stdout, one line about the model on stderr.
-
-`surefoot chat`: a conversation in the terminal, or line by line on a pipe.
-"""
+"""`surefoot generate`: answers on stdout, one line about the model on stderr; and `surefoot chat`, a conversation."""
 
 from __future__ import annotations
 
@@ -145,7 +142,6 @@ def chat(
     from surefoot.data.formats import Turn
     from surefoot.methods.open_model import open_for_use, room_for
     from surefoot.models.generate import Decoding
-    from surefoot.system.errors import InputError
 
     opened = open_for_use(model, adapter)
     introduce(opened, *([_HINT] if sys.stdin.isatty() else []))
@@ -180,7 +176,6 @@ def _with_question(
 ) -> tuple[list[Turn], list[int]]:
     """The conversation with one more question, and its ids. A template for one turn (alpaca) forgets the others."""
     from surefoot.methods.open_model import conversation_ids
-    from surefoot.system.errors import InputError
 
     try:
         return [*turns, question], conversation_ids(opened, [*turns, question])

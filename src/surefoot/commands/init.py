@@ -1,14 +1,13 @@
-"""`surefoot init`: a commented config to start from.
-
-What `surefoot init` proposes: a look at the model's and the data's files, without weights, and a config from it.
+"""`surefoot init`: a look at the files of model and data, without weights, and a commented config from it.
 
 The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise; the stage that
-learns from such data, unless one is asked for. What the plan would decide stands beside it as a comment.
+learns from such data, unless one is given. What the plan would decide stands beside it as a comment.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,15 @@ from typing import Any
 import click
 
 from surefoot.commands.terminal import echo
+from surefoot.config.keys import config_schema
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.starter import starting_config
 from surefoot.method_facts.methods import METHODS
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import RunPlan
+from surefoot.system import durable
+from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import counted, size_text
 
 
@@ -43,15 +45,10 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
 
     The JSON Schema that editors check the config against is written beside it, as surefoot.schema.json.
     """
-    from surefoot.config.keys import config_schema
-    from surefoot.system.errors import Fault, InputError
-
     schema = out.parent / "surefoot.schema.json"
     for path in (out, schema):
         if path.exists() and not (path == schema and _is_ours(schema)):
             raise InputError(Fault(str(path), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
-
-    from surefoot.system import durable
 
     text = propose(model, data, schema=schema.name, stage=stage)
     durable.make_folders(out.parent)
@@ -63,8 +60,6 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
 
 def _is_ours(schema: Path) -> bool:
     """Whether a schema is one of ours, which may be written again."""
-    import json
-
     try:
         return json.loads(schema.read_text(encoding="utf-8")).get("title") == "surefoot config"
     except (OSError, ValueError, AttributeError, RecursionError):

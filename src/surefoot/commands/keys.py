@@ -1,10 +1,7 @@
-"""`surefoot completion`: what a shell needs to complete commands, options, config keys, their values and YAML files.
+"""`surefoot explain`, `surefoot schema`, `surefoot completion`: the keys of the config for people, editors and shells.
 
-The script asks surefoot at each TAB, in a process that imports click and, for keys, the config's schema: no torch.
-
-`surefoot explain`: one config key in full, all of them in a table, or the code of an error.
-
-`surefoot schema`: the config as a JSON Schema, for editors.
+A shell's completion script asks surefoot at each TAB, in a process that imports click and, for keys, the config's
+schema, but not torch.
 """
 
 from __future__ import annotations

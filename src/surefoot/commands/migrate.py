@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.commands.translate import recognised
 from surefoot.config.dump import dump_plain
 from surefoot.config.load import check_config
-from surefoot.config.overrides import value_at
+from surefoot.config.overrides import expand_short_forms, value_at
+from surefoot.config.paths import model_problems
 from surefoot.config.schema import RunConfig
 from surefoot.families import FAMILIES
 from surefoot.models.facts import facts_of
@@ -26,8 +26,9 @@ from surefoot.planning.memory import fits, usable
 from surefoot.planning.migration import Migration
 from surefoot.planning.migration import migrate as migrate_settings
 from surefoot.planning.plan import RunPlan
-from surefoot.report.console import Console
-from surefoot.system import hardware
+from surefoot.report.console import Console, open_console
+from surefoot.report.tables.migration import migration_report
+from surefoot.system import durable, hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.hub import is_signed_in
 from surefoot.system.locations import looks_local
@@ -58,28 +59,19 @@ def migrate(
     given = _given(config, overrides)
     out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
 
-    from surefoot.config.paths import model_problems
-    from surefoot.system.errors import Fault, InputError
-
     if faults := [Fault("--to", problem.what, problem.fix, problem.code) for problem in model_problems(model)]:
         raise InputError(faults)
-
-    from surefoot.report.console import open_console
-    from surefoot.report.tables.migration import migration_report
-    from surefoot.system import durable, hardware, process
 
     if out.exists():
         raise InputError(Fault(str(out), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
     described = hardware.preset(machine) if machine else None
-    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
+    console = screen(err=as_json)
     with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
         quiet = open_console(nothing, process.terminal_wishes())
         found = migrate_config(given, model, described, try_out=quiet if try_out else None)
     durable.make_folders(out.parent)
     durable.write_text(out, found.text)
     if as_json:
-        from dataclasses import asdict
-
         shown = {
             "config": str(out),
             "moves": [asdict(one) for one in found.migration.moves],
@@ -95,9 +87,6 @@ def migrate(
 
 def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The keys that the file and the overrides set, short forms written out; of another tool's file what it means."""
-    from surefoot.config.overrides import expand_short_forms
-    from surefoot.system.errors import Fault, InputError
-
     if config.suffix in (".sh", ".bash"):
         fix = "surefoot translate -- ITS COMMAND > run.yaml, and migrate that"
         raise InputError(Fault(str(config), "is a script of commands, and no config", fix, code="SF-TRANSLATE-COMMAND"))

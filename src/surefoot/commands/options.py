@@ -1,7 +1,4 @@
-"""What the commands share: the config file with its overrides, and reading it before anything heavy is imported.
-
-What commands that run a model share: which model, how to choose tokens, where findings go, what was opened.
-"""
+"""Arguments and options that commands share, and the checks of them that need no torch."""
 
 from __future__ import annotations
 
@@ -57,8 +54,6 @@ def with_first_record(config: RunConfig) -> RunConfig:
     return settled(config)
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 _MODEL = (
     click.argument("model"),
     click.option("--adapter", help="An adapter folder to put over MODEL."),
@@ -86,8 +81,8 @@ def model_options(command: Command) -> Command:
     return _apply(_MODEL, command)
 
 
-def said_either_way(name: str, help: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """Decorator: what is measured on, behind MODEL or by an option of the same name, in every measurement alike."""
+def argument_or_option(name: str, help: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """Decorator: one value that may stand behind MODEL or be given by the option of the same name."""
     shown, option = name.upper(), f"--{name}"
 
     def decorate(command: Command) -> Command:
@@ -106,6 +101,29 @@ def said_either_way(name: str, help: str, *, required: bool = False) -> Callable
         return _apply(both, cast(Command, called))
 
     return decorate
+
+
+only_option = click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+_RECORDS = (
+    click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]"),
+    click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens."),
+    click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records."),
+)
+
+
+def records_options(command: Command) -> Command:
+    """Decorator: how records are laid out and how many are used; the fields of `DataRequest` but for its source."""
+    return _apply(_RECORDS, command)
+
+
+def findings_options(files: str) -> Callable[[Command], Command]:
+    """Decorator: --json, --out and --overwrite. files: what is written into the folder --out."""
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON."),
+        click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Write {files} here."),
+        click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out."),
+    )
+    return lambda command: _apply(options, command)
 
 
 def sampling_options(command: Command) -> Command:

@@ -1,11 +1,10 @@
 """`surefoot plan`: every choice of a run with its reason, before anything is loaded.
 
-The forecast of one config on 1, 8, 64 and 512 GPUs, from the model's files alone.
+`--scale` forecasts the config on 1, 8, 64 and 512 GPUs from the model's files alone.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.terminal import echo, echo_json
+from surefoot.commands.terminal import echo, echo_json, screen
 from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.planning.fast_paths import plain_kernels
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import RunPlan, plan_to_json
 from surefoot.system import hardware
 
 if TYPE_CHECKING:
-    from surefoot.config.schema import RunConfig
-    from surefoot.planning.plan import RunPlan
     from surefoot.planning.scale import ScaleRow
     from surefoot.report.console import Console
 
@@ -44,7 +41,7 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         _show_scale(loaded.config, machine)
         return
 
-    from surefoot.system import hardware, process
+    from surefoot.system import hardware
 
     if machine is None:
         from surefoot.runs.run_plan import plan_with_data
@@ -57,14 +54,11 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     if unread:
         echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
     if as_json:
-        from surefoot.planning.plan import plan_to_json
-
         echo_json(plan_to_json(made))
         return
-    from surefoot.report.console import open_console
     from surefoot.report.tables.plan import plan_table
 
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.show(plan_table(made))
     if machine is None:
         _say_disk(loaded.config, made, console)
@@ -79,11 +73,9 @@ def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:
 
 
 def _show_scale(config: RunConfig, machine: str) -> None:
-    from surefoot.report.console import open_console
     from surefoot.report.tables.plan import scale_table
-    from surefoot.system import process
 
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.show(scale_table(forecast_scale(config, machine)))
     console.say(
         "on paper: one example of data.max_length at once and four in a row on each GPU; docs/scale.md says how"

@@ -41,9 +41,6 @@ def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) ->
     Every file but the card, which is yours to edit, is verified first. Checkpoints, optimizer, logs and records stay on
     this machine.
     """
-    from surefoot.system.folders import require_run
-    from surefoot.system.locations import check_name
-
     check_name(name)
     require_run(run)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
     if not own_process:
         require_failure(folder)
 
-    import sys
-
-    from surefoot.report.console import open_console
-    from surefoot.system import process
-
-    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
+    console = screen(err=as_json)
     if own_process:
         found = _of_death(folder, moved, plain)
     else:

@@ -1,22 +1,21 @@
 """`surefoot run -- COMMAND`: another tool's command, translated and carried out. Nothing is passed to a shell.
 
-Commands called from Python, as the scripts of compat do for `from finetune import train` and `run_exp`.
-
-What goes wrong is an exception (`surefoot.system.errors`) whose text is what the command line would print; a run that a
-signal stopped ends in KeyboardInterrupt, so that nothing goes on with half a model.
+`call_words` and `call_training` do the same for Python callers, such as the scripts of compat (`from finetune import
+train`, `run_exp`). There an error is an exception of `surefoot.system.errors` whose text the command line would print;
+a run that a signal stopped raises KeyboardInterrupt, so that no caller goes on with half a model.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import click
 
 from surefoot.commands.main import main
 from surefoot.commands.terminal import Invocation, echo
-from surefoot.commands.train import checking, train_translation
+from surefoot.commands.train import TrainFlags, checking, chosen_mode, train_translation
 from surefoot.commands.translate import WordsCommand, own_and_command, reading_options, translated_command
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
@@ -50,20 +49,18 @@ def run(
     Keys of surefoot's own stand before --, variables of the environment behind it. surefoot translate shows what
     becomes of a command.
     """
-    from surefoot.commands.train import train_translation
     from surefoot.interop.registry import command_help
 
-    if resume and overwrite:
-        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    mode = chosen_mode(resume, overwrite)
     if flags := command_help(own_and_command(ctx, words)[1], reading_options()):
         _show_flags(*flags)
         return 0
     found = translated_command(ctx, words, allow_unknown=allow_unknown)
-    if resume or overwrite:
+    if mode is not None:
         kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]
-        found = replace(found, arguments=("--resume" if resume else "--overwrite", *kept))
+        found = replace(found, arguments=(f"--{mode}", *kept))
     if found.command == "train":
-        return train_translation(found, quiet=quiet, dry_run=dry_run, check=check)
+        return train_translation(found, TrainFlags(quiet=quiet, dry_run=dry_run, check=check))
     return _other_command(ctx, found.command, found.arguments, found.environment)
 
 
@@ -76,11 +73,8 @@ def _show_flags(name: str, flags: list[tuple[str, str]]) -> None:
     echo(formatter.getvalue().rstrip())
 
 
-def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], environment: object) -> int:
+def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> int:
     """export, chat, evaluate …: the words are surefoot's own by now."""
-    from surefoot.commands.main import main
-
-    assert isinstance(environment, dict)
     command = main.get_command(ctx, name)
     if command is None:
         raise click.UsageError(f"this surefoot has no command {name}")
@@ -102,7 +96,7 @@ def call_training(read: Callable[[], Translation], words: Sequence[str]) -> None
 
     def train() -> int:
         with click.Context(main, obj=invocation):
-            return train_translation(read())
+            return train_translation(read(), TrainFlags())
 
     _call(invocation, train)
 

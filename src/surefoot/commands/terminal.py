@@ -1,6 +1,4 @@
-"""What a command prints by itself, beside its console: text that a terminal only shows, and JSON of the same kind.
-
-How errors look on the terminal, and the exit codes. Everything here goes to stderr.
+"""What a command writes itself: text and JSON on stdout, its console, and errors on stderr.
 
 One line per fault, as compilers write it; a fault in a text file shows its line and a caret:
 
@@ -18,12 +16,13 @@ at the classes in `surefoot.system.errors`.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,16 +30,8 @@ from surefoot.system.errors import Fault, SurefootError
 from surefoot.system.messages import clean, shown_json
 from surefoot.system.redaction import veiled, veiled_line
 
-
-def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Names and texts of strangers may stand in it."""
-    click.echo(clean(str(text)), err=err, nl=nl)
-
-
-def echo_json(value: Any, indent: int | None = 2, **settings: Any) -> None:
-    """On stdout. settings: of `json.dumps`."""
-    click.echo(shown_json(value, indent, **settings))
-
+if TYPE_CHECKING:
+    from surefoot.report.console import Console
 
 BUG_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
@@ -51,10 +42,32 @@ _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
 
 
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Write text, which may hold names from untrusted files, without terminal escape sequences."""
+    click.echo(clean(str(text)), err=err, nl=nl)
+
+
+def echo_json(value: Any, indent: int | None = 2, **settings: Any) -> None:
+    """Write JSON to stdout. settings: of `json.dumps`."""
+    click.echo(shown_json(value, indent, **settings))
+
+
+def screen(*, err: bool = False) -> Console:
+    """The console on stdout. err: on stderr, where stdout is for answers or JSON."""
+    from surefoot.report.console import open_console
+    from surefoot.system import process
+
+    return open_console(sys.stderr if err else sys.stdout, process.terminal_wishes())
+
+
 @dataclass
 class Invocation:
-    """What one call leaves behind for its messages. locate: finds the place in the config of a fault that names only a
-    key. typed: the words of the command behind `surefoot`, also where a script of compat gave them."""
+    """What one call of the command line leaves for its messages.
+
+    debug: print tracebacks.
+    typed: the words of the command behind `surefoot`, also where a script of compat gave them.
+    locate: finds the place in the config of a fault that names only a key.
+    """
 
     debug: bool = False
     typed: tuple[str, ...] = ()

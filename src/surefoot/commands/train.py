@@ -1,7 +1,4 @@
-"""`--check N` of `train` and `run`: a few steps of the run, and whether they look like learning.
-
-`surefoot train`: the run itself.
-"""
+"""`surefoot train`: the run itself, and `--check N`: a few steps of it, and whether they look like learning."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.terminal import Invocation, echo
+from surefoot.commands.terminal import Invocation, echo, screen
 from surefoot.commands.translate import checked, recognised, with_command
 from surefoot.system import durable, process
 from surefoot.system.errors import STOPPED_EXIT_CODE
@@ -44,9 +42,7 @@ def checking(command: Command) -> Command:
 
 def check_run(config: RunConfig, steps: int, origin: Translation | None = None) -> int:
     """The exit code: 0, or that of a run that would fail so. origin: the words of another tool that were translated."""
-    from surefoot.report.console import open_console
-
-    console = open_console(sys.stdout, process.terminal_wishes())
+    console = screen()
     console.say(f"{steps} steps of {config.model.path}, at the peak of the learning rate; nothing is written …")
     from surefoot.commands.doctor.command import advice, doctor_table
     from surefoot.commands.doctor.findings import Examination
@@ -60,13 +56,44 @@ def check_run(config: RunConfig, steps: int, origin: Translation | None = None) 
     return found.exit_code
 
 
+@dataclass(frozen=True)
+class TrainFlags:
+    """The flags of `train`, and of `run` where it trains.
+
+    mode: None where neither --resume nor --overwrite is given.
+    quiet: nothing on the screen but errors.
+    full: the whole plan and data audit on the screen.
+    push: OWNER/NAME on the hub, to upload to afterwards.
+    profile: steps to profile.
+    time_every: print times of every so many steps.
+    dry_run: plan and read the data, write nothing.
+    check: take so many steps, judge them and write nothing.
+    """
+
+    mode: Mode | None = None
+    quiet: bool = False
+    full: bool = False
+    push: str | None = None
+    profile: int | None = None
+    time_every: int | None = None
+    dry_run: bool = False
+    check: int | None = None
+
+
+def chosen_mode(resume: bool, overwrite: bool) -> Mode | None:
+    """What --resume and --overwrite say. Raises click.UsageError where both are given."""
+    if resume and overwrite:
+        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    return "resume" if resume else "overwrite" if overwrite else None
+
+
 @click.command()
 @config_arguments
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
 @click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not just their gist.")
-@click.option("--push", "name", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
+@click.option("--push", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
 @click.option(
     "--profile",
     type=click.IntRange(min=1),
@@ -78,104 +105,66 @@ def check_run(config: RunConfig, steps: int, origin: Translation | None = None) 
 )
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
 @checking
-def train(
-    config: Path,
-    overrides: tuple[str, ...],
-    resume: bool,
-    overwrite: bool,
-    quiet: bool,
-    name: str | None,
-    profile: int | None,
-    time_every: int | None,
-    dry_run: bool,
-    full: bool,
-    check: int | None,
-) -> int:
+def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, **flags: Any) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
 
     Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
 
     A config of another tool is recognised and translated; surefoot translate shows what becomes of it.
     """
-    if resume and overwrite:
-        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+    given = TrainFlags(mode=chosen_mode(resume, overwrite), **flags)
     found = recognised(config, overrides)
-    if found is not None:
-        if found.command != "train":
-            advice = f"`surefoot translate {config}` prints the command"
-            raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
-        asked: Mode | None = "resume" if resume else "overwrite" if overwrite else None
-        return train_translation(
-            found,
-            asked,
-            quiet=quiet,
-            name=name,
-            profile=profile,
-            time_every=time_every,
-            dry_run=dry_run,
-            full=full,
-            check=check,
-            read_from=config,
-        )
-    loaded = load_or_exit(config, overrides)
-    if check is not None:
-        return check_run(loaded.config, check)
-    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
-    with _told_if_interrupted(Path(loaded.config.output), mode):
-        return _train(loaded.config, mode, quiet, name, (profile, time_every), dry_run, full)
+    if found is None:
+        return _train(load_or_exit(config, overrides).config, given)
+    if found.command != "train":
+        advice = f"`surefoot translate {config}` prints the command"
+        raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
+    return train_translation(found, given, read_from=config)
 
 
-def train_translation(
-    found: Translation,
-    mode: Mode | None = None,
-    *,
-    quiet: bool = False,
-    name: str | None = None,
-    profile: int | None = None,
-    time_every: int | None = None,
-    dry_run: bool = False,
-    full: bool = False,
-    check: int | None = None,
-    read_from: Path | None = None,
-) -> int:
-    """Train what another tool's words mean. mode, name and times: those of the words unless given. read_from: the file
-    that was recognised, where one was."""
-    words = list(found.arguments)
-    mode = mode or ("resume" if "--resume" in words else "overwrite" if "--overwrite" in words else "new")
-    name = name or _after("--push", words)
-    profile = profile or int(_after("--profile", words) or 0) or None
-    time_every = time_every or int(_after("--time-every", words) or 0) or None
-    config = checked(found)
-    if check is not None:
-        return check_run(config, check, found)
-    with _told_if_interrupted(Path(config.output), mode):
-        return _train(config, mode, quiet, name, (profile, time_every), dry_run, full, found, read_from)
+def train_translation(found: Translation, flags: TrainFlags, read_from: Path | None = None) -> int:
+    """Train what another tool's words mean.
+
+    flags: what they leave out is taken from these words.
+    read_from: the file that was recognised, None for a command.
+    """
+    words = found.arguments
+    said = {
+        "mode": chosen_mode("--resume" in words, "--overwrite" in words),
+        "push": _after("--push", words),
+        "profile": int(_after("--profile", words) or 0) or None,
+        "time_every": int(_after("--time-every", words) or 0) or None,
+    }
+    flags = replace(flags, **{name: value for name, value in said.items() if getattr(flags, name) is None})
+    return _train(checked(found), flags, found, read_from)
 
 
-def _after(flag: str, words: list[str]) -> str | None:
+def _after(flag: str, words: Sequence[str]) -> str | None:
     return words[words.index(flag) + 1] if flag in words else None
 
 
 def _train(
-    config: RunConfig,
-    mode: Mode,
-    quiet: bool,
-    name: str | None,
-    profile: tuple[int | None, int | None],
-    dry_run: bool,
-    full: bool,
-    origin: Translation | None = None,
-    read_from: Path | None = None,
+    config: RunConfig, flags: TrainFlags, origin: Translation | None = None, read_from: Path | None = None
 ) -> int:
-    """profile: steps to profile, and every how many steps to print times. full: plan and audit on the screen too."""
-    if config.parallel.engine == "deepspeed" and not dry_run:
+    """The exit code. origin: the words of another tool that were translated."""
+    if flags.check is not None:
+        return check_run(config, flags.check, origin)
+    mode = flags.mode or "new"
+    with _explained_interruption(Path(config.output), mode):
+        return _train_in_mode(config, mode, flags, origin, read_from)
+
+
+def _train_in_mode(
+    config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translation | None, read_from: Path | None
+) -> int:
+    if config.parallel.engine == "deepspeed" and not flags.dry_run:
         require_deepspeed()  # before anything is planned, read or started
     launch = process.find_launch()
     first, count = launch is None or launch.rank == 0, config.parallel.nproc or 1
-    with open(os.devnull, "w", encoding="utf-8") if quiet or not first else nullcontext(sys.stdout) as stream:
+    with open(os.devnull, "w", encoding="utf-8") if flags.quiet or not first else nullcontext(sys.stdout) as stream:
         from surefoot.report.console import open_console
 
-        console = open_console(stream, process.terminal_wishes(), full=full or dry_run)
+        console = open_console(stream, process.terminal_wishes(), full=flags.full or flags.dry_run)
         if origin is not None:
             console.say(_read_as(origin, read_from))
         commits = None
@@ -198,25 +187,25 @@ def _train(
         from surefoot.runs.profiling import ProfileOptions
         from surefoot.runs.run import train_run
 
-        if name is not None and first:
+        push = flags.push if first else None
+        if push is not None:
             from surefoot.commands.push import check_push
 
-            check_push(config, name)
-        steps, every = profile
+            check_push(config, push)
         code = train_run(
             config,
             mode,
             console,
             typed=_typed(origin),
-            dry_run=dry_run,
-            profile=ProfileOptions(every, steps),
+            dry_run=flags.dry_run,
+            profile=ProfileOptions(flags.time_every, flags.profile),
             origin=origin,
             commits=commits,
         )
-        if name is not None and code == 0 and first and not dry_run:
+        if push is not None and code == 0 and not flags.dry_run:
             from surefoot.commands.push import push_run
 
-            console.say(f"pushed: {push_run(Path(config.output), name, public=False)}")
+            console.say(f"pushed: {push_run(Path(config.output), push, public=False)}")
         return code
 
 
@@ -254,12 +243,12 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
+def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
     """Ctrl-C and SIGTERM while steps are taken are a request to stop, and end no block. Before and after, they end this
     one; after SIGTERM the exit code says that the run can go on, whenever it came."""
     before = _listing(folder)
     try:
-        with _sigterm_heard():
+        with _raised_on_sigterm():
             yield
     except KeyboardInterrupt as interruption:
         if _listing(folder) == before:
@@ -274,7 +263,7 @@ def _told_if_interrupted(folder: Path, mode: Mode) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_heard() -> Iterator[None]:
+def _raised_on_sigterm() -> Iterator[None]:
     """Raises _Terminated in the block. Not in one of several ranks, which may wait for each other where nothing is
     heard: they end by the signal itself, all of them."""
     if threading.current_thread() is not threading.main_thread() or process.find_launch() is not None:

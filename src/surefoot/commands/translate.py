@@ -1,6 +1,6 @@
-"""What `translate`, `run` and `train` share: reading another tool's words at the edge, where files may be read.
+"""`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word.
 
-`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word.
+`translate`, `run` and `train` share it: words are read here, at the edge, where files may be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 from surefoot.commands.options import with_first_record
 from surefoot.commands.terminal import Invocation, echo
-from surefoot.system.errors import Fault, SurefootError
+from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import shown_json
 
 if TYPE_CHECKING:
@@ -186,7 +186,6 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     """
     from surefoot.interop.registry import translate_file
     from surefoot.interop.translation import as_yaml, to_json
-    from surefoot.system.errors import Fault, InputError
 
     if is_command(ctx):
         found = translated_command(ctx, words, allow_unknown=allow_unknown)

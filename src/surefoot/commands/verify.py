@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.messages import counted
 
 
@@ -36,11 +36,8 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
         if one:
             require_written(one)
 
-    import sys
-
     from surefoot.commands.compare import config_differences
     from surefoot.config.dump import shown
-    from surefoot.report.console import open_console
     from surefoot.report.verification import (
         compare_folders,
         counts_line,
@@ -50,7 +47,6 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
         verdict,
         verify_folder,
     )
-    from surefoot.system import process
     from surefoot.system.errors import Fault, IntegrityError
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]
@@ -59,7 +55,7 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
     if as_json:
         echo_json(verdict(checks, differences))
     else:
-        console = open_console(sys.stdout, process.terminal_wishes())
+        console = screen()
         if faults:
             console.show(files_table(checks))
         console.say(counts_line(checks))

@@ -8,11 +8,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from helpers.model_layouts import LLAMA2_7B, llama2_tokenizer, model_facts
-from surefoot.commands.tune.search import GAIN, Axis, Search, Space, Tried, better, given_keys, grid, make_space
+from surefoot.commands.tune.search import GAIN, Axis, Search, Space, Tried, better, given_keys, make_space
 from surefoot.commands.tune.trials import with_settings
 from surefoot.config.load import check_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, Measurements, measurements_to_json
@@ -86,6 +87,14 @@ AXES = (
     Axis("data.workers", (0, 1), ordered=True),
 )
 START = {axis.key: axis.values[0] for axis in AXES}
+
+
+def grid(axes):
+    """Every combination of the axes' values."""
+    names = [axis.key for axis in axes]
+    return [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in axes))]
+
+
 CLOSE = 0.95  # of the grid's best rate
 PART = 0.25  # of the grid's trials
 

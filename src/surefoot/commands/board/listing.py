@@ -1,13 +1,9 @@
-"""Following a file of JSON lines that another process appends to, and sometimes cuts.
+"""The runs in a folder, a row of the overview for each, and `Tail`, which follows a growing file of JSON lines.
 
-A place in the file is its length so far with a checksum of all before it. So a reader that comes back with a place is
-told truly whether what it has is still the beginning of the file: a resumed run cuts its log and may write other rows
-to the same length.
-
-The runs in a folder, and a glance at each: enough for a row of the overview, cheap enough for a hundred runs.
-
-A run is named by an id made of its folder's name. What a request says is looked up in the list and never becomes a
-path.
+A run is named by an id made of its folder's name; what a request says is looked up in the list and never becomes a
+path. A place in a file is its length so far with a checksum of all before it, so a reader that comes back is told truly
+whether what it has is still the beginning of the file: a resumed run cuts its log and may write other rows to the same
+length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`surefoot board`: a live page of the runs in a folder, for the browser of this machine.
-
-The board's web server: read-only, for this machine and for whoever has the key.
+"""`surefoot board`: a live, read-only page of the runs in a folder, for this machine and whoever has the key.
 
 It listens on the loopback interface alone. A request is answered when its Host is this machine and the port that is
 listened on (a page of another site whose name was pointed here by DNS has another name, one of another server of this
@@ -17,9 +15,11 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import signal
 import socketserver
 import sys
 import threading
+import webbrowser
 from collections.abc import Iterator
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,11 +47,6 @@ def board(runs: Path, port: int, open_page: bool) -> None:
     The page is served to this machine alone, and only to whoever has the printed address. It changes nothing. Ctrl-C
     ends it. To see it from elsewhere: ssh -L PORT:127.0.0.1:PORT this-machine.
     """
-    import signal
-    import webbrowser
-
-    from surefoot.commands.board.listing import list_runs
-
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has `board RUNS &` ignore it, and train hears it
     try:
         with Board(runs, port) as server:

@@ -1,27 +1,19 @@
-"""`surefoot doctor`: what is wrong with this machine, or with a run before it is one.
-
-What doctor found, for people: what was looked at; then, where a terminal ends, what is wrong and what to do.
-"""
+"""`surefoot doctor`: what is wrong with this machine, or with a run before it starts, as a table and advice."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from surefoot.commands.doctor.findings import CODES, Examination, Finding
+from surefoot.commands.doctor.findings import CODES, Examination, Finding, to_json
 from surefoot.commands.keys import complete_configs, complete_overrides
 from surefoot.commands.options import load_or_exit
-from surefoot.commands.terminal import echo_json
-
-if TYPE_CHECKING:
-    from surefoot.commands.doctor.findings import Examination
+from surefoot.commands.terminal import echo_json, screen
 
 
 @click.command()
@@ -47,32 +39,21 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
     loaded = load_or_exit(config, overrides).config if config else None
 
     from surefoot.commands.doctor.examine import examine
-    from surefoot.report.console import open_console
-    from surefoot.system import process
 
-    with open_console(sys.stderr, process.terminal_wishes()).passing() as show:
+    with screen(err=True).passing() as show:
         show("looking …")
         found = examine(loaded, anew=anew, tell=lambda one: show(f"looking … {one.code}: {one.verdict}"))
     if config:
         words = (str(config), *overrides)
         found = replace(found, looked_at=tuple(one.with_config(words) for one in found.looked_at))
     if as_json:
-        from surefoot.commands.doctor.findings import to_json
-
         echo_json(to_json(found), allow_nan=False)
     else:
-        _show(found)
+        console = screen()
+        console.show(doctor_table(found))
+        for line, style in advice(found):
+            console.say(line, style=style)
     return found.exit_code
-
-
-def _show(found: Examination) -> None:
-    from surefoot.report.console import open_console
-    from surefoot.system import process
-
-    console = open_console(sys.stdout, process.terminal_wishes())
-    console.show(doctor_table(found))
-    for line, style in advice(found):
-        console.say(line, style=style)
 
 
 _NOISE = 0.05  # two timings of the same differ by as much

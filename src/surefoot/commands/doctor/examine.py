@@ -1,12 +1,11 @@
-"""From a machine, or from a config on a machine, to what is wrong with it, in the order in which a run would meet it.
+"""From a machine, or a config on a machine, to what is wrong with it, in the order in which a run would meet it.
 
     examine(None)            # the machine alone
     examine(config)          # and what would happen to this run
 
-What is refused ends the examination: what comes after it could not be looked at. Nothing is left behind: models and
-steps live in memory and in a temporary folder.
-
-The checks that left no line: what they found in order, or why they do not apply. So every code is accounted for.
+A refusal ends the examination: what comes after it could not be looked at. Checks that found nothing get a line that
+says so, or why they do not apply, so every code is accounted for. Nothing is left behind: models and steps live in
+memory and in a temporary folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The codes that doctor's lines carry. They stay what they are: people search for them, programs read them.
+"""The codes that doctor's lines carry, and one finding: what was found, what it should be, and what to do about it.
 
-docs/doctor.md is held against this table by a test.
-
-One thing that was looked at: what was found, what it should be, and what to do where it is not so.
+Codes stay what they are: people search for them, programs read them. A test holds docs/doctor.md against this table.
 """
 
 from __future__ import annotations
@@ -136,9 +134,6 @@ class Finding:
     def with_config(self, words: Sequence[str]) -> Finding:
         """Its fix with the config that was examined in surefoot's own commands. words: as the user typed them."""
         return replace(self, fix=_COMMAND.sub(lambda found: f"`{found[1]} {shlex.join(words)}`", self.fix))
-
-    def with_gain(self, gain: float | None) -> Finding:
-        return replace(self, gain=gain)
 
 
 def ok(code: str, value: str, *, where: str = "") -> Finding:

@@ -1,9 +1,7 @@
-"""The machine without any run: environment variables, threads, disk, hub, and what the probes say.
+"""The machine without any run: versions, environment variables, threads, disk, hub, and what the probes say.
 
-Versions of libraries that are known to go wrong, alone or together, and builds that do not suit the machine.
-
-A row says no more than was found out; whether attention computes right is measured, not looked up, because the same
-fault came and went with versions of cuDNN (PyTorch issues 138649, 196678).
+A row of versions says no more than was found out; whether attention computes right is measured, not looked up, because
+the same fault came and went with versions of cuDNN (PyTorch issues 138649, 196678).
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def with_cost(
     there = rates_without(names)
     gains = [there[dtype] / here[dtype] for dtype in here if there.get(dtype)]
     gain = max(gains, default=None)
-    return [line.with_gain(gain) if line.where in names and line.verdict == "caution" else line for line in lines]
+    return [replace(line, gain=gain) if line.where in names and line.verdict == "caution" else line for line in lines]
 
 
 def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[Finding]:

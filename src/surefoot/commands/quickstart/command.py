@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from surefoot.commands.quickstart.world import CHANCE, Record, base_folder, instructions, museum, write_data
+from surefoot.commands.terminal import screen
+from surefoot.commands.train import chosen_mode
 from surefoot.config.schema import (
     AdapterConfig,
     BatchConfig,
@@ -56,15 +58,8 @@ def quickstart(out: Path, adapter: Any, seed: int, resume: bool, overwrite: bool
 
     Nothing is downloaded. The run folder is that of any run: chat with it, verify it, train it again.
     """
-    if resume and overwrite:
-        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
-
-    from surefoot.report.console import open_console
-    from surefoot.system import process
-
-    console = open_console(sys.stdout, process.terminal_wishes())
-    mode = "resume" if resume else "overwrite" if overwrite else "new"
-    return run_quickstart(out, adapter, mode, seed, console, ["surefoot", *sys.argv[1:]])
+    typed = ["surefoot", *sys.argv[1:]]
+    return run_quickstart(out, adapter, chosen_mode(resume, overwrite) or "new", seed, screen(), typed)
 
 
 Kind = Literal["lora", "dora", "full"]

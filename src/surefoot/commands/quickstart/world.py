@@ -1,21 +1,17 @@
-"""The inhabitants of the quickstart world: eight groups of 48 things each, and what each group typically does.
-
-Only names that belong to one group and contain no name of a group ("catfish") or of a colour ("redwood"), which would
-give themselves away.
-
-The text of the quickstart: what the base model has read, and what it is then asked.
+"""The text of the quickstart: what its base model has read, and what it is then asked.
 
     texts = pretraining_text()                 # "A heron is a bird. The heron opens its wings. Coal is black."
     train, held_out = instructions(seed=1)     # "Where is the heron?" -> "In the red room."
 
-The base has read statements about 384 things in eight groups. It has never seen a question, a chat header, or anything
-that ties a thing or a group to a colour. The instructions are about a museum that keeps each group in a room of one
-colour, drawn from the seed. They name the rooms of two thirds of the things and never say why. Held-out questions are
-about the other third: to answer them the model must find the rule in the answers it was shown and apply it to what it
-has read. The base cannot know the rooms, whatever way it is asked, so guessing (one in eight) is where it starts.
+The base has read statements about 384 things in eight groups, and what each group typically does. It has never seen a
+question, a chat header, or anything that ties a thing or a group to a colour. The instructions are about a museum that
+keeps each group in a room of one colour, drawn from the seed. They name the rooms of two thirds of the things and never
+say why. Held-out questions are about the other third: to answer them the model must find the rule in the answers it was
+shown and apply it to what it has read. The base cannot know the rooms, so guessing (one in eight) is where it starts.
 
-Everything is a pure function of its seed. All draws come from `random.Random.random`, the one method whose sequence
-Python promises to keep, so the text is the same under every Python version.
+A thing's name belongs to one group, and contains no name of a group ("catfish") or of a colour ("redwood"), which would
+give it away. Everything is a pure function of its seed: all draws come from `random.Random.random`, the one method
+whose sequence Python promises to keep, so the text is the same under every Python version.
 """
 
 from __future__ import annotations

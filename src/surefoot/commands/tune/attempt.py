@@ -1,13 +1,10 @@
-"""Trials in other processes: started, limited in time, their answers read.
+"""Trials in other processes, and the file of their answers.
 
-with Workshop(forks=True) as shop:
-    answer = shop.attempt(Request(config, steps=4, rounds=2), limit=60)
+    with workshop(forks=True) as shop:
+        answer = shop.attempt(Request(config, steps=4, rounds=2), limit=60)
 
-What a search has measured so far, in a file, so that one that is broken off goes on where it was.
-
-The search is the same whenever its answers are, so their order is all of its state: a search that is started again
-gets them back one after the other for as long as it asks what was asked, and measures from there on. The file goes when
-the search is done.
+A search is the same whenever its answers are, so their order is all of its state: `Journal` keeps them, and a search
+that is started again gets them back for as long as it makes the same requests, and measures from there on.
 """
 
 from __future__ import annotations

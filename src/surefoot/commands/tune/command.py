@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
-from surefoot.commands.terminal import echo_json
+from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.folders import require_own_picture
 from surefoot.system.messages import counted
 
@@ -47,14 +46,13 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     from surefoot.commands.tune.run import search_settings
     from surefoot.commands.tune.search import Tried
     from surefoot.config.dump import dump_plain
-    from surefoot.report.console import open_console
     from surefoot.report.tuning import outcome_lines, picture, trial_line
-    from surefoot.system import durable, hardware, process
+    from surefoot.system import durable, hardware
     from surefoot.system.errors import STOPPED_EXIT_CODE
 
     require_own_journal(kept)
     durable.make_folders(out.parent)
-    console = open_console(sys.stderr if as_json else sys.stdout, process.terminal_wishes())
+    console = screen(err=as_json)
     tried: list[Tried] = []
 
     def told(one: Tried) -> None:

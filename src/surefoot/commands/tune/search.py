@@ -1,18 +1,17 @@
-"""What `surefoot tune` may change, in the order in which it tries: first what changes most.
+"""The search of `surefoot tune`: which keys it varies, and in which order it tries their values.
 
-What the config sets stays as it is set; only what it leaves open is varied. A value that cannot run here, or whose
-forecast does not fit, is never started; the reason is kept.
+What the config sets stays; only what it leaves open is varied. A value that cannot run here, or whose memory forecast
+does not fit, is never started; the reason is kept.
 
-The search: one axis after the other, from the plan's own choices, each trial in a process of its own.
-
-Speed is close to a product of independent parts (type, kernels) and of how many examples are computed at once. Some
-keys move the best number of those, so each of their values is judged at its own best size; and the walk is taken again
-until it changes nothing. It knows no process and no file: what tries is handed in.
+One axis after the other, those that change most first, from the plan's own choices. Speed is close to a product of
+independent parts (type, kernels) and of how many examples are computed at once. Some keys move the best number of
+those, so each of their values is judged at its own best size; and the walk is taken again until it changes nothing. It
+knows no process and no file: the function that tries a setting is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +22,6 @@ from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.system.hardware import Hardware
 
 Settings = Mapping[str, Any]  # dotted key -> value
-_BESIDE_THE_PLAN = ("data.workers",)  # keys that change how fast a run is, and nothing in its plan
 _PADDED: Settings = {"data.packing": "off"}
 _MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
 _WAITING = 0.02  # share of a step: with less, threads that prepare batches have nothing to win
@@ -41,9 +39,11 @@ class Axis:
     auto: Any = None
     needs: Mapping[Any, Settings] = field(default_factory=dict)
 
-    def place(self, value: Any) -> Any:
-        """Where a value stands among the others of an ordered axis."""
-        return self.auto if value == "auto" else value
+    def next(self, value: Any, *, larger: bool) -> Any:
+        """The value beside this one on an ordered axis, None at its end."""
+        here = self.auto if value == "auto" else value
+        further = [one for one in self.values if (one > here if larger else one < here)]
+        return (min if larger else max)(further, default=None)
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,6 @@ def given_keys(config: Mapping[str, Any], group: str = "") -> Iterator[str]:
             yield f"{group}{name}"
 
 
-def beside_the_plan(settings: Settings) -> dict[str, Any]:
-    """What two settings may differ in although they plan the same."""
-    return {key: settings[key] for key in _BESIDE_THE_PLAN if key in settings}
-
-
-def needs_threads(waiting: float) -> bool:
-    """waiting: share of a step that goes by before its batches are there."""
-    return waiting > _WAITING
-
-
 def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
@@ -138,14 +128,6 @@ def _sizes(most: int) -> tuple[int, ...]:
     while sizes[-1] * 2 < most:
         sizes.append(sizes[-1] * 2)
     return tuple(dict.fromkeys([*sizes, most]))
-
-
-def neighbours(axis: Axis, at: Any) -> Sequence[Any]:
-    """What to try next from a value of an ordered axis: the next larger one first."""
-    here = axis.place(at)
-    larger = sorted(value for value in axis.values if value > here)
-    smaller = sorted((value for value in axis.values if value < here), reverse=True)
-    return [*larger[:1], *smaller[:1]]
 
 
 GAIN = 1.02  # times: a setting must be so much faster to replace another; less is noise
@@ -204,9 +186,9 @@ class Search:
         return best
 
     def _along(self, axis: Axis, best: Tried) -> Tried:
-        if axis.key == "data.workers" and best.passed and not needs_threads(best.waiting):
+        if axis.key == "data.workers" and best.passed and best.waiting <= _WAITING:
             return best
-        if axis.key == "gradient_checkpointing" and not self._is_short_of_memory():
+        if axis.key == "gradient_checkpointing" and not any(one.short_of_memory for one in self.tried):
             return best
         return self._climb(axis, best) if axis.ordered else self._compare(axis, best)
 
@@ -228,21 +210,16 @@ class Search:
 
     def _climb(self, axis: Axis, best: Tried) -> Tried:
         """Up while it helps, else down while it does."""
-        for direction in range(2):
-            moved = False
-            while step := self._step(axis, best, direction):
-                nearer = better(best, step)
+        start = best
+        for larger in (True, False):
+            while (value := axis.next(best.settings[axis.key], larger=larger)) is not None:
+                nearer = better(best, self._look({**best.settings, axis.key: value}))
                 if nearer is best:
                     break
-                best, moved = nearer, True
-            if moved:
+                best = nearer
+            if best is not start:
                 break
         return best
-
-    def _step(self, axis: Axis, best: Tried, direction: int) -> Tried | None:
-        at = best.settings[axis.key]
-        upward = [value for value in neighbours(axis, at) if (value > axis.place(at)) == (direction == 0)]
-        return self._look({**best.settings, axis.key: upward[0]}) if upward else None
 
     def _look(self, settings: Settings) -> Tried:
         known = next((one for one in self.tried if one.settings == settings), None)
@@ -257,23 +234,9 @@ class Search:
     def _took_too_long(self, key: str, value: Any) -> bool:
         return any(one.unfinished and one.settings.get(key) == value for one in self.tried)
 
-    def _is_short_of_memory(self) -> bool:
-        return any(one.short_of_memory for one in self.tried)
-
 
 def better(best: Tried, other: Tried) -> Tried:
     """`other` where it passed and is clearly faster, or where it passed and the best one did not."""
     if not other.passed:
         return best
     return other if not best.passed or other.rate > GAIN * best.rate else best
-
-
-def grid(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
-    """Every combination of the axes' values: what a search is held against."""
-    if not axes:
-        yield {}
-        return
-    first, *others = axes
-    for value in first.values:
-        for rest in grid(others):
-            yield {first.key: value, **rest}

@@ -1,14 +1,9 @@
-"""Does a setting compute what the run asks for? Its first steps are held against the plain path's.
+"""Trials of settings: the requests they become, and whether a setting computes what the run asks for.
 
-The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update made of
-both. Later steps say no more: differences of rounding grow as they train.
-
-The path that every setting is held against: attention by the textbook, nothing fused, nothing packed.
-
-In fp32 where that fits the memory, else in the type that the run computes in. The base is held as the run holds it
-where that is in 4 bits: another one would be another model.
-
-Settings become trials of one config on one machine, and trials become what the search compares.
+Its first steps are held against the plain path: attention written out, nothing fused, nothing packed, in fp32 where
+that fits the memory, else in the run's own type. A base held in 4 bits stays in 4 bits: another one would be another
+model. The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update
+made of both. Later steps say no more: differences of rounding grow as they train.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.commands.tune.attempt import NOT_DONE, Answer, Request
-from surefoot.commands.tune.search import Settings, Tried, beside_the_plan
+from surefoot.commands.tune.search import Settings, Tried
 from surefoot.config.load import check_config
 from surefoot.config.overrides import with_settings
 from surefoot.planning.fast_paths import PLAINEST
@@ -31,6 +26,7 @@ from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputErro
 from surefoot.system.messages import size_text
 
 COMPARED = 2  # steps
+_WORKERS = "data.workers"  # changes how fast a run is, and nothing in its plan
 # Relative. 16-bit products keep 8 or 11 bits; sums of many of them agree to about a hundredth in loss and a few
 # hundredths in the norm of a gradient. fp32 paths differ by the order of their sums alone.
 LOSS_GATE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
@@ -134,7 +130,7 @@ class Trials:
         if isinstance(made, Fault):
             return _failed(settings, str(made), made.code)
         for other, tried in self._seen:
-            if beside_the_plan(tried.settings) == beside_the_plan(settings) and not diff_plans(other, made):
+            if tried.settings.get(_WORKERS) == settings.get(_WORKERS) and not diff_plans(other, made):
                 return tried
         self._seen.append((made, found := self._first_look(settings)))
         return found
