@@ -25,7 +25,7 @@ from surefoot.training.manifest import sealed
 
 ADAPTERS = ["full", "lora", "dora"]
 PRECISIONS = ["fp32", "bf16", "fp16"]
-QUICK = [("full", "fp32"), ("lora", "bf16"), ("dora", "fp16")]
+QUICK = [("full", "bf16"), ("dora", "fp16")]
 STEPS = 12  # 11 examples, 4 a step: 3 steps an epoch, the last of them short; 4 epochs
 KILLED = -9
 LOGGED_AFTER_THE_END = 12  # about so many lines of run.log follow the last write of the publication
@@ -116,7 +116,7 @@ def test_killed_and_resumed_equals_uninterrupted(server, world, uninterrupted, a
     assert compare_folders(uninterrupted(adapter, precision), output) == []
 
 
-@pytest.mark.parametrize("n", representatives(range(1, 21, 3), 4, 13))
+@pytest.mark.parametrize("n", representatives(range(1, 21, 3), 13))
 def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     """Walk through the flushes of the first saves, one kill each."""
     output = world[0] / f"flush-{n}"
@@ -127,7 +127,7 @@ def test_a_kill_at_any_flush_of_a_save(server, world, uninterrupted, n):
     assert compare_folders(uninterrupted("lora", "fp32"), output) == []
 
 
-@pytest.mark.parametrize("n", representatives([1, 6, 11, 16, 21, 40], 11, 40))
+@pytest.mark.parametrize("n", representatives([1, 6, 11, 16, 21, 40], 11))
 def test_a_kill_while_a_thread_finishes_a_checkpoint(server, world, uninterrupted, n):
     """The steps go on meanwhile, so it is left to chance what has been reached; what is visible is whole."""
     output = world[0] / f"beside-{n}"
@@ -155,7 +155,7 @@ def writes(server, world, uninterrupted):
 PLACES = 8
 
 
-@pytest.mark.parametrize("place", representatives(range(PLACES), 0, PLACES // 2, PLACES - 1))
+@pytest.mark.parametrize("place", representatives(range(PLACES), PLACES // 2, PLACES - 1))
 def test_a_kill_anywhere_in_the_command(server, world, uninterrupted, writes, place):
     """From the first write of the records, before there is a config, to the last of the publication."""
     output = world[0] / f"place-{place}"
@@ -170,13 +170,13 @@ def test_a_kill_anywhere_in_the_command(server, world, uninterrupted, writes, pl
 
 def test_two_fresh_runs_are_identical(server, world, uninterrupted):
     output = world[0] / "again"
-    config = write_config(world, "dora", "bf16", output)
+    config = write_config(world, "dora", "fp16", output)
     log = output.with_suffix(".txt")
     assert server.run(["train", config], log) == 0, log.read_text()
-    assert compare_folders(uninterrupted("dora", "bf16"), output) == []
+    assert compare_folders(uninterrupted("dora", "fp16"), output) == []
 
 
-@pytest.mark.parametrize("lost", ["optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("lost", representatives(["optimizer.safetensors", "state.json"], "optimizer.safetensors"))
 def test_twin_a_resume_that_loses_something_is_noticed(server, world, uninterrupted, lost):
     """Put another step's file into a checkpoint (manifest mended, so that it verifies): the end must differ."""
     output = world[0] / f"twin-{lost}"

@@ -62,7 +62,7 @@ def write_config(world, case, output):
     return str(path)
 
 
-@pytest.mark.parametrize("case", representatives(CASES, "dpo-cached", "kto-full"))
+@pytest.mark.parametrize("case", representatives(CASES, "dpo-cached"))
 def test_killed_and_resumed_equals_uninterrupted(server, world, case):
     straight, broken = world / f"straight-{case}", world / f"broken-{case}"
     config = write_config(world, case, straight)

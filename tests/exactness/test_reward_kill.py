@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.value_head import VALUE_HEAD_FILE
 from surefoot.report.verification import compare_folders
@@ -47,8 +48,11 @@ def write_config(world, name: str, adapter: dict | None, loss: str) -> str:
     return str(path)
 
 
+LORA = {"kind": "lora", "rank": 4, "dropout": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("adapter", "loss"), [({"kind": "lora", "rank": 4, "dropout": 0.1}, "last"), (None, "divergence")]
+    ("adapter", "loss"), representatives([(LORA, "last"), (None, "divergence")], (None, "divergence"))
 )
 def test_killed_and_resumed_equals_uninterrupted(world, adapter, loss):
     straight, broken = (write_config(world, f"{name}-{loss}", adapter, loss) for name in ("straight", "broken"))

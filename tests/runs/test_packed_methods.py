@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import surefoot
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import loss as measured_rows
 from surefoot.evaluate.loss import measure_loss
@@ -135,7 +136,7 @@ def layouts(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", representatives(WAYS, "dpo, cached", "kto", "reward, divergence"))
 def test_a_packed_run_has_the_numbers_of_a_padded_one(train, layouts, way):
     packed = train("packed", **WAYS[way])
     assert layouts == {("trained", True), ("evaluated", True)}
@@ -144,7 +145,7 @@ def test_a_packed_run_has_the_numbers_of_a_padded_one(train, layouts, way):
     assert (planned(packed)["kernels"]["documents"]["value"], len(log(packed))) == ("sdpa", len(log(padded)))
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto"])
+@pytest.mark.parametrize("stage", representatives(["dpo", "kto"], "kto"))
 def test_the_split_changes_nothing(train, stage):
     whole = train("whole", stage=stage)
     split = train("split", stage=stage, batch={"size": 6, "micro": 2})
@@ -153,7 +154,7 @@ def test_the_split_changes_nothing(train, stage):
     assert not same(whole, other)  # twin
 
 
-@pytest.mark.parametrize("stage", ["kto", "reward"])
+@pytest.mark.parametrize("stage", representatives(["kto", "reward"], "reward"))
 def test_resumed_it_ends_with_the_same_bytes(train, stage):
     def ends(folder):
         return {file.name: file.read_bytes() for file in (folder / f"checkpoint-{STEPS}").glob("*.safetensors")}
@@ -168,7 +169,7 @@ def test_resumed_it_ends_with_the_same_bytes(train, stage):
     assert ends(train("padded", stage=stage, packing="off")) != uninterrupted  # twin: bytes tell rounding apart
 
 
-@pytest.mark.parametrize("stage", ["reward", "kto"])
+@pytest.mark.parametrize("stage", representatives(["reward", "kto"], "reward"))
 def test_a_wide_model_is_measured_and_its_pairs_are_counted(world, train, stage):
     """Narrow models are planned without a measurement, so that nothing of it would be seen to fail."""
     tiny_llama(world / "wide", hidden=NARROW, pad=True)
@@ -232,7 +233,7 @@ def test_so_is_a_reward_model(world, train, monkeypatch):
         assert one.sums == [pytest.approx(row, rel=FP32, abs=FP32) for row in padded.sums]
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "reward"])
+@pytest.mark.parametrize("stage", representatives(["dpo", "kto", "reward"], "dpo"))
 def test_a_packed_step_that_failed_is_replayed(train, tmp_path, monkeypatch, stage):
     real = loop_module.train_step
 

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.kernels import packed_attention as kernels
 from surefoot.models import forward as documents
@@ -79,7 +80,7 @@ def chosen(folder):
     return json.loads((folder / "plan.json").read_text())["plan"]["kernels"]["documents"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", representatives(WAYS, "pretrain", "a row of at most two"))
 def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
     train(config(workplace, tmp_path / "packed", **WAYS[way]))
     train(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
@@ -124,7 +125,7 @@ def _left_open(forms):
     return Choice(forms[0], "for this test", "measured")
 
 
-@pytest.mark.parametrize("way", ["lora", "pretrain"])
+@pytest.mark.parametrize("way", representatives(["lora", "pretrain"], "lora"))
 def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, way):
     noisy = WAYS[way] | {"optim": {"lr": 1e-3, "neftune_alpha": 5.0}}
     if way == "lora":

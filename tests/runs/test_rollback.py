@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from helpers.nan_examples import spoil
 from helpers.rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
+from helpers.tiers import representatives
 from surefoot.commands.main import main
 from surefoot.config.schema import RunConfig
 from surefoot.runs import run as run_module
@@ -50,7 +51,7 @@ def events_of(run):
     return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "kto"])
+@pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto"], "sft", "kto"))
 def test_it_goes_back_skips_the_data_and_takes_all_its_steps(world, clean, stage, monkeypatch):
     data = clean(stage)
     spoil(one_of_each(data, (4, 5)), monkeypatch)
@@ -106,7 +107,7 @@ def test_twin_without_the_skip_the_same_data_diverge_again(world, clean, monkeyp
     assert [one.rollback.lost for one in read_rollbacks(run)] == [5, 5]
 
 
-@pytest.mark.parametrize("rollback", ["on", "off"])
+@pytest.mark.parametrize("rollback", representatives(["on", "off"], "on"))
 def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once(world, rollback, monkeypatch):
     """With rollback as well: no data are to blame, so none are passed over."""
     spoilt, real = [], loop_module.train_step
