@@ -100,7 +100,7 @@ def kto(models: Path, output: str, words: dict[str, Any]) -> dict[str, Any]:
 
 def without_reference(models: Path, output: str, kind: str, words: dict[str, Any]) -> dict[str, Any]:
     """orpo: the odds-ratio term and the log-probabilities alone, as TRL's cross entropy counts the prompt's tokens too.
-    cpo: SimPO."""
+    cpo: CPO or SimPO by its loss_type, with cpo_alpha times the cross entropy of the better answers."""
     policy = AutoModelForCausalLM.from_pretrained(models / "policy")
     trainer_class, config = (ORPOTrainer, ORPOConfig) if kind == "orpo" else (CPOTrainer, CPOConfig)
     trainer = trainer_class(
@@ -109,26 +109,26 @@ def without_reference(models: Path, output: str, kind: str, words: dict[str, Any
         train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
         processing_class=AutoTokenizer.from_pretrained(models / "policy"),
     )
-    batch: dict[str, torch.Tensor] = {}
-    for side, place in (("chosen", 0), ("rejected", 1)):
-        found = padded([pair[place] for pair in PAIRS])
-        batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"] = found["input_ids"], found["attention_mask"]
-        batch[f"{side}_labels"] = found["input_ids"].masked_fill(found["completion_mask"] == 0, -100)
-    chosen, rejected = trainer.concatenated_forward(trainer.model, batch)[:2]
-    if kind == "orpo":
-        ratio, chosen_rewards, rejected_rewards = trainer.odds_ratio_loss(chosen, rejected)[:3]
-        losses = -ratio
-    else:
-        losses, chosen_rewards, rejected_rewards = trainer.cpo_loss(chosen, rejected)
+
+    def parts_of(pairs: list[tuple[Answer, Answer]]) -> tuple[torch.Tensor, ...]:
+        """The loss and, for each pair, the rewards of both answers."""
+        found = padded([pair[0] for pair in pairs] + [pair[1] for pair in pairs])  # to one length
+        found["labels"] = found["input_ids"].masked_fill(found.pop("completion_mask") == 0, -100)
+        sides = {"chosen": slice(len(pairs)), "rejected": slice(len(pairs), None)}
+        batch = {f"{side}_{name}": held[rows] for side, rows in sides.items() for name, held in found.items()}
+        chosen, rejected, _, _, entropy = trainer.concatenated_forward(trainer.model, batch)[:5]
+        if kind == "orpo":
+            ratio, *rewards = trainer.odds_ratio_loss(chosen, rejected)[:3]
+            return -ratio.mean(), *rewards
+        losses, *rewards = trainer.cpo_loss(chosen, rejected)
+        return losses.mean() + words["cpo_alpha"] * entropy, *rewards
+
+    loss, chosen_rewards, rejected_rewards = parts_of(PAIRS)
     metrics = {"rewards/chosen": float(chosen_rewards.mean()), "rewards/rejected": float(rejected_rewards.mean())}
     metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
-    alone = losses.tolist()
-    return {
-        "loss": float(losses.mean()),
-        "grad_norm": gradient_norm(trainer.model, losses.mean()),
-        "metrics": metrics,
-        "per_pair": alone,
-    }
+    alone = [float(parts_of([pair])[0]) for pair in PAIRS]
+    norm = gradient_norm(trainer.model, loss)
+    return {"loss": float(loss), "grad_norm": norm, "metrics": metrics, "per_pair": alone}
 
 
 def smoothed(models: Path, output: str, smoothing: float) -> dict[str, Any]:
@@ -155,6 +155,10 @@ if __name__ == "__main__":
             "simpo": without_reference(
                 models, output, "cpo", {"loss_type": "simpo", "simpo_gamma": 0.4, "cpo_alpha": 0}
             ),
+            "cpo": without_reference(
+                models, output, "cpo", {"loss_type": "sigmoid", "label_smoothing": 0.2, "cpo_alpha": 0}
+            ),
+            "cpo and sft": without_reference(models, output, "cpo", {"loss_type": "sigmoid", "cpo_alpha": 1.0}),
             "orpo": without_reference(models, output, "orpo", {}),
             "smoothing": {"label_smoothing": 0.2, **smoothed(models, output, 0.2)},
             "kto": kto(models, output, {"desirable_weight": 1.3, "undesirable_weight": 0.6}),

@@ -26,6 +26,8 @@ CASES = {
     "hinge": ("hinge", TRL["pairs"]["hinge"], {}),
     "sigmoid and sft": ("sigmoid", TRL["pairs"]["sigmoid and sft"], {"sft": 0.7}),
     "simpo": ("simpo", TRL["simpo"], {"margin": 0.4}),
+    "cpo": ("cpo", TRL["cpo"], {"label_smoothing": 0.2, "sft": -1.0}),  # recorded without the cross entropy
+    "cpo and sft": ("cpo", TRL["cpo and sft"], {}),
     "orpo": ("orpo", TRL["orpo"], {"sft": -1.0}),  # TRL's cross entropy counts the prompt too: the other term alone
 }
 NAMES = {
@@ -102,7 +104,7 @@ def assert_as_trl(models, objective, batch, expected, names) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_pairs(models, case):
     name, expected, words = CASES[case]
-    constants = Constants(TRL["beta"], margin=words.get("margin", 0.0))
+    constants = Constants(TRL["beta"], words.get("label_smoothing", 0.0), margin=words.get("margin", 0.0))
     objective = preference_loss(name, constants, words.get("sft", 0.0))
     batch = pair_batch(models)
     assert_as_trl(models, objective, batch, expected, NAMES)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.golden_templates import golden_encoder
+from helpers.refusals import refused
 from surefoot.config.schema import RunConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats.conversation import RowFault
@@ -15,7 +16,6 @@ from surefoot.data.formats.preference import read_judged, read_preference
 from surefoot.interop.axolotl import data as pairs
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
-from surefoot.system.errors import InputError
 
 BASE = {"base_model": "m", "learning_rate": 1e-5, "sequence_len": 1024, "micro_batch_size": 2, "output_dir": "o"}
 
@@ -60,26 +60,27 @@ def test_a_reward_model():
     assert found["data"] == {"train": source, "template": "llama3", "max_length": 1024}
 
 
-REFUSED = [
-    ("chatml.intel", {"rl": "grpo"}, "surefoot has no grpo"),
-    ("chatml.intel", {"rl": "dpo", "reward_model": True}, "rl: dpo is another training"),
-    ("zephyr.nectar", {"rl": "dpo"}, "no layout of this method"),
-    ("chatml.icr", {"rl": "kto"}, "no layout of this method"),
-    ("alpaca", {"rl": "dpo"}, "no layout of this method"),
-    ("chatml.intel", {"reward_model": True}, "bradley_terry.chat_template"),
-    ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "sums of log-probabilities"),
-    ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "has no robust"),
-    ("chatml.intel", {"rl": "dpo", "trl": {"num_generations": 8}}, "num_generations belongs to GRPO"),
-    ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "answers of others"),
-    ({"prompt_format": "Q: {prompt}"}, {"rl": "dpo"}, "of no template that surefoot has"),
-    ({"field_promt": "q"}, {"rl": "dpo"}, "did you mean field_prompt"),
+REFUSED = [  # a type of records, words, the setting that is refused
+    ("chatml.intel", {"rl": "grpo"}, "rl"),
+    ("chatml.intel", {"rl": "dpo", "reward_model": True}, "reward_model"),
+    ("zephyr.nectar", {"rl": "dpo"}, "datasets"),
+    ("chatml.icr", {"rl": "kto"}, "datasets"),
+    ("alpaca", {"rl": "dpo"}, "datasets"),
+    ("chatml.intel", {"reward_model": True}, "datasets"),
+    ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
+    ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
+    ("chatml.intel", {"rl": "dpo", "trl": {"num_generations": 8}}, "trl"),
+    ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
+    ({"prompt_format": "Q: {prompt}"}, {"rl": "dpo"}, "datasets"),
+    ({"field_promt": "q"}, {"rl": "dpo"}, "datasets"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "words", "said"), REFUSED)
-def test_what_is_asked_for_in_vain(kind, words, said):
-    with pytest.raises(InputError, match=said):
-        translated(kind, **words)
+def test_what_is_asked_for_in_vain():
+    for kind, words, name in REFUSED:
+        found = refused(lambda: translated(kind, **words))  # noqa: B023
+        assert found[0] == name, (kind, words)
+        assert len(found) == len(set(found))  # each is said once
 
 
 def test_words_of_a_method_that_is_not_asked_for_are_listed():
@@ -137,5 +138,5 @@ def test_texts_are_axolotls(stage, kind, record, system, forms):
 
 
 def test_twin_another_field_is_another_text():
-    with pytest.raises(RowFault, match="no prompt"):
+    with pytest.raises(RowFault):
         written("dpo", "chatml.intel", {"input": "Why?", **PAIR})

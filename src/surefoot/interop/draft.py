@@ -22,6 +22,7 @@ from surefoot.config.dump import shown
 from surefoot.config.keys import all_keys
 from surefoot.config.overrides import Sources, apply_override, expand_short_forms
 from surefoot.config.yaml_reader import Document
+from surefoot.interop.faults import setting_error, setting_fault
 from surefoot.interop.launch import no_files
 from surefoot.interop.settings import Refusal, Row
 from surefoot.interop.translation import Fate, Note, Translation
@@ -144,7 +145,9 @@ class Draft:
             self.note(name, "listed", why)
 
     def refuse(self, name: str, what: str, fix: str = "") -> None:
-        self.faults.append(_fault(self.where(name), name, what, fix))
+        fault = _fault(self.where(name), name, what, fix)
+        if fault not in self.faults:  # two rules may find the same
+            self.faults.append(fault)
         self.note(name, "listed", "refused")
 
     def assume(self, word: str, why: str, *keys: str) -> None:
@@ -273,7 +276,7 @@ def in_order(config: Mapping[str, Any]) -> dict[str, Any]:
 def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
     """A flag or an override says its name itself; a line of a file does not."""
     said = where.lstrip("-").replace("-", "_").partition("=")[0] == name
-    return Fault(where, what if said else f"{name}: {what}", fix, code="SF-TRANSLATE-SETTING")
+    return setting_fault(where, what if said else f"{name}: {what}", fix)
 
 
 def with_own_keys(found: Translation, texts: Sequence[str]) -> Translation:
@@ -282,7 +285,7 @@ def with_own_keys(found: Translation, texts: Sequence[str]) -> Translation:
         return found
     if found.command != "train":
         what = f"is a key of a training, and the command is for {found.command}"
-        raise InputError(Fault(texts[0], what, "leave it out", code="SF-TRANSLATE-SETTING"))
+        raise setting_error(texts[0], what, "leave it out")
     config, sources = expand_short_forms(dict(found.config)), Sources(Document({}, {}, {}, ""))
     for text in texts:
         config = apply_override(config, text, sources)

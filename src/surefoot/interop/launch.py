@@ -16,9 +16,9 @@ from typing import Any
 
 from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.interop import launchers
+from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.translation import Note
 from surefoot.interop.words import plain_count, plain_truth
-from surefoot.system.errors import Fault, InputError
 from surefoot.system.redaction import hides, redacted
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -32,7 +32,7 @@ MORE = "start surefoot with the launcher on each machine: docs/several-processes
 
 def no_files(path: str) -> str:
     """`Options.read` where nothing may be read."""
-    raise InputError(Fault(path, "cannot be read here", code="SF-TRANSLATE-SETTING"))
+    raise setting_error(path, "cannot be read here")
 
 
 FirstRecord = Callable[[str], Mapping[str, Any] | None]
@@ -97,14 +97,7 @@ def read_command(words: Sequence[str], options: Options) -> Command:
     """Take the words that start a program away from those that it gets. Raises InputError."""
     if blank := next((place for place, word in enumerate(words) if word.isspace()), None):
         what = f"nothing but blanks behind {words[blank - 1]}: a blank or a comment behind a backslash ends a command"
-        raise InputError(
-            Fault(
-                repr(words[blank]),
-                what,
-                "let nothing follow a backslash at the end of a line",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(repr(words[blank]), what, "let nothing follow a backslash at the end of a line")
     environment: dict[str, str] = {}
     left = list(words)
     while left:
@@ -118,7 +111,7 @@ def read_command(words: Sequence[str], options: Options) -> Command:
         else:
             break
     if not left:
-        raise InputError(Fault("", "there is no command to read", "give one behind --", code="SF-TRANSLATE-COMMAND"))
+        raise command_error("", "there is no command to read", "give one behind --")
     told = {**inherited(options), **environment}
     command = _program(left, told, options)
     notes = (*(environment_note(name, value) for name, value in told.items()), *command.notes)
@@ -171,16 +164,9 @@ def _python(left: list[str], environment: Mapping[str, str], options: Options) -
         at += 2 if left[at] in _PYTHON_WITH_VALUE else 1
     left = left[at:]
     if left[:1] == ["-c"]:
-        raise InputError(
-            Fault(
-                "python -c",
-                "is a program of its own, and surefoot runs none",
-                "give the tool's command",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error("python -c", "is a program of its own, and surefoot runs none", "give the tool's command")
     if not left or left == ["-m"]:
-        raise InputError(Fault("python", "names no program", "give the script or module", code="SF-TRANSLATE-COMMAND"))
+        raise command_error("python", "names no program", "give the script or module")
     if left[0] != "-m":
         return Command(left[0], tuple(left[1:]))
     module, rest = left[1], left[2:]
@@ -210,9 +196,7 @@ def _launched(
             words[name] = value
         elif name in launcher.with_value:
             if at + 1 == len(left):
-                raise InputError(
-                    Fault(flag, "has no value", f"write it like {flag} VALUE", code="SF-TRANSLATE-SETTING")
-                )
+                raise setting_error(flag, "has no value", f"write it like {flag} VALUE")
             words[name] = left[at + 1]
             shown, at = f"{flag} {left[at + 1]}", at + 1
         else:
@@ -224,9 +208,7 @@ def _launched(
             notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
         at += 1
     if at == len(left):
-        raise InputError(
-            Fault(launcher.name, "starts no program", "name the script behind its flags", code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(launcher.name, "starts no program", "name the script behind its flags")
     settled: dict[str, Any] = {}
     if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
         settled, of_the_file = launchers.read_file(path, options.read(path))
@@ -255,14 +237,7 @@ def _processes(
     """How many the launcher starts on this machine. Raises InputError where it is told of other machines."""
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
-        raise InputError(
-            Fault(
-                launcher.name,
-                f"asks for {machines} machines, and surefoot starts processes on one",
-                MORE,
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(launcher.name, f"asks for {machines} machines, and surefoot starts processes on one", MORE)
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if count in (None, "gpu", "auto", "xpu"):
         untold = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
@@ -273,9 +248,7 @@ def _processes(
     processes = plain_count(count)
     if not processes:
         where = next((f"--{name}" for name in launcher.count if name in settled), launcher.name)
-        raise InputError(
-            Fault(where, f"expected a number of processes from 1, got {count}", code="SF-TRANSLATE-SETTING")
-        )
+        raise setting_error(where, f"expected a number of processes from 1, got {count}")
     return processes
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.dump import shown
+from surefoot.interop.faults import setting_error, setting_fault
 from surefoot.interop.translation import Note
 from surefoot.interop.words import parse_document, plain_truth
 from surefoot.system.errors import Fault, InputError
@@ -164,9 +165,7 @@ def refusal(name: str, value: Any) -> str | None:
 def check(name: str, value: Any, where: str) -> None:
     """Raises InputError where surefoot cannot give what is asked."""
     if (why := refusal(name, value)) is not None:
-        raise InputError(
-            Fault(where, why if where.startswith("-") else f"{name}: {why}", _LEAVE, code="SF-TRANSLATE-SETTING")
-        )
+        raise setting_error(where, why if where.startswith("-") else f"{name}: {why}", _LEAVE)
 
 
 def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
@@ -180,13 +179,9 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
         where = path if position is None else f"{path}:{position.line}:{position.column}"
         group, _, last = key.rpartition(".")
         if not group and key not in _KEYS:
-            faults.append(
-                Fault(
-                    where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE, code="SF-TRANSLATE-SETTING"
-                )
-            )
+            faults.append(setting_fault(where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE))
         elif why := refusal(key, value) or refusal(group or key, value) or refusal(last, value):
-            faults.append(Fault(where, f"{key}: {why}", _LEAVE, code="SF-TRANSLATE-SETTING"))
+            faults.append(setting_fault(where, f"{key}: {why}", _LEAVE))
         else:
             told_of = told(last if group != "fsdp_config" or last.startswith("fsdp_") else f"fsdp_{last}")
             reason = _MEMORY if group and told_of == OF_THE_LAUNCH and group != "mpirun_config" else told_of

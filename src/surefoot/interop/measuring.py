@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, joint, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
-from surefoot.interop.words import read_flags
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import read_only_flags
 
 SETS = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Challenge", "ARC-Easy", "openbookqa")
 
@@ -64,9 +64,7 @@ def _capture(draft: Draft) -> None:
 
 def _require(draft: Draft, *names: str) -> None:
     draft.faults += [
-        Fault(f"--{name}", "is required", f"write --{name} VALUE", code="SF-TRANSLATE-SETTING")
-        for name in names
-        if draft[name] is None
+        setting_fault(f"--{name}", "is required", f"write --{name} VALUE") for name in names if draft[name] is None
     ]
 
 
@@ -90,11 +88,7 @@ def _tool(
     dialect = Dialect(program, rows, (rule,))
 
     def from_command(command: Command, options: Options) -> Translation:
-        words, left = read_flags(command.arguments, switches=switches)
-        if left:
-            raise InputError(
-                [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
-            )
+        words = read_only_flags(command.arguments, switches=switches)
         return Draft(dialect, words, allow_unknown=options.allow_unknown).finish(verb)
 
     return Tool(program, lambda command: command.name == program, from_command, rows=rows)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from surefoot.interop import deepspeed_chat, measuring
 from surefoot.interop.axolotl import AXOLOTL
+from surefoot.interop.faults import command_error
 from surefoot.interop.finetune import FINETUNE
 from surefoot.interop.launch import Command, Options, is_read, read_command
 from surefoot.interop.llamafactory.tool import LLAMAFACTORY
@@ -26,7 +27,7 @@ from surefoot.interop.torchtune import TORCHTUNE
 from surefoot.interop.train_sft import TRAIN_SFT
 from surefoot.interop.translation import Translation, in_processes
 from surefoot.interop.trl import TRL
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import InputError
 
 _SHARED_NAMES = ("train.py", "finetune.py")
 
@@ -54,16 +55,9 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
             return replace(found, notes=(*notes, *found.notes), environment=kept)
     if command.program.endswith((".yaml", ".yml", ".json")):
         fix = f"surefoot train {command.program} trains with a config, also with another tool's"
-        raise InputError(Fault(command.program, "is a file, and no command", fix, code="SF-TRANSLATE-COMMAND"))
+        raise command_error(command.program, "is a file, and no command", fix)
     known = ", ".join(tool.name for tool in tools())
-    raise InputError(
-        Fault(
-            command.program,
-            "is a program that surefoot does not understand",
-            f"it reads {known}",
-            code="SF-TRANSLATE-COMMAND",
-        )
-    )
+    raise command_error(command.program, "is a program that surefoot does not understand", f"it reads {known}")
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:
@@ -77,14 +71,7 @@ def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tupl
         return None
     if not tool.rows:
         fix = "surefoot translate shows what becomes of every word of its config"
-        raise InputError(
-            Fault(
-                command.program,
-                f"takes a config ({tool.name}), listed in docs/dialects.md",
-                fix,
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(command.program, f"takes a config ({tool.name}), listed in docs/dialects.md", fix)
     return tool.name, described(tool.rows)
 
 
@@ -111,17 +98,10 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
 
     if tool is None and is_run_config(text):
         fix = f"there is nothing to translate: surefoot train {path}"
-        raise InputError(Fault(path, "is a config of surefoot's own already", fix, code="SF-TRANSLATE-COMMAND"))
+        raise command_error(path, "is a config of surefoot's own already", fix)
     if tool is None or tool.from_file is None:
         known = ", ".join(tool.name for tool in tools())
-        raise InputError(
-            Fault(
-                path,
-                "is no config of a tool that surefoot understands",
-                f"it reads {known}",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(path, "is no config of a tool that surefoot understands", f"it reads {known}")
     found = tool.from_file(path, text, overrides, options)
     check_resumed(found, options)
     return found

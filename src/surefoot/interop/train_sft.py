@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Refusal, Row, carried, joint, number, text, whole
 from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
-from surefoot.interop.words import read_flags
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import read_only_flags
 from surefoot.system.messages import nearest_word
 
 TOOL = "train_sft.py"
@@ -104,7 +104,7 @@ def _rest(draft: Draft) -> None:
     for name in ("model", "data", "out"):
         if not draft[name]:
             what = "is needed: the notes on train_sft.py do not say what its flag was"
-            draft.faults.append(Fault(f"--{name}", what, f"write --{name} PATH", code="SF-TRANSLATE-SETTING"))
+            draft.faults.append(setting_fault(f"--{name}", what, f"write --{name} PATH"))
 
 
 _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
@@ -112,11 +112,7 @@ _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
 
 def from_command(command: Command, options: Options) -> Translation:
     """Raises InputError with every fault."""
-    words, left = read_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
-    if left:
-        raise InputError(
-            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
-        )
+    words = read_only_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
     draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=command.facts)
     return draft.finish("train")
 

@@ -19,7 +19,8 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document, Position, parse_value, parse_yaml
 from surefoot.config.yaml_scalars import scalar_or_text
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.faults import setting_error, setting_fault
+from surefoot.system.errors import InputError
 from surefoot.system.redaction import hides
 
 _KEY = re.compile(r'("(?:[^"\\]|\\.)*+")\s*:')  # of an object in JSON
@@ -75,14 +76,7 @@ def read_pairs(arguments: Sequence[str]) -> list[Word]:
     for text in arguments:
         name, equals, written = text.partition("=")
         if not equals or not name or name.startswith("-"):
-            raise InputError(
-                Fault(
-                    text,
-                    "is not key=value",
-                    "overrides behind a file are written like lora_rank=8",
-                    code="SF-TRANSLATE-SETTING",
-                )
-            )
+            raise setting_error(text, "is not key=value", "overrides behind a file are written like lora_rank=8")
         where = f"{name}=…" if hides(name) else text
         words.append(Word(name, parse_value(written, where) if written else None, where, text, written))
     return words
@@ -123,11 +117,25 @@ def read_flags(
             if name in switches or name not in lists:
                 words.append(Word(name, True, flag, flag))
                 continue
-            raise InputError(Fault(flag, "has no value", f"write it like {flag} VALUE", code="SF-TRANSLATE-SETTING"))
+            raise setting_error(flag, "has no value", f"write it like {flag} VALUE")
         read = [read_value(value) for value in values]
         value = read[0] if len(read) == 1 else read
         words.append(Word(name, value, flag, f"{flag} {' '.join(values)}", " ".join(values)))
     return words, left
+
+
+def read_only_flags(
+    arguments: Sequence[str],
+    *,
+    switches: Collection[str] = (),
+    lists: Collection[str] = (),
+    fix: str = "write --name value",
+) -> list[Word]:
+    """`read_flags` for a program that takes nothing else. Raises InputError with each word that belongs to no flag."""
+    words, left = read_flags(arguments, switches=switches, lists=lists)
+    if left:
+        raise InputError([setting_fault(one, "belongs to no flag", fix) for one in left])
+    return words
 
 
 def is_flag(text: str) -> bool:
@@ -167,20 +175,18 @@ def _parse_json(text: str, path: str) -> Document:
         held: dict[str, Any] = {}
         for name, value in pairs:
             if name in held:
-                raise InputError(Fault(path, f"{name}: duplicate key", "keep one", code="SF-TRANSLATE-SETTING"))
+                raise setting_error(path, f"{name}: duplicate key", "keep one")
             held[name] = value
         return held
 
     try:
         data = json.loads(text, object_pairs_hook=whole)
     except json.JSONDecodeError as error:
-        raise InputError(
-            Fault(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}", code="SF-TRANSLATE-SETTING")
-        ) from None
+        raise setting_error(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
-        raise InputError(Fault(path, f"cannot be read: {error}", code="SF-TRANSLATE-SETTING")) from None
+        raise setting_error(path, f"cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise InputError(Fault(path, "does not hold an object", 'write {"key": value, …}', code="SF-TRANSLATE-SETTING"))
+        raise setting_error(path, "does not hold an object", 'write {"key": value, …}')
     keys = dict(_json_positions(text, data))
     return Document(data, keys, keys, path)
 

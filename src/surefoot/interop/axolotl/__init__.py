@@ -12,11 +12,11 @@ from dataclasses import replace
 from surefoot.interop.axolotl.rows import ALIASES, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
-from surefoot.system.errors import Fault, InputError
 
 TOOL = "Axolotl"
 _DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"})
@@ -43,21 +43,12 @@ def from_command(command: Command, options: Options) -> Translation:
     if command.name == "axolotl":
         if arguments[:1] != ["train"]:
             told = arguments[0] if arguments else "nothing"
-            raise InputError(
-                Fault(
-                    "axolotl",
-                    f"{told} is no training",
-                    "surefoot reads `axolotl train CONFIG`",
-                    code="SF-TRANSLATE-COMMAND",
-                )
-            )
+            raise command_error("axolotl", f"{told} is no training", "surefoot reads `axolotl train CONFIG`")
         del arguments[0]
     words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
-        raise InputError(
-            Fault(command.program, f"names {len(left)} config files", "name one", code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(command.program, f"names {len(left)} config files", "name one")
     return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options, command)
 
 

@@ -17,11 +17,11 @@ from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
 from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
 from surefoot.interop.deepspeed_chat.voice import voice
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
-from surefoot.interop.words import read_flags
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import read_only_flags
 
 NAME = "DeepSpeed-Chat"
 FOLDERS: Mapping[Step, str] = {
@@ -80,11 +80,7 @@ def _claims(step: Step, command: Command) -> bool:
 
 
 def _from_command(step: Step, command: Command, options: Options) -> Translation:
-    words, left = read_flags(command.arguments, switches=switches(step), lists=LISTS)
-    if left:
-        raise InputError(
-            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
-        )
+    words = read_only_flags(command.arguments, switches=switches(step), lists=LISTS)
     name = f"{NAME} {TITLES[step]}"
     data = reading(step, options.first, command.folder)
     dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
@@ -104,9 +100,7 @@ def _claims_unknown(command: Command) -> bool:
 
 def _from_unknown(command: Command, options: Options) -> Translation:
     fix = f"start it in the folder of the step, or name it: training/{FOLDERS['sft']}/main.py"
-    raise InputError(
-        Fault(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix, code="SF-TRANSLATE-COMMAND")
-    )
+    raise command_error(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix)
 
 
 TOOLS = (

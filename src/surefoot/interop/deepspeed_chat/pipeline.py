@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, joint, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
-from surefoot.interop.words import read_flags
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import read_only_flags
 
 NAME = "e2e_rlhf.py"
 _STEPS = {1: "step1_supervised_finetuning", 2: "step2_reward_model_finetuning", 3: "step3_rlhf_finetuning"}
@@ -58,11 +58,7 @@ class Run:
 
 def runs_of(words: Sequence[str]) -> list[Run]:
     """Raises InputError with every fault."""
-    flags, left = read_flags(words, lists=("step",))
-    if left:
-        raise InputError(
-            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
-        )
+    flags = read_only_flags(words, lists=("step",))
     draft = Draft(Dialect(NAME, ROWS, ()), flags)
     actor, reward = (str(draft[f"{name}_model"]).removeprefix(_PUBLISHER) for name in ("actor", "reward"))
     for name, size, known in (("actor_model", actor, ACTORS), ("reward_model", reward, REWARDS)):
@@ -103,14 +99,7 @@ def from_command(command: Command, options: Options) -> Translation:
     """Always an error: it says the three commands."""
     lines = [shlex.join(["bash", run.script, *run.arguments]) for run in runs_of(command.arguments)]
     what = "starts one run after another, and this reads one"
-    raise InputError(
-        Fault(
-            command.program,
-            what,
-            f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}",
-            code="SF-TRANSLATE-COMMAND",
-        )
-    )
+    raise command_error(command.program, what, f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}")
 
 
 PIPELINE = Tool(f"DeepSpeed-Chat {NAME}", claims, from_command, rows=ROWS)

@@ -28,8 +28,8 @@ from surefoot.interop.settings import Row
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import Lines, RunFacts, ToolLog
 from surefoot.interop.translation import Translation
-from surefoot.interop.words import Word, read_flags
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import Word, read_only_flags
+from surefoot.system.errors import InputError
 
 TOOL = "finetune.py"
 PROGRAMS: Mapping[str, Mapping[str, Row]] = {
@@ -50,11 +50,8 @@ def from_command(command: Command, options: Options) -> Translation:
     source = None if text is None else sources.read_source(command.program, text)
     if text is not None and source is None:
         return SCRIPT.from_command(command, options)  # of a name that many scripts have
-    words, left = read_flags([_without_no(text) for text in command.arguments], switches=SWITCHES, lists=LISTS)
-    if left:
-        raise InputError(
-            [Fault(text, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for text in left]
-        )
+    arguments = [_without_no(text) for text in command.arguments]
+    words = read_only_flags(arguments, switches=SWITCHES, lists=LISTS)
     by_flags = None if source else _by_flags({word.name for word in words})
     return _translate(words, options, command, source or sources.known_source(by_flags or sources.GUIDE), by_flags)
 

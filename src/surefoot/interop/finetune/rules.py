@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.interop.draft import Draft
+from surefoot.interop.faults import setting_fault
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.settings import Refusal, number, whole
 from surefoot.interop.shared_rules import KEEP_ALL, counted, resume_argument, set_default_targets, switch
 from surefoot.interop.trainer import set_precision
 from surefoot.interop.translation import Note
-from surefoot.system.errors import Fault
 
 GUIDE, ORIGINAL, ALPACA_LORA = "the bf16 migration guide", "LLM-Adapters and DoRA", "alpaca-lora"
 
@@ -186,12 +186,7 @@ def _fixed_rule(source: Source) -> Rule:
                 draft.set(key, turn(fixed.value), why=f"{argument}={fixed.value!r} in {fixed.where}")
             except (Refusal, ValueError) as error:
                 draft.faults.append(
-                    Fault(
-                        fixed.where,
-                        f"{argument}={fixed.value!r}: {error}",
-                        "change it there",
-                        code="SF-TRANSLATE-SETTING",
-                    )
+                    setting_fault(fixed.where, f"{argument}={fixed.value!r}: {error}", "change it there")
                 )
         draft.set("optim.warmup_from_zero", True, why="a warm-up of transformers")
         if source.name == GUIDE:
@@ -316,6 +311,4 @@ def _resume(draft: Draft) -> None:
 
 def _required(draft: Draft) -> None:
     if not draft["base_model"]:
-        draft.faults.append(
-            Fault("--base_model", "is required", "name a folder or hub id", code="SF-TRANSLATE-SETTING")
-        )
+        draft.faults.append(setting_fault("--base_model", "is required", "name a folder or hub id"))

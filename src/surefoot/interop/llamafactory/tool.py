@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
 from surefoot.interop.llamafactory.data import reading, set_data
 from surefoot.interop.llamafactory.rows import ROWS
@@ -20,8 +21,16 @@ from surefoot.interop.llamafactory.voice import voice
 from surefoot.interop.settings import names, number, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Note, Translation, in_processes
-from surefoot.interop.words import Word, parse_document, plain_count, plain_truth, read_document, read_flags, read_pairs
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import (
+    Word,
+    parse_document,
+    plain_count,
+    plain_truth,
+    read_document,
+    read_only_flags,
+    read_pairs,
+)
+from surefoot.system.errors import InputError
 
 NAME = "LLaMA-Factory"
 DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES)
@@ -71,18 +80,9 @@ _REFUSED_SWITCHES = {
 def from_command(command: Command, options: Options) -> Translation:
     verb, words = _split(command)
     if verb in _ELSEWHERE:
-        raise InputError(
-            Fault(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb], code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb])
     if verb not in ("train", "export", "chat"):
-        raise InputError(
-            Fault(
-                f"{command.name} {verb}",
-                "is no command of LLaMA-Factory",
-                "it has train, export, chat",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(f"{command.name} {verb}", "is no command of LLaMA-Factory", "it has train, export, chat")
     _check_processes(command.environment)
     given = _words(words, options)
     allow = options.allow_unknown or plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)) is True
@@ -125,20 +125,15 @@ def _split(command: Command) -> tuple[str, Sequence[str]]:
     if command.program.endswith("launcher.py") or command.name in ("llamafactory.launcher", "run_exp.py", *_SCRIPTS):
         return "train", command.arguments
     if not command.arguments:
-        raise InputError(
-            Fault(command.name, "names no command", "it has train, export, chat", code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(command.name, "names no command", "it has train, export, chat")
     return command.arguments[0], command.arguments[1:]
 
 
 def _words(words: Sequence[str], options: Options) -> list[Word]:
     if words and words[0].lower().endswith(_SUFFIXES) and not words[0].startswith("-"):
         return [*read_document(parse_document(options.read(words[0]), words[0])), *read_pairs(words[1:])]
-    flags, left = read_flags(words, switches=_SWITCHES, lists=_LISTS)
-    if left:
-        fix = "write --key value, or a .yaml file first"
-        raise InputError([Fault(word, "belongs to no flag", fix, code="SF-TRANSLATE-SETTING") for word in left])
-    return flags
+    fix = "write --key value, or a .yaml file first"
+    return read_only_flags(words, switches=_SWITCHES, lists=_LISTS, fix=fix)
 
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:
@@ -170,29 +165,13 @@ def _check_processes(environment: Mapping[str, str]) -> None:
     for name in ("NNODES", "MIN_NNODES", "MAX_NNODES"):
         value = environment.get(name, "1").strip()
         if value not in ("", "1"):
-            raise InputError(
-                Fault(
-                    name,
-                    f"asks for {value}, and surefoot starts processes on one machine",
-                    MORE,
-                    code="SF-TRANSLATE-COMMAND",
-                )
-            )
+            raise command_error(name, f"asks for {value}, and surefoot starts processes on one machine", MORE)
     value = environment.get("NPROC_PER_NODE", "").strip()
     if value not in ("", "gpu", "auto") and plain_count(value) is None:
-        raise InputError(
-            Fault("NPROC_PER_NODE", f"expected a number of processes, got {value!r}", code="SF-TRANSLATE-SETTING")
-        )
+        raise setting_error("NPROC_PER_NODE", f"expected a number of processes, got {value!r}")
     for name, reason in _REFUSED_SWITCHES.items():
         if plain_truth(environment.get(name, False)):
-            raise InputError(
-                Fault(
-                    name,
-                    reason,
-                    "leave it out, and name what lies on this machine or the hub",
-                    code="SF-TRANSLATE-COMMAND",
-                )
-            )
+            raise command_error(name, reason, "leave it out, and name what lies on this machine or the hub")
 
 
 def environment_note(note: Note) -> Note:

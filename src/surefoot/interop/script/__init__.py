@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import script_error
 from surefoot.interop.launch import Command, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.script.data import code_notes
@@ -23,7 +24,7 @@ from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Translation
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import InputError
 
 NAME = "Hugging Face"
 _COMPAT = {
@@ -43,14 +44,7 @@ def claims_command(command: Command) -> bool:
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     if overrides:
-        raise InputError(
-            Fault(
-                overrides[0],
-                "a script takes no key=value",
-                "change the script, or the config it becomes",
-                code="SF-TRANSLATE-SCRIPT",
-            )
-        )
+        raise script_error(overrides[0], "a script takes no key=value", "change the script, or the config it becomes")
     return _translate(Script.parse(text, path), options, Command(path, environment=inherited(options)))
 
 
@@ -65,9 +59,7 @@ def from_command(command: Command, options: Options) -> Translation:
         raise
     if command.arguments:
         what = "a script's own arguments cannot be followed through its code"
-        raise InputError(
-            Fault(" ".join(command.arguments), what, "write their values into the script", code="SF-TRANSLATE-SCRIPT")
-        )
+        raise script_error(" ".join(command.arguments), what, "write their values into the script")
     return _translate(Script.parse(text, command.program), options, command)
 
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from surefoot.interop.faults import script_error
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.settings import Refusal
 from surefoot.interop.shared_rules import first_of
 from surefoot.interop.translation import Note
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import InputError
 from surefoot.system.redaction import redacted
 
 _FILES = ("json", "csv", "parquet", "text")
@@ -83,14 +84,7 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
     given |= {name: script.value(value) for name, value in zip(("path", "name"), node.args, strict=False)}
     for name, value in given.items():
         if isinstance(value, Unread) and name in ("path", "name", "split", "data_files", "revision"):
-            raise InputError(
-                Fault(
-                    value.where,
-                    f"load_dataset: {name} is {value}, which is no literal",
-                    "write it out",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
-            )
+            raise script_error(value.where, f"load_dataset: {name} is {value}, which is no literal", "write it out")
     path, files = given.get("path"), given.get("data_files")
     held: dict[str, str] = {}
     if path in _FILES:
@@ -98,29 +92,13 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
         for split, one in named.items():
             one = one[0] if isinstance(one, list) and len(one) == 1 else one
             if not isinstance(one, str):
-                raise InputError(
-                    Fault(
-                        where,
-                        "load_dataset: data_files is not one file for each split",
-                        "name one",
-                        code="SF-TRANSLATE-SCRIPT",
-                    )
-                )
+                raise script_error(where, "load_dataset: data_files is not one file for each split", "name one")
             held[str(split)] = one
         if "train" not in held:
-            raise InputError(
-                Fault(where, "load_dataset: data_files has no train", "name one", code="SF-TRANSLATE-SCRIPT")
-            )
+            raise script_error(where, "load_dataset: data_files has no train", "name one")
         source: dict[str, Any] = {"path": held["train"]}
     elif files is not None:
-        raise InputError(
-            Fault(
-                where,
-                "load_dataset: data_files of a hub data set",
-                "name it by subset and split",
-                code="SF-TRANSLATE-SCRIPT",
-            )
-        )
+        raise script_error(where, "load_dataset: data_files of a hub data set", "name it by subset and split")
     else:
         source = {"path": path, **({"subset": given["name"]} if given.get("name") else {})}
         source |= {"revision": given["revision"]} if given.get("revision") else {}
@@ -134,11 +112,11 @@ def _part(found: Found, split: str, where: str) -> Found:
     try:
         split, count = first_of(split)
     except Refusal as refusal:
-        raise InputError(Fault(where, refusal.what, refusal.fix, code="SF-TRANSLATE-SCRIPT")) from None
+        raise script_error(where, refusal.what, refusal.fix) from None
     source = dict(found.source)
     if found.files:
         if split not in found.files:
-            raise InputError(Fault(where, f"data_files has no {split}", "name it", code="SF-TRANSLATE-SCRIPT"))
+            raise script_error(where, f"data_files has no {split}", "name it")
         source["path"] = found.files[split]
     else:
         source["split"] = split
@@ -158,7 +136,7 @@ def _first(script: Script, node: ast.Call) -> int | None:
 
 def _lost(script: Script, node: ast.AST, why: str) -> InputError:
     fix = "write the records into a file, and translate with load_dataset('json', data_files=…) in its place"
-    return InputError(Fault(script.where(node), f"{script.text(node)}: {why}", fix, code="SF-TRANSLATE-SCRIPT"))
+    return script_error(script.where(node), f"{script.text(node)}: {why}", fix)
 
 
 _SHOWN = 240  # characters of each text

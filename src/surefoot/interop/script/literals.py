@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.faults import script_error
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -63,9 +63,7 @@ class Script:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deeply
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path
-            raise InputError(
-                Fault(where, "is not valid Python", "give a script that runs", code="SF-TRANSLATE-SCRIPT")
-            ) from None
+            raise script_error(where, "is not valid Python", "give a script that runs") from None
         return cls.of_tree(tree, path)
 
     @classmethod

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefoot.interop import trainer, trl
+from surefoot.interop.faults import script_error, script_fault
 from surefoot.interop.script.data import Found, trace
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.script.machine import KERNELS, read_machine
@@ -125,29 +126,18 @@ class Reader:
             where = self.script.where(lasts[later])
             what = f"scripts around {later} are not read"
             fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
-            raise InputError(Fault(where, what, fix, code="SF-TRANSLATE-SCRIPT"))
+            raise script_error(where, what, fix)
         if sees := next(((name, call) for name, call in named if _SEES.search(name)), None):
             what = f"{sees[0]}: a training with images or sounds, and surefoot's are of text"
-            raise InputError(
-                Fault(
-                    self.script.where(sees[1]), what, "use a text model and its tokenizer", code="SF-TRANSLATE-SCRIPT"
-                )
-            )
+            raise script_error(self.script.where(sees[1]), what, "use a text model and its tokenizer")
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
         if not trainers and (runs := _what_runs_it(self.script)) is not None:
-            raise InputError(Fault(self.script.path, *runs, code="SF-TRANSLATE-SCRIPT"))
+            raise script_error(self.script.path, *runs)
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
             if len(found) != 1:
                 where = self.script.where(found[1]) if found else self.script.path
-                raise InputError(
-                    Fault(
-                        where,
-                        f"has {len(found)} calls of {kind}",
-                        "surefoot reads a script with one",
-                        code="SF-TRANSLATE-SCRIPT",
-                    )
-                )
+                raise script_error(where, f"has {len(found)} calls of {kind}", "surefoot reads a script with one")
         self.is_trl = "SFTTrainer" in lasts or "SFTConfig" in lasts
         self._keywords(arguments[0], None)
         if "LoraConfig" in lasts:
@@ -177,17 +167,13 @@ class Reader:
             if names is None:
                 self._word("output_dir", call.args[0])
             else:
-                self.faults.append(
-                    Fault(where, "a setting without a name", "write it as name=value", code="SF-TRANSLATE-SCRIPT")
-                )
+                self.faults.append(script_fault(where, "a setting without a name", "write it as name=value"))
         for word in call.keywords:
             if word.arg is None:
                 self._expanded(word.value, names)
             elif names is not None and word.arg not in names:
                 what = f"{word.arg}: surefoot has no such setting"
-                self.faults.append(
-                    Fault(self.script.where(word.value), what, "leave it out", code="SF-TRANSLATE-SCRIPT")
-                )
+                self.faults.append(script_fault(self.script.where(word.value), what, "leave it out"))
             else:
                 self._word(names[word.arg] if names else word.arg, word.value, word.arg)
 
@@ -195,12 +181,7 @@ class Reader:
         held = self.script.value(node)
         if not isinstance(held, dict):
             self.faults.append(
-                Fault(
-                    self.script.where(node),
-                    f"**{self.script.text(node)} is no literal",
-                    "write it out",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
+                script_fault(self.script.where(node), f"**{self.script.text(node)} is no literal", "write it out")
             )
             return
         for name, value in held.items():
@@ -219,12 +200,7 @@ class Reader:
             self.notes.append(Note(f"{written}={unread}", "changed", (), _PLANNED, where))
         else:
             self.faults.append(
-                Fault(
-                    unread.where,
-                    f"{written}: {unread} is no literal",
-                    "write its value into the script",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
+                script_fault(unread.where, f"{written}: {unread} is no literal", "write its value into the script")
             )
 
     def _models(self, named: Sequence[tuple[str, ast.Call]], trained: ast.Call) -> None:
@@ -237,14 +213,7 @@ class Reader:
             return
         if not loads:
             what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
-            self.faults.append(
-                Fault(
-                    self.script.path,
-                    what,
-                    "surefoot reads scripts that load a model by name",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
-            )
+            self.faults.append(script_fault(self.script.path, what, "surefoot reads scripts that load a model by name"))
             return
         call = self._of_the_trainer(loads, given)
         path = call.args[0] if call.args else None
@@ -257,14 +226,7 @@ class Reader:
                 self._word(LOADED[word.arg], word.value, word.arg)
             else:
                 where = self.script.where(word.value)
-                self.faults.append(
-                    Fault(
-                        where,
-                        f"from_pretrained: surefoot has no {word.arg}",
-                        "leave it out",
-                        code="SF-TRANSLATE-SCRIPT",
-                    )
-                )
+                self.faults.append(script_fault(where, f"from_pretrained: surefoot has no {word.arg}", "leave it out"))
         if path is not None:
             self._word("model_name_or_path", path, "from_pretrained")
 
@@ -308,17 +270,10 @@ class Reader:
                 self._word(name, word.value)
             elif name not in HANDLED:
                 self.faults.append(
-                    Fault(
-                        where,
-                        f"{name}: surefoot has no such setting of a trainer",
-                        "leave it out",
-                        code="SF-TRANSLATE-SCRIPT",
-                    )
+                    script_fault(where, f"{name}: surefoot has no such setting of a trainer", "leave it out")
                 )
         if self.train is None and not self.faults:
-            self.faults.append(
-                Fault(self.script.where(call), "names no train_dataset", "add it", code="SF-TRANSLATE-SCRIPT")
-            )
+            self.faults.append(script_fault(self.script.where(call), "names no train_dataset", "add it"))
 
     def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
         """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.interop.faults import script_fault
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.translation import Note
 from surefoot.interop.words import Word
@@ -113,12 +114,7 @@ class Statements:
         value = None if node.value is None else self.script.value(node.value)
         if isinstance(value, Unread):
             self.faults.append(
-                Fault(
-                    where,
-                    f"{shown}: {value} is no literal",
-                    "write its value into the script",
-                    code="SF-TRANSLATE-SCRIPT",
-                )
+                script_fault(where, f"{shown}: {value} is no literal", "write its value into the script")
             )
         else:
             self.words.append(Word(name, value, where, shown))
@@ -215,7 +211,7 @@ class Statements:
         self.notes.append(Note(shown, fate, (), why, self.script.where(node)))
 
     def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
-        self.faults.append(Fault(self.script.where(node), what, fix, code="SF-TRANSLATE-SCRIPT"))
+        self.faults.append(script_fault(self.script.where(node), what, fix))
 
     def _is_trainer(self, node: ast.expr) -> bool:
         return self.script.bound(node) is self.trainer

@@ -13,6 +13,7 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options
 from surefoot.interop.tool import Tool
 from surefoot.interop.torchtune.data import set_data
@@ -20,7 +21,6 @@ from surefoot.interop.torchtune.rows import ROWS
 from surefoot.interop.torchtune.rules import set_adapter, set_length, set_model, set_precision, set_rest, set_steps
 from surefoot.interop.translation import Translation, in_processes
 from surefoot.interop.words import Word, parse_document, plain_count, read_pairs, top_keys
-from surefoot.system.errors import Fault, InputError
 
 NAME = "torchtune"
 RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
@@ -49,45 +49,19 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 def from_command(command: Command, options: Options) -> Translation:
     left = list(command.arguments)
     if left[:1] != ["run"]:
-        raise InputError(
-            Fault(
-                " ".join(("tune", *left[:1])),
-                "is no training",
-                "surefoot reads `tune run`",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`")
     del left[0]
     count = _launched(left)
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
-        raise InputError(
-            Fault(
-                f"tune run {recipe}".strip(),
-                "is no recipe of surefoot's",
-                f"it reads {', '.join(RECIPES)}",
-                code="SF-TRANSLATE-COMMAND",
-            )
+        raise command_error(
+            f"tune run {recipe}".strip(), "is no recipe of surefoot's", f"it reads {', '.join(RECIPES)}"
         )
     if left[:1] != ["--config"] or len(left) < 2:
-        raise InputError(
-            Fault(
-                f"tune run {recipe}",
-                "names no config",
-                "write --config FILE behind the recipe",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe")
     path, pairs = left[1], left[2:]
     if not path.endswith((".yaml", ".yml")):
-        raise InputError(
-            Fault(
-                path,
-                "is a config that comes with torchtune",
-                f"copy it first: tune cp {path} my.yaml",
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml")
     words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
     return in_processes(_translate(words, options, count), count, _SHARED)
 
@@ -102,16 +76,12 @@ def _launched(left: list[str]) -> int:
         number = plain_count(value.partition(":")[2] or value)  # --nnodes MIN:MAX
         if name == "nproc_per_node":
             if not number:
-                raise InputError(
-                    Fault(f"{flag} {value}", "expected a number of processes from 1", code="SF-TRANSLATE-SETTING")
-                )
+                raise setting_error(f"{flag} {value}", "expected a number of processes from 1")
             count = number
         elif name == "nnodes" and number != 1:
-            raise InputError(Fault(f"{flag} {value}", "asks for several machines", MORE, code="SF-TRANSLATE-COMMAND"))
+            raise command_error(f"{flag} {value}", "asks for several machines", MORE)
         elif name not in _RENDEZVOUS:
-            raise InputError(
-                Fault(flag, "surefoot knows no such flag of tune run", "leave it out", code="SF-TRANSLATE-SETTING")
-            )
+            raise setting_error(flag, "surefoot knows no such flag of tune run", "leave it out")
     return count
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, FirstRecord, Options, inherited
 from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.settings import (
@@ -37,8 +38,7 @@ from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import reading
 from surefoot.interop.trl.methods import METHODS, reading_pairs, rows_of
-from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
-from surefoot.system.errors import Fault, InputError
+from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
 NAME = "TRL"
 LATER = ("grpo", "rloo", "distillation")
@@ -265,15 +265,9 @@ def from_command(command: Command, options: Options) -> Translation:
         method = command.name.removeprefix(_MODULE)
     if method != "sft" and method not in METHODS:
         what = "is another method than surefoot's" if method in LATER else "is no training that surefoot reads"
-        raise InputError(
-            Fault(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}", code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}")
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
-    words, left = read_flags(arguments, switches=switches, lists=_LISTS)
-    if left:
-        raise InputError(
-            [Fault(one, "belongs to no flag", "write --name value", code="SF-TRANSLATE-SETTING") for one in left]
-        )
+    words = read_only_flags(arguments, switches=switches, lists=_LISTS)
     held: list[Word] = []
     environment: dict[str, str] = {}
     for word in [word for word in words if word.name == "config"]:
@@ -297,14 +291,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
     if (possible := _methods(path, words, options.first)) != ["sft"]:
         fix = f"say which: surefoot run -- trl {' or '.join(possible)} --config {path}"
-        raise InputError(
-            Fault(
-                path,
-                "TRL's command, and no word of its file, says which training this is",
-                fix,
-                code="SF-TRANSLATE-COMMAND",
-            )
-        )
+        raise command_error(path, "TRL's command, and no word of its file, says which training this is", fix)
     return _translate(words, options, command)
 
 
@@ -334,14 +321,7 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
     if word is None:
         return {}
     if not isinstance(word.value, dict):
-        raise InputError(
-            Fault(
-                word.where,
-                "env: expected names with their values",
-                "write env: {NAME: value}",
-                code="SF-TRANSLATE-SETTING",
-            )
-        )
+        raise setting_error(word.where, "env: expected names with their values", "write env: {NAME: value}")
     return {str(name): str(value) for name, value in word.value.items()}
 
 
@@ -350,28 +330,17 @@ def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, .
     InputError for several machines and for a profile that is none of TRL's."""
     told = {word.name: word for word in words if word.name in _LAUNCH}
     if (machines := told.get("num_machines")) is not None and machines.value != 1:
-        raise InputError(
-            Fault(machines.where, f"asks for {machines.value} machines", MORE, code="SF-TRANSLATE-COMMAND")
-        )
+        raise command_error(machines.where, f"asks for {machines.value} machines", MORE)
     count, profile = told.get("num_processes"), told.get("accelerate_config")
     if profile is not None and profile.value not in _PROFILES:
         fix = f"it has {', '.join(_PROFILES)}; or write accelerate launch --config_file {profile.value} sft.py"
-        raise InputError(Fault(profile.where, f"TRL has no profile {profile.value}", fix, code="SF-TRANSLATE-SETTING"))
+        raise setting_error(profile.where, f"TRL has no profile {profile.value}", fix)
     if profile is not None and count is None and profile.value != "single_gpu":
-        raise InputError(
-            Fault(
-                profile.where,
-                "TRL's profile is for eight processes",
-                "add --num_processes N",
-                code="SF-TRANSLATE-SETTING",
-            )
-        )
+        raise setting_error(profile.where, "TRL's profile is for eight processes", "add --num_processes N")
     if count is None:
         return None
     if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
-        raise InputError(
-            Fault(count.where, f"expected a number of processes from 1, got {count.value}", code="SF-TRANSLATE-SETTING")
-        )
+        raise setting_error(count.where, f"expected a number of processes from 1, got {count.value}")
     several = count.value > 1
     notes = tuple(
         Note(

@@ -79,10 +79,10 @@ _CPO: tuple[Row, ...] = (
     _RATE,
     *_OLDER,
     carried("beta", 0.1, "alignment.beta"),
-    refused("label_smoothing", 0.0, "is for losses that surefoot's SimPO is not", _LEAVE),
-    joint("loss_type", "sigmoid", ("alignment.loss",), "simpo; CPO's own are refused", type=text),
-    carried("cpo_alpha", 1.0, "alignment.sft"),
-    carried("simpo_gamma", 0.5, "alignment.margin"),
+    joint("label_smoothing", 0.0, ("alignment.label_smoothing",), "loss_type: sigmoid only"),
+    joint("loss_type", "sigmoid", ("alignment.loss",), "sigmoid is CPO, simpo SimPO", type=text),
+    joint("cpo_alpha", 1.0, ("alignment.sft",)),
+    joint("simpo_gamma", 0.5, ("alignment.margin",), "loss_type: simpo only"),
     refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
 )
 
@@ -112,13 +112,29 @@ def _set_dpo(draft: Draft) -> None:
     draft.set("alignment.reference", reference, "precompute_ref_log_probs")
 
 
-def _set_simpo(draft: Draft) -> None:
-    if draft["loss_type"] != "simpo":
-        what = f"of this trainer's losses only simpo is translated, and it is {draft['loss_type']}"
-        fix = "use simpo; surefoot's own CPO is alignment.loss: cpo in a config of surefoot's"
-        draft.refuse("loss_type", what, fix)
+def _set_cpo(draft: Draft) -> None:
+    kind, alpha = draft["loss_type"], draft["cpo_alpha"]
+    if kind not in ("sigmoid", "simpo"):
+        draft.refuse("loss_type", f"surefoot has no {kind} without a reference", "use sigmoid or simpo")
         return
-    draft.set("alignment.loss", "simpo", "loss_type")
+    smoothed = draft["label_smoothing"]
+    if kind == "simpo":
+        draft.set("alignment.loss", "simpo", "loss_type")
+        draft.set("alignment.sft", alpha, "cpo_alpha")
+        draft.set("alignment.margin", draft["simpo_gamma"], "simpo_gamma")
+        if smoothed:
+            draft.refuse("label_smoothing", "is for loss_type: sigmoid", _LEAVE)
+        draft.drop("asks for nothing", *([] if smoothed else ["label_smoothing"]))
+        return
+    draft.set("alignment.loss", "cpo", "loss_type", why="the script's method" if not draft.given("loss_type") else "")
+    draft.set("alignment.label_smoothing", smoothed, "label_smoothing")
+    draft.drop("loss_type is sigmoid", "simpo_gamma")
+    if alpha == 1:
+        draft.note("cpo_alpha", "carried", "surefoot's CPO has the cross entropy at 1", "alignment.loss")
+    elif alpha > 1:
+        draft.set("alignment.sft", alpha - 1, "cpo_alpha", why="beside the 1 that surefoot's CPO has by itself")
+    else:
+        draft.refuse("cpo_alpha", "surefoot's CPO has the cross entropy at 1 at least", _LEAVE)
 
 
 def _set_orpo(draft: Draft) -> None:
@@ -147,7 +163,7 @@ METHODS: Mapping[str, Method] = {
     "kto": Method("kto", _KTO),
     "reward": Method("reward", _REWARD, _set_reward),
     "orpo": Method("dpo", _ORPO, _set_orpo),
-    "cpo": Method("dpo", _CPO, _set_simpo),
+    "cpo": Method("dpo", _CPO, _set_cpo),
 }
 # Of `trl sft`'s settings those that say how texts become examples of answers.
 _SFT_ONLY = {
