@@ -25,7 +25,7 @@ def refused(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING") -> list
 
 
 def setting(fault: Fault) -> str:
-    """A flag, a variable or an override is the place itself; in a file, or where it is missing, the message names it."""
+    """A flag, a variable or an override is the place; in a file, or where it is missing, the message names it."""
     if not fault.where or _IN_A_FILE.fullmatch(fault.where):
         return fault.what.partition(": ")[0]
     return fault.where.lstrip("-").partition("=")[0].partition(" ")[0].replace("-", "_")
