@@ -52,9 +52,14 @@ def by_peft(config, plan, added_rows=0):
 TIED = SMALL | {"tie_word_embeddings": True}
 
 
-@pytest.mark.parametrize(
-    ("config", "request_"),
-    [
+def check_targets_and_count_are_pefts(decide, config, request_):
+    plan, notes = decide(config, **request_)
+    assert not notes.faults
+    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan)
+
+
+def test_targets_and_count_are_pefts(decide):
+    for config, request_ in [
         (SMALL, {}),
         (SMALL, {"kind": "dora"}),
         (SMALL, {"rank": 7, "targets": ["q_proj", "v_proj"]}),
@@ -67,20 +72,21 @@ TIED = SMALL | {"tie_word_embeddings": True}
         (TIED, {"modules_to_save": ["lm_head"]}),
         (TIED, {"modules_to_save": ["lm_head", "model.embed_tokens"]}),
         (SMALL | {"head_dim": 16, "attention_bias": True}, {"kind": "dora"}),
-    ],
-)
-def test_targets_and_count_are_pefts(decide, config, request_):
-    plan, notes = decide(config, **request_)
-    assert not notes.faults
-    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan)
+    ]:
+        check_targets_and_count_are_pefts(decide, config, request_)
 
 
 ROWS = 3
 
 
-@pytest.mark.parametrize(
-    ("config", "request_"),
-    [
+def check_added_rows_count_where_they_train(decide, config, request_):
+    plan, notes = decide(config, ROWS, **request_)
+    assert not notes.faults
+    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan, ROWS)
+
+
+def test_added_rows_count_where_they_train(decide):
+    for config, request_ in [
         (SMALL, {}),
         (SMALL, {"modules_to_save": ["lm_head"]}),
         (SMALL, {"modules_to_save": ["lm_head", "embed_tokens"]}),
@@ -89,12 +95,8 @@ ROWS = 3
         (TIED, {"modules_to_save": ["lm_head"]}),
         (TIED, {"modules_to_save": ["embed_tokens"]}),
         (TIED, {"modules_to_save": ["lm_head", "embed_tokens"]}),
-    ],
-)
-def test_added_rows_count_where_they_train(decide, config, request_):
-    plan, notes = decide(config, ROWS, **request_)
-    assert not notes.faults
-    assert (sorted(plan.targets.value), plan.trainable) == by_peft(config, plan, ROWS)
+    ]:
+        check_added_rows_count_where_they_train(decide, config, request_)
 
 
 def test_a_rank_that_a_matrix_cannot_have_is_told(decide):
@@ -114,13 +116,13 @@ def test_twin_a_rank_below_every_side_is_no_caution(decide):
 def test_forgetting_the_added_rows_would_be_noticed(decide, monkeypatch):
     monkeypatch.setattr(module, "_with_rows", lambda model, rows: model)
     with pytest.raises(AssertionError):
-        test_added_rows_count_where_they_train(decide, SMALL, {"modules_to_save": ["lm_head"]})
+        check_added_rows_count_where_they_train(decide, SMALL, {"modules_to_save": ["lm_head"]})
 
 
 def test_forgetting_doras_magnitudes_would_be_noticed(decide, monkeypatch):
     monkeypatch.setattr(module, "_sizes", lambda target: (target.linear[0], 0))
     with pytest.raises(AssertionError):
-        test_targets_and_count_are_pefts(decide, SMALL, {"kind": "dora"})
+        check_targets_and_count_are_pefts(decide, SMALL, {"kind": "dora"})
 
 
 def test_names_are_full_and_without_the_head(decide):
@@ -141,20 +143,16 @@ def test_all_faults_name_what_exists(decide):
     assert "gate_proj" in str(notes.faults[1])
 
 
-@pytest.mark.parametrize(
-    ("config", "request_", "key"),
-    [
+def test_what_cannot_carry_an_adapter_is_refused(decide):
+    for config, request_, key in [
         (SMALL, {"targets": ["embed_tokens"]}, "adapter.targets"),
         (SMALL, {"targets": ["norm"]}, "adapter.targets"),
         (SMALL, {"targets": ["proj"]}, "adapter.targets"),
         (TIED, {"targets": ["lm_head"]}, "adapter.targets"),
         (SMALL, {"modules_to_save": ["q_proj"]}, "adapter.modules_to_save"),
-    ],
-    ids=["embedding", "norm", "part of a name", "head that is tied", "adapted and saved in full"],
-)
-def test_what_cannot_carry_an_adapter_is_refused(decide, config, request_, key):
-    _, notes = decide(config, **request_)
-    assert {fault.where for fault in notes.faults} == {key}
+    ]:
+        _, notes = decide(config, **request_)
+        assert {fault.where for fault in notes.faults} == {key}
 
 
 def test_published_count_of_llama_31_8b(decide):

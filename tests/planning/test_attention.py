@@ -68,14 +68,18 @@ def dispatched(dtype, dropout, allowed):
             return None
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_rules_agree_with_torch_on_a_cpu(dtype, dropout):
+def check_the_rules_agree_with_torch_on_a_cpu(dtype, dropout):
     compute = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     for size in range(1, 5):
         for allowed in itertools.combinations(ORDER, size):
             usable = [kernel for kernel in allowed if not obstacle(kernel, CPU, compute, 16, dropout)]
             assert dispatched(dtype, dropout, allowed) == (usable[0] if usable else None), allowed
+
+
+def test_the_rules_agree_with_torch_on_a_cpu():
+    for dtype in [torch.float32, torch.bfloat16, torch.float16]:
+        for dropout in [0.0, 0.1]:
+            check_the_rules_agree_with_torch_on_a_cpu(dtype, dropout)
 
 
 def test_a_rule_that_forgets_dropout_is_noticed(monkeypatch):
@@ -84,12 +88,11 @@ def test_a_rule_that_forgets_dropout_is_noticed(monkeypatch):
 
     monkeypatch.setitem(globals(), "obstacle", forgetful)
     with pytest.raises(AssertionError):
-        test_the_rules_agree_with_torch_on_a_cpu(torch.float32, 0.1)
+        check_the_rules_agree_with_torch_on_a_cpu(torch.float32, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "compute", "dropout", "kernels_", "expected"),
-    [
+def test_default():
+    for hardware, compute, dropout, kernels_, expected in [
         (CPU, "fp32", 0.0, ("flash", "math"), "flash"),
         (CPU, "bf16", 0.0, ("flash", "math"), "flash"),
         (CPU, "fp32", 0.1, ("math",), "math"),
@@ -97,12 +100,10 @@ def test_a_rule_that_forgets_dropout_is_noticed(monkeypatch):
         (H100, "bf16", 0.1, ("flash", "mem_efficient", "math"), "flash"),
         (H100, "fp32", 0.0, ("mem_efficient", "math"), "mem_efficient"),
         (T4, "fp16", 0.0, ("mem_efficient", "math"), "mem_efficient"),
-    ],
-)
-def test_default(hardware, compute, dropout, kernels_, expected):
-    plan, notes = decide(hardware=hardware, compute=compute, dropout=dropout)
-    assert not notes.faults
-    assert summary(plan) == ("sdpa", kernels_, expected)
+    ]:
+        plan, notes = decide(hardware=hardware, compute=compute, dropout=dropout)
+        assert not notes.faults
+        assert summary(plan) == ("sdpa", kernels_, expected)
 
 
 def test_why_flash_is_not_used_is_said():
@@ -241,20 +242,17 @@ class TestSwitches:
         assert keys(notes) == ["attention"]
         assert why in str(notes.faults[0])
 
-    @pytest.mark.parametrize(
-        ("kernel", "hardware", "compute", "dropout", "says"),
-        [
+    def test_a_kernel_that_cannot_run_is_refused_when_asked_for(self):
+        for kernel, hardware, compute, dropout, says in [
             ("flash", H100, "fp32", 0.0, "fp16 and bf16 only"),
             ("flash", T4, "fp16", 0.0, "capability 8.0"),
             ("flash", CPU, "fp32", 0.1, "no dropout"),
             ("mem_efficient", CPU, "fp32", 0.0, "NVIDIA"),
             ("cudnn", CPU, "bf16", 0.0, "NVIDIA"),
-        ],
-    )
-    def test_a_kernel_that_cannot_run_is_refused_when_asked_for(self, kernel, hardware, compute, dropout, says):
-        _, notes = decide({kernel: "on"}, hardware=hardware, compute=compute, dropout=dropout)
-        assert f"attention.{kernel}" in keys(notes)
-        assert says in str(notes.faults[0])
+        ]:
+            _, notes = decide({kernel: "on"}, hardware=hardware, compute=compute, dropout=dropout)
+            assert f"attention.{kernel}" in keys(notes)
+            assert says in str(notes.faults[0])
 
     def test_heads_beyond_256_do_not_fit_flash(self):
         assert not decide({"flash": "on"}, hardware=H100, compute="bf16", head_dim=256)[1].faults

@@ -42,24 +42,20 @@ def test_auto_is_fast_where_weights_are_whole(planned, kind):
     assert (choice.value, choice.source) == ("fast", "default")
 
 
-@pytest.mark.parametrize(
-    ("request_", "why"),
-    [
+def test_where_it_cannot_run_auto_is_plain_and_a_request_is_refused(planned):
+    for request_, why in [
         ({"precision": {"base": "nf4"}}, "nf4"),
         ({"parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
         ({"parallel": {"engine": "deepspeed"}}, "deepspeed hands each module its weights"),
         ({"compile": "default"}, "torch.compile"),
         ({"adapter": None}, "no adapter"),
-    ],
-    ids=str,
-)
-def test_where_it_cannot_run_auto_is_plain_and_a_request_is_refused(planned, request_, why):
-    choice = planned(**request_)
-    assert choice.value == "plain"
-    assert why in choice.reason
-    with pytest.raises(InputError) as caught:
-        planned("fast", **request_)
-    assert "kernels.adapter" in [fault.where for fault in caught.value.faults]
+    ]:
+        choice = planned(**request_)
+        assert choice.value == "plain"
+        assert why in choice.reason
+        with pytest.raises(InputError) as caught:
+            planned("fast", **request_)
+        assert "kernels.adapter" in [fault.where for fault in caught.value.faults]
 
 
 @pytest.mark.parametrize("asked", ["plain", "fast"])
@@ -85,9 +81,8 @@ def test_rows_that_nobody_reads_are_left_out_by_default(last_block, request_):
     assert last_block("plain", **request_).source == "user"
 
 
-@pytest.mark.parametrize(
-    ("request_", "why"),
-    [
+def test_where_other_rows_matter_the_last_block_is_plain(last_block):
+    for request_, why in [
         ({"stage": "pretrain"}, "all positions"),
         ({"parallel": {"engine": "fsdp2"}}, "fsdp2 has hooks"),
         ({"parallel": {"engine": "deepspeed"}}, "deepspeed has hooks"),
@@ -95,16 +90,13 @@ def test_rows_that_nobody_reads_are_left_out_by_default(last_block, request_):
         ({"adapter": LORA | {"dropout": 0.1}}, "dropout"),
         ({"model": {"path": "base", "dropout": 0.1}}, "dropout"),
         ({"bos": {"scale": 0.5}}, "bos.scale"),
-    ],
-    ids=str,
-)
-def test_where_other_rows_matter_the_last_block_is_plain(last_block, request_, why):
-    choice = last_block(**request_)
-    assert choice.value == "plain"
-    assert why in choice.reason
-    with pytest.raises(InputError) as caught:
-        last_block("pruned", **request_)
-    assert "kernels.last_block" in [fault.where for fault in caught.value.faults]
+    ]:
+        choice = last_block(**request_)
+        assert choice.value == "plain"
+        assert why in choice.reason
+        with pytest.raises(InputError) as caught:
+            last_block("pruned", **request_)
+        assert "kernels.last_block" in [fault.where for fault in caught.value.faults]
 
 
 HERE = Hardware("this CPU", "cpu", 2**40, None, False, True, False, 2, preset=False)
@@ -146,25 +138,21 @@ def test_norms_and_rotations_follow_what_was_measured(pointwise, seen, value, wh
     assert why in choice.reason
 
 
-@pytest.mark.parametrize(
-    ("request_", "why"),
-    [
+def test_where_norms_cannot_run_auto_is_plain_and_a_request_is_refused(pointwise):
+    for request_, why in [
         ({"compile": "default"}, "torch.compile"),
         ({"parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
         ({"machine": GPU}, "run on a CPU"),
         ({"machine": dataclasses.replace(GPU, kind="mps")}, "run on a CPU"),
         ({"machine": GPU, "parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
         ({"layer_norm": True}, "LayerNorm"),
-    ],
-    ids=str,
-)
-def test_where_norms_cannot_run_auto_is_plain_and_a_request_is_refused(pointwise, request_, why):
-    choice = pointwise(trials(), **request_)
-    assert choice.value == "plain"
-    assert why in choice.reason
-    with pytest.raises(InputError) as caught:
-        pointwise(trials(), kernels={"pointwise": "fused"}, **request_)
-    assert "kernels.pointwise" in [fault.where for fault in caught.value.faults]
+    ]:
+        choice = pointwise(trials(), **request_)
+        assert choice.value == "plain"
+        assert why in choice.reason
+        with pytest.raises(InputError) as caught:
+            pointwise(trials(), kernels={"pointwise": "fused"}, **request_)
+        assert "kernels.pointwise" in [fault.where for fault in caught.value.faults]
 
 
 @pytest.mark.parametrize("asked", ["plain", "fused"])

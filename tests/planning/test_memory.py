@@ -138,14 +138,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("adapter", "precision", "attention"), CASES)
-def test_activations_are_what_autograd_keeps(tmp_path, adapter, precision, attention):
+def check_activations_are_what_autograd_keeps(tmp_path, adapter, precision, attention):
     request = {"flash": "sdpa", "eager": "eager", "math": {"flash": "off"}}[attention]
     work = workload(tmp_path, adapter=adapter, precision=precision, attention=request)
     assert work.attention.expected.value == attention
     kept = kept_per_layer(work, adapter, attention)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)  # counted among the weights
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
+
+
+def test_activations_are_what_autograd_keeps(tmp_path):
+    for adapter, precision, attention in CASES:
+        check_activations_are_what_autograd_keeps(tmp_path, adapter, precision, attention)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -186,10 +190,7 @@ def test_fused_norms_keep_what_their_kernel_says(tmp_path, number):
 PACKED = [(None, "fp32"), (LORA, "fp32"), (LORA, "bf16"), (DORA, "bf16")]
 
 
-@pytest.mark.parametrize("form", ["matmul", "sdpa"])
-@pytest.mark.parametrize("heads", [2, 4], ids=["grouped", "whole"])
-@pytest.mark.parametrize(("adapter", "precision"), PACKED)
-def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
+def check_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
     config = CONFIG | {"num_key_value_heads": heads}
     work = replace(workload(tmp_path, adapter=adapter, precision=precision, config=config), documents=form)
     kept = kept_per_layer(work, adapter, "flash", config)
@@ -197,28 +198,32 @@ def test_activations_of_packed_rows(tmp_path, adapter, precision, heads, form):
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=TOLERANCE)
 
 
+def test_activations_of_packed_rows(tmp_path):
+    for adapter, precision in PACKED:
+        for heads in [2, 4]:
+            for form in ["matmul", "sdpa"]:
+                check_activations_of_packed_rows(tmp_path, adapter, precision, heads, form)
+
+
 def test_twin_a_row_that_is_joined_where_none_is_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SHORT", 0)
     with pytest.raises(AssertionError):
-        test_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
+        check_activations_of_packed_rows(tmp_path, LORA, "fp32", 4, "matmul")
 
 
-@pytest.mark.parametrize(
-    ("form", "length", "own"),
-    [
+def test_attention_of_packed_rows_by_hand(tmp_path):
+    """And the row of 3 072 bytes that the next layer reads."""
+    for form, length, own in [
         # q, k and v of 3 072 bytes each, and a number for each of 12 heads; seen in the saved tensors of one call.
         ("matmul", 64, 9_264),
         ("matmul", 384, 9_264),
         ("matmul", 4096, 12_336),  # the outputs of single documents besides
         ("sdpa", 512, 12_336),
         ("plain", 512, 12_336 - 3_072),  # the output that it keeps is what the next layer reads
-    ],
-)
-def test_attention_of_packed_rows_by_hand(tmp_path, form, length, own):
-    """And the row of 3 072 bytes that the next layer reads."""
-    sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
-    work = replace(workload(tmp_path, config=CONFIG | sizes), documents=form)
-    assert module._attention_bytes(work, length) == own + 3_072
+    ]:
+        sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}
+        work = replace(workload(tmp_path, config=CONFIG | sizes), documents=form)
+        assert module._attention_bytes(work, length) == own + 3_072
 
 
 def test_longer_documents_count_as_without_packing(tmp_path):
@@ -257,15 +262,18 @@ def wide(name):
     return TINY[name] | sizes | {"max_position_embeddings": 128} | special.get(name, {})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("name", TINY)
-def test_activations_of_every_family(tmp_path, name, adapter, precision):
+def check_activations_of_every_family(tmp_path, name, adapter, precision):
     attention, config = ("eager", "eager") if name == "gemma2" else ("flash", "sdpa"), wide(name)
     work = workload(tmp_path, adapter=adapter, precision=precision, attention=attention[1], config=config)
     kept = kept_per_layer(work, adapter, attention[0], config)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAMILY_TOLERANCE)
+
+
+def test_activations_of_every_family(tmp_path):
+    for name in TINY:
+        for adapter, precision in ((None, "bf16"), (LORA, "fp32")):
+            check_activations_of_every_family(tmp_path, name, adapter, precision)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +293,13 @@ def test_a_fact_of_a_family_that_is_wrong_would_be_noticed(tmp_path, monkeypatch
         lambda *args, **kinds: (lambda work: replace(work, model=replace(work.model, **change)))(right(*args, **kinds)),
     )
     with pytest.raises(AssertionError):
-        test_activations_of_every_family(tmp_path, name, LORA, "fp32")
+        check_activations_of_every_family(tmp_path, name, LORA, "fp32")
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_adapter_token_bytes", lambda work: 0)
     with pytest.raises(AssertionError):
-        test_activations_are_what_autograd_keeps(tmp_path, DORA, "fp32", "flash")
+        check_activations_are_what_autograd_keeps(tmp_path, DORA, "fp32", "flash")
 
 
 class TestForecast:

@@ -49,9 +49,8 @@ def moved(config, facts):
     return {move.key: move.new for move in migrate(config, "meta-llama/Llama-3.1-8B", facts).moves}
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
+def test_what_moves(llama):
+    for keys, expected in [
         ({"adapter__targets": ["q_proj", "v_proj"]}, {}),
         ({"adapter__targets": ["q_proj", "out_proj"]}, {"adapter.targets": ["q_proj", "o_proj"]}),
         ({"adapter__targets": ["fc1", "fc2"]}, {"adapter.targets": ["gate_proj", "up_proj", "down_proj"]}),
@@ -68,13 +67,10 @@ def moved(config, facts):
         ({"data__max_length": 10**6}, {"data.max_length": 128}),
         ({"batch__micro": 4}, {"batch.micro": "auto"}),
         ({"model__revision": "main"}, {"model.revision": None}),
-    ],
-    ids=str,
-)
-def test_what_moves(llama, keys, expected):
-    facts = replace(llama, max_positions=128) if "data__max_length" in keys else replace(llama, max_positions=2048)
-    always = {"model.path": "meta-llama/Llama-3.1-8B", "output": "runs/opt-Llama-3.1-8B"}
-    assert moved(with_keys(**keys), facts) == always | expected
+    ]:
+        facts = replace(llama, max_positions=128) if "data__max_length" in keys else replace(llama, max_positions=2048)
+        always = {"model.path": "meta-llama/Llama-3.1-8B", "output": "runs/opt-Llama-3.1-8B"}
+        assert moved(with_keys(**keys), facts) == always | expected
 
 
 def test_rates_of_all_weights_follow_the_guide(llama):

@@ -20,9 +20,8 @@ from surefoot.planning.tokenizer import plan_tokenizer
 LONGROPE = PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": {"type": "longrope"}}
 
 
-@pytest.mark.parametrize(
-    ("config", "compute", "longest", "said"),
-    [
+def test_each_hazard_is_said_where_it_applies(tmp_path):
+    for config, compute, longest, said in [
         (LLAMA, "fp16", 128, []),
         (GPT2, "fp32", 128, ["resid_pdrop 0.1, embd_pdrop 0.1, attention dropout 0.1"]),
         (GPT2 | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, "fp32", 128, []),
@@ -31,14 +30,12 @@ LONGROPE = PHI3 | {"original_max_position_embeddings": 64, "rope_scaling": {"typ
         (GEMMA2, "bf16", 128, []),
         (LONGROPE, "bf16", 65, ["more than 64 tokens use another rotary table"]),
         (LONGROPE, "bf16", 64, []),
-    ],
-)
-def test_each_hazard_is_said_where_it_applies(tmp_path, config, compute, longest, said):
-    notes = Notes()
-    plan_hazards(model_facts(tmp_path, config), compute, longest, notes)
-    assert len(notes.cautions) == len(said)
-    for caution, part in zip(notes.cautions, said, strict=True):
-        assert part in caution
+    ]:
+        notes = Notes()
+        plan_hazards(model_facts(tmp_path, config), compute, longest, notes)
+        assert len(notes.cautions) == len(said)
+        for caution, part in zip(notes.cautions, said, strict=True):
+            assert part in caution
 
 
 def tokens(folder, config, *, specials=("<s>", "<pad>", "</s>"), **request):
@@ -91,23 +88,27 @@ def drops(model: ModelFacts) -> bool:
     return bool(model.dropouts) or model.attention_dropout > 0
 
 
-@pytest.mark.parametrize("stage", ["sft", "pretrain", *COMPARING])
-def test_without_a_word_a_stage_that_compares_has_none(gpt2, stage):
+def check_without_a_word_a_stage_that_compares_has_none(gpt2, stage):
     assert drops(as_trained(gpt2, asked(stage))) == (stage not in COMPARING)
     choice = plan_dropout(asked(stage))
     assert choice.value == (0.0 if stage in COMPARING else "own")
     assert ("model.dropout: own" in choice.reason) == (stage in COMPARING)
 
 
-@pytest.mark.parametrize("stage", ["sft", *COMPARING])
-def test_own_is_what_config_json_says(gpt2, stage):
-    assert as_trained(gpt2, asked(stage, "own")) == gpt2
-    assert (plan_dropout(asked(stage, "own")).source, plan_dropout(asked(stage, 0.3)).value) == ("user", 0.3)
-    assert as_trained(gpt2, asked(stage, 0.3)).attention_dropout == 0.3
+def test_without_a_word_a_stage_that_compares_has_none(gpt2):
+    for stage in ["sft", "pretrain", *COMPARING]:
+        check_without_a_word_a_stage_that_compares_has_none(gpt2, stage)
+
+
+def test_own_is_what_config_json_says(gpt2):
+    for stage in ["sft", *COMPARING]:
+        assert as_trained(gpt2, asked(stage, "own")) == gpt2
+        assert (plan_dropout(asked(stage, "own")).source, plan_dropout(asked(stage, 0.3)).value) == ("user", 0.3)
+        assert as_trained(gpt2, asked(stage, 0.3)).attention_dropout == 0.3
 
 
 def test_twin_a_stage_that_forgets_to_compare_drops_out(gpt2, monkeypatch):
     forgetful = {name: replace(method, compared="") for name, method in METHODS.items()}
     monkeypatch.setattr(schema, "METHODS", forgetful)
     with pytest.raises(AssertionError):
-        test_without_a_word_a_stage_that_compares_has_none(gpt2, "dpo")
+        check_without_a_word_a_stage_that_compares_has_none(gpt2, "dpo")

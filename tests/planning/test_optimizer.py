@@ -49,26 +49,22 @@ def planned_and_kept(base, optim, **request):
     return plan.memory.optimizer, sum(tensor.nbytes for tensor in kept)
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_the_forecast_is_what_the_optimizer_keeps(bases):
+    for request_ in [
         {"adapter": None},
         {"adapter": None, "tokenizer": {"pad": "add"}},
         {"adapter": LORA | {"rank": 64}},
         {"adapter": LORA | {"kind": "dora", "modules_to_save": ["lm_head", "norm"]}},
-    ],
-    ids=str,
-)
-def test_the_forecast_is_what_the_optimizer_keeps(bases, optim, request_):
-    planned, kept = planned_and_kept(bases["plain"], optim, **request_)
-    assert planned == kept
+    ]:
+        for optim in OPTIMIZERS:
+            planned, kept = planned_and_kept(bases["plain"], optim, **request_)
+            assert planned == kept
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS, ids=str)
-def test_a_tied_head_has_one_state(bases, optim):
-    planned, kept = planned_and_kept(bases["tied"], optim, adapter=None)
-    assert planned == kept
+def test_a_tied_head_has_one_state(bases):
+    for optim in OPTIMIZERS:
+        planned, kept = planned_and_kept(bases["tied"], optim, adapter=None)
+        assert planned == kept
 
 
 def test_twin_the_forecast_of_another_optimizer_is_another(bases):
@@ -76,9 +72,8 @@ def test_twin_the_forecast_of_another_optimizer_is_another(bases):
     assert len(set(sizes)) == len(sizes)
 
 
-@pytest.mark.parametrize(
-    ("optim", "tensor", "size"),
-    [
+def test_bytes_by_hand():
+    for optim, tensor, size in [
         ({"name": "adamw"}, Tensor((4096, 4096), True), 8 * 4096**2),
         ({"name": "adamw_8bit"}, Tensor((4096, 4096), True), 4096**2 * 2 + 4096**2 // 256 * 8 + 2048),
         ({"name": "adamw_8bit"}, Tensor((4096, 4096), False), 8 * 4096**2),
@@ -89,10 +84,8 @@ def test_twin_the_forecast_of_another_optimizer_is_another(bases):
         ({"name": "sgd", "momentum": 0.0}, Tensor((4096, 4096), True), 0),
         ({"name": "muon"}, Tensor((4096, 4096), True), 4 * 4096**2),
         ({"name": "muon"}, Tensor((4096, 4096), False), 8 * 4096**2),
-    ],
-)
-def test_bytes_by_hand(optim, tensor, size):
-    assert state_bytes(OptimConfig(**optim), iter([tensor])) == size
+    ]:
+        assert state_bytes(OptimConfig(**optim), iter([tensor])) == size
 
 
 def test_the_choice_says_who_made_it():
@@ -112,23 +105,24 @@ def test_a_plan_that_was_saved_before_there_was_a_choice_says_adamw(tmp_path):
     assert plan_from_json(saved).optimizer.value == "adamw"
 
 
-@pytest.mark.parametrize(
-    ("name", "lr", "said"),
-    [
-        ("adamw", 1e20, True),
-        ("muon", 0.2, True),
-        ("adamw_8bit", 0.1, False),
-        ("adafactor", 2e-4, False),
-        ("sgd", 1.0, False),
-    ],
-)
-def test_a_rate_beyond_the_weights_themselves_is_a_caution(name, lr, said):
+def check_a_rate_beyond_the_weights_themselves_is_a_caution(name, lr, said):
     notes = Notes()
     caution_rate(OptimConfig(name=name, lr=lr), notes)
     assert [caution.partition(" lets ")[0] for caution in notes.cautions] == [f"optim.lr {lr:g}"] * said
 
 
+def test_a_rate_beyond_the_weights_themselves_is_a_caution():
+    for name, lr, said in [
+        ("adamw", 1e20, True),
+        ("muon", 0.2, True),
+        ("adamw_8bit", 0.1, False),
+        ("adafactor", 2e-4, False),
+        ("sgd", 1.0, False),
+    ]:
+        check_a_rate_beyond_the_weights_themselves_is_a_caution(name, lr, said)
+
+
 def test_twin_without_a_bound_it_is_not_said(monkeypatch):
     monkeypatch.setattr(optimizer, "_HIGHEST_RATE", float("inf"))
     with pytest.raises(AssertionError):
-        test_a_rate_beyond_the_weights_themselves_is_a_caution("adamw", 1e20, True)
+        check_a_rate_beyond_the_weights_themselves_is_a_caution("adamw", 1e20, True)

@@ -45,19 +45,16 @@ def test_what_was_measured_decides(facts):
     assert "matmul 10, sdpa 30, padded 20" in reason
 
 
-@pytest.mark.parametrize(
-    ("trials", "padding", "value"),
-    [
+def test_the_default_is_left_for_a_gain_alone(facts):
+    for trials, padding, value in [
         (FAST, 0.0, "matmul"),  # nothing to save, but attention itself is twice as fast
         (SLOW, 0.4, "plain"),  # attention alone would cost more than it saves
         ((AttentionTrial("sdpa", 0.015, ""), FAST[2]), 0.01, "plain"),  # a lead that could turn round
         ((AttentionTrial("sdpa", 0.015, ""), FAST[2]), 0.06, "sdpa"),  # padding is counted, not timed
         (WRONG, 0.4, "plain"),
         ((), 0.4, "plain"),
-    ],
-)
-def test_the_default_is_left_for_a_gain_alone(facts, trials, padding, value):
-    assert plan(facts, trials, padding=padding)[0] == value
+    ]:
+        assert plan(facts, trials, padding=padding)[0] == value
 
 
 def test_what_is_right_and_could_not_be_timed_is_no_fault_and_no_reason(facts):
@@ -79,24 +76,21 @@ def test_the_users_word_stands(facts):
     assert plan(facts, WRONG, packing="on")[3] == ["data.packing"]
 
 
-@pytest.mark.parametrize(
-    ("change", "keys", "why"),
-    [
+def test_obstacles(facts):
+    for change, keys, why in [
         ({}, {"stage": "ppo", "ppo": {"reward": "score.py:score"}}, "stage ppo does not pack"),
         ({}, {"compile": "default"}, "torch.compile"),
         ({}, {"attention": "eager"}, "eager was asked for"),
         ({"attention_dropout": 0.1}, {}, "attention_dropout 0.1"),
         ({"window": 200}, {}, "a window of 200 tokens"),
         ({"without_sdpa": "it caps logits"}, {}, "it caps logits"),
-    ],
-)
-def test_obstacles(facts, change, keys, why):
-    model = replace(facts, **change)
-    value, _, reason, faults = plan(model, FAST, **keys)
-    assert value == "plain"
-    assert why in reason
-    assert not faults
-    assert plan(model, FAST, packing="on", **keys)[3] == ["data.packing"]
+    ]:
+        model = replace(facts, **change)
+        value, _, reason, faults = plan(model, FAST, **keys)
+        assert value == "plain"
+        assert why in reason
+        assert not faults
+        assert plan(model, FAST, packing="on", **keys)[3] == ["data.packing"]
 
 
 def test_a_window_as_long_as_every_document_is_none(facts):
@@ -140,16 +134,13 @@ def test_what_is_evaluated_must_fit_the_window_as_well(facts):
     )
 
 
-@pytest.mark.parametrize(
-    ("keys", "shares"),
-    [
+def test_where_prompts_may_be_computed_once(facts):
+    for keys, shares in [
         ({}, True),
         ({"gradient_checkpointing": "on"}, False),
         ({"parallel": {"engine": "fsdp2"}}, False),
         ({"adapter": {"kind": "lora", "dropout": 0.1}}, False),
         ({"stage": "dpo"}, False),
-    ],
-)
-def test_where_prompts_may_be_computed_once(facts, keys, shares):
-    assert may_share(run_config(**({"stage": "reward"} | keys)), facts, "cpu") is shares
-    assert not may_share(run_config(stage="reward"), facts, "cuda")
+    ]:
+        assert may_share(run_config(**({"stage": "reward"} | keys)), facts, "cpu") is shares
+        assert not may_share(run_config(stage="reward"), facts, "cuda")

@@ -54,20 +54,17 @@ def test_offload_needs_an_engine_that_has_it():
     assert plan(2, engine="fsdp2", offload="all")[1].faults == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "stage", "shares"),
-    [
+def test_a_rank_holds_its_share():
+    for engine, stage, shares in [
         ("ddp", None, (8, 8, 8)),
         ("fsdp2", None, (2, 2, 2)),
         ("deepspeed", 1, (8, 8, 2)),
         ("deepspeed", 2, (8, 2, 2)),
         ("deepspeed", 3, (2, 2, 2)),
-    ],
-)
-def test_a_rank_holds_its_share(engine, stage, shares):
-    parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
-    found = per_rank(states(8), parallel)
-    assert (found.weights, found.gradients, found.optimizer) == tuple(size * GIB for size in shares)
+    ]:
+        parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
+        found = per_rank(states(8), parallel)
+        assert (found.weights, found.gradients, found.optimizer) == tuple(size * GIB for size in shares)
 
 
 def test_what_lies_in_host_memory_counts_nowhere():
@@ -105,24 +102,21 @@ def test_what_cannot_be_cut_into_shares_is_refused(engine):
     assert notes.faults == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "size", "refused"),
-    [
+def test_an_average_of_weights_needs_them_whole():
+    for asked, size, refused in [
         ({"engine": "fsdp2"}, 1, True),
         ({"engine": "deepspeed", "zero_stage": 3}, 1, True),
         ({}, 40, True),  # auto, which takes fsdp2
         ({"engine": "deepspeed", "zero_stage": 2}, 1, False),
         ({}, 1, False),
-    ],
-)
-def test_an_average_of_weights_needs_them_whole(asked, size, refused):
-    found, notes = plan(2, size, **asked)
-    check_average(found, 0.9, notes)
-    assert [fault.where for fault in notes.faults] == ["ppo.ema"] * refused
-    assert all(f"parallel.engine {found.engine.value}" in fault.what for fault in notes.faults)
-    _, without = plan(2, size, **asked)
-    check_average(found, None, without)
-    assert without.faults == []
+    ]:
+        found, notes = plan(2, size, **asked)
+        check_average(found, 0.9, notes)
+        assert [fault.where for fault in notes.faults] == ["ppo.ema"] * refused
+        assert all(f"parallel.engine {found.engine.value}" in fault.what for fault in notes.faults)
+        _, without = plan(2, size, **asked)
+        check_average(found, None, without)
+        assert without.faults == []
 
 
 @pytest.mark.parametrize(

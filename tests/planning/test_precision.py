@@ -56,19 +56,19 @@ def keys(notes):
     return [fault.where for fault in notes.faults]
 
 
-@pytest.mark.parametrize("full", [FULL, ADAPTER])
-@pytest.mark.parametrize("hardware", [LAPTOP, AMX, T4, H100], ids=lambda machine: machine.name)
-def test_no_request_ends_with_a_scaler_over_fp16_trainables(hardware, full):
+def test_no_request_ends_with_a_scaler_over_fp16_trainables():
     """Seed 003: "Attempting to unscale FP16 gradients". Either the plan is sound or the run is refused."""
-    types = ("auto", "fp32", "bf16", "fp16")
-    for compute, base in itertools.product(types, types):
-        plan, notes = decide({"compute": compute, "base": base}, full=full, hardware=hardware)
-        assert plan.trainable.value == "fp32"
-        assert plan.scaler.value == (plan.compute.value == "fp16")
-        if full and not notes.faults:
-            assert plan.base.value == "fp32"
-        for asked, chosen in ((compute, plan.compute.value), (base, plan.base.value)):
-            assert asked in ("auto", chosen) or notes.faults, "replaced without a word"
+    for hardware in [LAPTOP, AMX, T4, H100]:
+        for full in [FULL, ADAPTER]:
+            types = ("auto", "fp32", "bf16", "fp16")
+            for compute, base in itertools.product(types, types):
+                plan, notes = decide({"compute": compute, "base": base}, full=full, hardware=hardware)
+                assert plan.trainable.value == "fp32"
+                assert plan.scaler.value == (plan.compute.value == "fp16")
+                if full and not notes.faults:
+                    assert plan.base.value == "fp32"
+                for asked, chosen in ((compute, plan.compute.value), (base, plan.base.value)):
+                    assert asked in ("auto", chosen) or notes.faults, "replaced without a word"
 
 
 def test_fp16_weights_in_full_fine_tuning_are_refused_with_the_words_of_the_crash():
@@ -79,9 +79,8 @@ def test_fp16_weights_in_full_fine_tuning_are_refused_with_the_words_of_the_cras
     assert not decide({"base": "fp16"}, full=ADAPTER)[1].faults  # a frozen base may be fp16
 
 
-@pytest.mark.parametrize(
-    ("request_", "hardware", "full", "compute", "base", "source"),
-    [
+def test_choice_without_measurements():
+    for request_, hardware, full, compute, base, source in [
         ("auto", H100, ADAPTER, "bf16", "bf16", "hardware"),
         ("auto", H100, FULL, "bf16", "fp32", "hardware"),
         ("auto", LAPTOP, ADAPTER, "fp32", "fp32", "hardware"),
@@ -93,12 +92,10 @@ def test_fp16_weights_in_full_fine_tuning_are_refused_with_the_words_of_the_cras
         ({"compute": "bf16", "base": "fp32"}, H100, ADAPTER, "bf16", "fp32", "user"),
         ({"base": "bf16"}, LAPTOP, ADAPTER, "bf16", "bf16", "user"),
         ({"base": "fp32"}, H100, ADAPTER, "bf16", "fp32", "hardware"),
-    ],
-)
-def test_choice_without_measurements(request_, hardware, full, compute, base, source):
-    plan, notes = decide(request_, hardware=hardware, full=full)
-    assert not notes.faults
-    assert (plan.compute.value, plan.base.value, plan.compute.source) == (compute, base, source)
+    ]:
+        plan, notes = decide(request_, hardware=hardware, full=full)
+        assert not notes.faults
+        assert (plan.compute.value, plan.base.value, plan.compute.source) == (compute, base, source)
 
 
 def test_the_default_is_left_only_for_a_clear_gain():

@@ -79,8 +79,9 @@ def test_only_what_fits_is_promised(forecast):
 
 
 def test_a_machine_without_known_links_is_refused(forecast):
-    with pytest.raises(InputError, match="links of rtx4090 are not known"):
+    with pytest.raises(InputError) as caught:
         forecast("8B", FULL, "rtx4090")
+    assert [(one.where, one.code) for one in caught.value.faults] == [("--hardware", "SF-USE-FLAG")]
 
 
 def check_document(forecast):

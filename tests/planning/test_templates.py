@@ -27,8 +27,7 @@ def decide(tmp_path):
     return decide
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, row):
+def check_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, row):
     choice, notes, facts = decide(row.name, specials=["<s>", "</s>", *CONTROL])
     assert (choice.value, choice.source, notes.faults) == (row.name, "user", [])
     assert turn_ends(row.name, LLAMA, facts) == list(row.stops)
@@ -37,6 +36,11 @@ def test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names
         f"data.template: {row.name} needs tokens that this tokenizer lacks: {', '.join(row.control)}; use {ANYWHERE}"
     ] * bool(row.control)
     assert turn_ends(row.name, LLAMA, facts) == []
+
+
+def test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide):
+    for row in ROWS:
+        check_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, row)
 
 
 def test_what_is_recommended_everywhere_works_everywhere():
@@ -89,7 +93,7 @@ def test_rows_have_one_place_for_each_text_and_stops_among_their_tokens():
 def test_twin_tokens_that_are_ordinary_are_not_enough(decide, monkeypatch):
     monkeypatch.setattr("surefoot.families.tokenizer_facts.TokenizerFacts.is_special", lambda self, token: True)
     with pytest.raises(AssertionError):
-        test_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, ROWS[0])
+        check_every_row_is_accepted_where_its_tokens_are_and_refused_with_their_names_where_not(decide, ROWS[0])
 
 
 def test_the_key_explains_every_name():
@@ -107,19 +111,16 @@ def test_every_row_that_a_family_names_is_a_template_for_dialogues_with_tools():
             assert rows[name].tools is not None
 
 
-@pytest.mark.parametrize(
-    ("specials", "source", "expected"),
-    [
+def test_auto_falls_back_on_rows_that_the_tokenizer_knows(decide):
+    for specials, source, expected in [
         (["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|start_header_id|>", ("llama3",)),
         (["<|im_start|>", "<|im_end|>"], "<|im_start|>", ("chatml",)),
         ([], "<|user|>\n{{ content }}", ("zephyr",)),
         ([], "[INST] {{ content }} [/INST]", ("llama2",)),
         ([], "### {{ content }}", ()),
-    ],
-)
-def test_auto_falls_back_on_rows_that_the_tokenizer_knows(decide, specials, source, expected):
-    choice, _, facts = decide("auto", specials=["<s>", "</s>", *specials], chat_template=source)
-    assert fallback_templates(choice, LLAMA, facts) == expected
-    assert fallback_templates(choice, None, facts) == ()
-    assert fallback_templates(Choice(choice.value, "asked for", "user"), LLAMA, facts) == ()
-    assert fallback_templates(Choice("alpaca", "", "default"), LLAMA, facts) == ("vicuna",)
+    ]:
+        choice, _, facts = decide("auto", specials=["<s>", "</s>", *specials], chat_template=source)
+        assert fallback_templates(choice, LLAMA, facts) == expected
+        assert fallback_templates(choice, None, facts) == ()
+        assert fallback_templates(Choice(choice.value, "asked for", "user"), LLAMA, facts) == ()
+        assert fallback_templates(Choice("alpaca", "", "default"), LLAMA, facts) == ("vicuna",)

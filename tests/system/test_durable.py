@@ -8,6 +8,7 @@ import io
 import json
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def fail(number: int):
         raise OSError(number, os.strerror(number))
 
     return call
+
+
+@contextmanager
+def refused(number: int, path: Path):
+    """The disk refuses with this error; the fault names the path, and a way out where there is one."""
+    with pytest.raises(EnvironmentFault) as caught:
+        yield
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.where, caught.value.__cause__.errno) == ("SF-FILE-WRITE", str(path), number)
+    assert bool(fault.fix) == (number not in (errno.ENOTDIR, errno.EIO))
 
 
 @pytest.fixture
@@ -109,7 +120,7 @@ def test_a_failing_disk_leaves_the_old_content_and_no_temporary_file(tmp_path, m
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="Not a directory"):
+    with refused(errno.ENOTDIR, tmp_path / "file" / "a"):
         durable.write_text(tmp_path / "file" / "a", "x")
 
 
@@ -132,7 +143,7 @@ def test_append_line_is_all_or_nothing(tmp_path, monkeypatch):
         return Full(path, mode, opener=opener)
 
     monkeypatch.setattr("builtins.open", open_)
-    with pytest.raises(EnvironmentFault, match="No space left"):
+    with refused(errno.ENOSPC, path):
         durable.append_line(path, "two and more")
     Full.room = 100
     durable.append_line(path, "short writes add up")
@@ -174,7 +185,7 @@ def test_staged_folder_vanishes_when_the_block_raises(tmp_path, error):
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_staged_folder_on_a_failing_disk(tmp_path, monkeypatch, call):
     monkeypatch.setattr(os, call, fail(errno.ENOSPC))
-    with pytest.raises(EnvironmentFault, match="free some space"), durable.staged_folder(tmp_path / "a") as staging:
+    with refused(errno.ENOSPC, tmp_path / "a"), durable.staged_folder(tmp_path / "a") as staging:
         (staging / "half").write_text("x")
     assert files_under(tmp_path) == []
 
@@ -182,7 +193,7 @@ def test_staged_folder_on_a_failing_disk(tmp_path, monkeypatch, call):
 def test_staged_folder_never_replaces(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "precious").write_text("x")
-    with pytest.raises(EnvironmentFault, match="exists already"), durable.staged_folder(tmp_path / "a"):
+    with refused(errno.ENOTEMPTY, tmp_path / "a"), durable.staged_folder(tmp_path / "a"):
         pass
     assert files_under(tmp_path) == ["a", "a/precious"]
 
@@ -194,9 +205,9 @@ def test_folders_are_made_from_above_and_each_name_is_flushed(tmp_path, calls):
     durable.make_folders(tmp_path / "new" / "deep")
     assert calls == []
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="file: cannot be written: File exists; it exists already"):
+    with refused(errno.EEXIST, tmp_path / "file"):
         durable.make_folders(tmp_path / "file")
-    with pytest.raises(EnvironmentFault, match="b: cannot be written: Not a directory"):
+    with refused(errno.ENOTDIR, tmp_path / "file" / "a" / "b"):
         durable.make_folders(tmp_path / "file" / "a" / "b")
 
 
@@ -204,11 +215,11 @@ def test_a_folder_that_cannot_be_read_takes_a_new_one(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail(errno.EACCES))
     durable.make_folders(tmp_path / "a" / "b")
     monkeypatch.setattr(os, "fsync", fail(errno.EIO))
-    with pytest.raises(EnvironmentFault, match="Input/output error"):
+    with refused(errno.EIO, tmp_path / "c"):
         durable.make_folders(tmp_path / "c")
 
 
-ODD = {link: "run.log is a link", dangling: "run.log is a link", fifo: "run.log is no regular file"}
+ODD = (link, dangling, fifo)
 
 
 @pytest.mark.parametrize("make", ODD)
@@ -218,7 +229,7 @@ def test_a_log_that_is_no_file_of_its_own_takes_no_line(tmp_path, make):
     run = tmp_path / "run"
     run.mkdir()
     make(run / "run.log", other)
-    with pytest.raises(EnvironmentFault, match=f"run.log: cannot be written: {ODD[make]}; remove it, or name another"):
+    with refused(errno.ELOOP, run / "run.log"):
         durable.append_line(run / "run.log", "one")
     assert other.read_text() == "years of work"
     assert files_under(tmp_path) == ["run", "run/run.log", "thesis.txt"]
@@ -245,7 +256,7 @@ def test_require_writable_leaves_nothing(tmp_path):
     durable.require_writable(tmp_path / "a" / "b")
     assert files_under(tmp_path) == []
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="Not a directory"):
+    with refused(errno.ENOTDIR, tmp_path / "file" / "a"):
         durable.require_writable(tmp_path / "file" / "a")
 
 
@@ -297,7 +308,7 @@ def test_of_a_link_left_by_anyone_the_link_goes_and_nothing_behind_it(tmp_path, 
 def test_twin_a_link_taken_for_a_folder_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "_is_folder", Path.is_dir)
     (tmp_path / ".a.1-0123abcd.tmp").symlink_to(tmp_path)
-    with pytest.raises(EnvironmentFault, match="cannot be written"):
+    with pytest.raises(EnvironmentFault):
         durable.clear_temporary(tmp_path)
 
 

@@ -37,9 +37,9 @@ OBEYED = [
 ]
 
 
-@pytest.mark.parametrize("code", OBEYED, ids=ascii)
-def test_codes_go_and_the_text_around_them_stays(code):
-    assert clean(f"one {code}two") == "one two"
+def test_codes_go_and_the_text_around_them_stays():
+    for code in OBEYED:
+        assert clean(f"one {code}two") == "one two"
 
 
 def test_what_languages_need_stays():
@@ -48,12 +48,12 @@ def test_what_languages_need_stays():
     assert clean("a\r\nb\rc") == "a\nb\nc"
 
 
-@pytest.mark.parametrize("code", OBEYED, ids=ascii)
-def test_json_keeps_the_value_and_shows_no_code(code):
-    shown = shown_json({"name": f"é{code}"})
-    assert json.loads(shown) == {"name": f"é{code}"}
-    assert clean(shown) == shown
-    assert "é" in shown
+def test_json_keeps_the_value_and_shows_no_code():
+    for code in OBEYED:
+        shown = shown_json({"name": f"é{code}"})
+        assert json.loads(shown) == {"name": f"é{code}"}
+        assert clean(shown) == shown
+        assert "é" in shown
 
 
 def test_twin_json_alone_leaves_codes_of_one_character(monkeypatch):
@@ -62,8 +62,8 @@ def test_twin_json_alone_leaves_codes_of_one_character(monkeypatch):
     assert clean(shown) != shown
 
 
-@pytest.mark.parametrize("piece", ["\x1b]", "\x9d", "\x1b[", "\x9b;", "\x1b"], ids=ascii)
-def test_a_megabyte_of_beginnings_takes_no_time(piece):
-    started = time.process_time()
-    clean(piece * 500_000)
-    assert time.process_time() - started < 5
+def test_a_megabyte_of_beginnings_takes_no_time():
+    for piece in ["\x1b]", "\x9d", "\x1b[", "\x9b;", "\x1b"]:
+        started = time.process_time()
+        clean(piece * 500_000)
+        assert time.process_time() - started < 5

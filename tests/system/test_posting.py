@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from helpers.http_stub import answering
@@ -11,6 +13,13 @@ from surefoot.system.posting import Server, server
 
 def quick(stub, **limits) -> Server:
     return server(stub.address, "key", **({"pause": 0.01, "timeout": 5.0} | limits))
+
+
+@contextmanager
+def refused(where):
+    with pytest.raises(EnvironmentFault) as caught:
+        yield
+    assert [(one.where, one.code) for one in caught.value.faults] == [(where, "SF-SERVER")]
 
 
 def test_what_is_answered_comes_back_as_json():
@@ -25,32 +34,31 @@ def test_trouble_that_passes_is_asked_again_and_a_refusal_is_not():
         assert quick(stub).post("/", 1) == 7
         assert len(stub.asked) == 3
     with answering(lambda *_: (400, "bad\nmodel name")) as stub:
-        with pytest.raises(EnvironmentFault, match="answers 400: bad model name; see that the server runs"):
+        with refused(stub.address + "/"):
             quick(stub).post("/", 1)
         assert len(stub.asked) == 1
     with answering(lambda *_: (500, "")) as stub:
-        with pytest.raises(EnvironmentFault, match="answers 500") as raised:
+        with refused(stub.address + "/"):
             quick(stub).post("/", 1)
         assert len(stub.asked) == 3
-        assert raised.value.exit_code == 3
 
 
 def test_silence_ends():
     with answering(lambda *_: (200, 1)) as stub:
         stub.delay = 2.0
-        with pytest.raises(EnvironmentFault, match=r"does not answer within 0\.05 s"):
+        with refused(stub.address + "/"):
             quick(stub, timeout=0.05, tries=2).post("/", 1)
 
 
 def test_nobody_there():
-    with pytest.raises(EnvironmentFault, match=r"http://127\.0\.0\.1:9/x: cannot be reached"):
+    with refused("http://127.0.0.1:9/x"):
         Server("http://127.0.0.1:9", tries=1).post("/x", 1)
 
 
 def test_no_other_address_is_asked(monkeypatch):
     with answering(lambda *_: (200, "elsewhere")) as other, answering(lambda *_: (200, 1)) as stub:
         stub.redirect = other.address
-        with pytest.raises(EnvironmentFault, match="answers 302"):
+        with refused(stub.address + "/"):
             quick(stub).post("/", 1)
         stub.redirect = ""
         monkeypatch.setenv("http_proxy", other.address)
@@ -64,10 +72,11 @@ def test_an_answer_that_is_no_json_is_none(said):
         assert quick(stub).post("/", 1) is None
 
 
-@pytest.mark.parametrize("address", ["ftp://a", "http://", "http://a:b", "localhost:8000", "http://a:99999"])
-def test_what_is_no_address_is_refused(address):
-    with pytest.raises(InputError, match=r"ppo\.vllm_url: .* is no address such as"):
-        server(address, "ppo.vllm_url")
+def test_what_is_no_address_is_refused():
+    for address in ["ftp://a", "http://", "http://a:b", "localhost:8000", "http://a:99999"]:
+        with pytest.raises(InputError) as caught:
+            server(address, "ppo.vllm_url")
+        assert [(one.where, one.code) for one in caught.value.faults] == [("ppo.vllm_url", "SF-SERVER")]
 
 
 def test_a_password_is_not_repeated():

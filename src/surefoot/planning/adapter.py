@@ -20,7 +20,11 @@ from surefoot.system.messages import nearest_word
 def plan_adapter(
     request: AdapterShape, model: ModelFacts, added_rows: int, notes: Notes, key: str = "adapter"
 ) -> AdapterPlan:
-    """added_rows: embedding rows that the run appends to the model. key: where the request stands in the config."""
+    """Which modules carry an adapter, and how many parameters that trains.
+
+    added_rows: embedding rows that the run appends to the model.
+    key: where the request stands in the config.
+    """
     model = _with_rows(model, added_rows)
     targets = _targets(request, model, notes, key)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)

@@ -28,7 +28,8 @@ _SIXTEEN_BITS = "computes in fp16 and bf16 only, and this run computes in fp32"
 def mask_reason(window: int | None, longest: int) -> str:
     """Why SDPA gets a mask instead of the word that attention is causal; empty where it gets none.
 
-    window: tokens that a layer with a sliding window sees. longest: tokens of the longest example.
+    window: tokens that a layer with a sliding window sees.
+    longest: tokens of the longest example.
     """
     if window is None or longest < window:
         return ""
@@ -94,9 +95,13 @@ def plan_attention(
     masked: str = "",
     without_sdpa: str = "",
 ) -> AttentionPlan:
-    """compute: dtype of queries and keys. dropout: the model's attention dropout. trials: empty if nobody measured.
+    """The implementation of attention, the SDPA kernels that torch may dispatch to, and the expected one.
 
-    masked: why SDPA gets a mask (`kernels.mask_reason`). without_sdpa: why the model has no SDPA, empty where it has.
+    compute: dtype of queries and keys.
+    dropout: the model's attention dropout.
+    trials: empty if nobody measured.
+    masked: why SDPA gets a mask (`kernels.mask_reason`).
+    without_sdpa: why the model has no SDPA, empty where it has.
     """
     obstacles: dict[SdpaKernel, str] = {
         kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked) for kernel in ORDER

@@ -43,9 +43,15 @@ def plan_batch(
     parallel: ParallelPlan = SINGLE,
     documents: bool = False,
 ) -> tuple[BatchPlan, MemoryPlan]:
-    """length: tokens of the longest example that the run may see. kind: cpu | cuda | mps. available: bytes that one
-    rank has. documents: micro-batches may be counted in tokens. The examples of a step are dealt out to all ranks; the
-    forecast is of one."""
+    """Rows of a micro-batch and gradient checkpointing, with the forecast of the memory that they take.
+
+    length: tokens of the longest example that the run may see.
+    kind: cpu | cuda | mps.
+    available: bytes that one rank has.
+    documents: micro-batches may be counted in tokens.
+
+    The examples of a step are dealt out to all ranks; the forecast is of one.
+    """
     world = parallel.ranks.value
     longest = longest_example(length, lengths)
 

@@ -21,8 +21,12 @@ _MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is Dee
 
 @dataclass(frozen=True)
 class DiskForecast:
-    """Bytes, and how many checkpoints lie there at once. checkpoints: at most. written: surely, while the last of them
-    is being written. kept: surely, when the trained model is put beside them."""
+    """Bytes, and how many checkpoints lie there at once.
+
+    checkpoints: at most.
+    written: surely, while the last of them is being written.
+    kept: surely, when the trained model is put beside them.
+    """
 
     checkpoint: int
     checkpoints: int
@@ -63,10 +67,15 @@ def disk_forecast(
     averaged: bool = False,
     tokenizer: int = 0,
 ) -> DiskForecast:
-    """keep: of the newest checkpoints. best: whether the best one stays besides, which may be one of them. saves: how
-    many the run writes, None where nobody knows yet: at least one. merged: bytes of the whole model that the run
-    publishes in place of what trains, 0 where it does not. averaged: it keeps a moving average of what trains, which is
-    published in the same form. tokenizer: bytes of its files, which lie beside every model."""
+    """How much disk a run needs at most, and how much it surely does.
+
+    keep: of the newest checkpoints.
+    best: whether the best one stays besides, which may be one of them.
+    saves: how many the run writes, None where nobody knows yet: at least one.
+    merged: bytes of the whole model that the run publishes in place of what trains, 0 where it does not.
+    averaged: it keeps a moving average of what trains, which is published in the same form.
+    tokenizer: bytes of its files, which lie beside every model.
+    """
     most = keep + 1 + best
     surely = 1 if saves is None else saves
     policies = 1 + averaged

@@ -21,7 +21,11 @@ def acts_below(name: str, *, compiled: bool) -> bool:
 def environment_without_plan(
     environment: Mapping[str, str], device: str, threads: int
 ) -> tuple[EnvironmentFinding, ...]:
-    """The same before anything was decided. device: cpu | cuda | mps. threads: that torch takes here."""
+    """The same before anything was decided.
+
+    device: cpu | cuda | mps.
+    threads: that torch takes here.
+    """
     undecided = dict.fromkeys(("attention", "accumulation", "compile", "compute", "tf32"), "the run's own")
     return _findings(environment, device, {**undecided, "device": device, "threads": str(threads)})
 

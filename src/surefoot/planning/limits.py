@@ -26,8 +26,12 @@ from surefoot.planning.plan import AdapterPlan
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to read. tokens: without padding. squares: lengths of the examples, squared and added up: each
-    token attends to those of its own example. supervised: tokens whose prediction is wanted."""
+    """What a step has to read.
+
+    tokens: without padding.
+    squares: lengths of the examples, squared and added up: each token attends to those of its own example.
+    supervised: tokens whose prediction is wanted.
+    """
 
     tokens: int
     squares: int
@@ -70,9 +74,13 @@ def step_flops(
     checkpointed: float = 0.0,
     pruned: bool = True,
 ) -> StepFlops:
-    """adapter: None for full fine-tuning. head: whether the output head is used (a reward model's is not).
-    checkpointed: share of the layers that run their forward pass again in the backward one. pruned: leave out what
-    nobody reads, which the limit does whoever trains."""
+    """Arithmetic of one optimizer step.
+
+    adapter: None for full fine-tuning.
+    head: whether the output head is used (a reward model's is not).
+    checkpointed: share of the layers that run their forward pass again in the backward one.
+    pruned: leave out what nobody reads, which the limit does whoever trains.
+    """
     full = adapter is None
     layers = sum(_weights(module) for module in model.layer_linears)
     added = _adapter_weights(model, adapter)
@@ -109,7 +117,11 @@ def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:
 
 
 def fraction_of_limit(flops: float, rate: float, seconds: float) -> float:
-    """flops: of the work done in `seconds`. rate: the most FLOP/s that matrix products reach on this machine."""
+    """Share of the machine's fastest matrix products that a step reaches, 0 to 1.
+
+    flops: of the work done in `seconds`.
+    rate: the most FLOP/s that matrix products reach on this machine.
+    """
     return flops / rate / seconds
 
 

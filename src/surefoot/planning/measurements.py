@@ -17,10 +17,11 @@ HELD = "as memory was in use"  # why less is timed than will be once others give
 class AttentionTrial:
     """One form of attention: eager, or SDPA held to one kernel.
 
-    seconds: best forward and backward pass; 0 where it was not timed. failure: why it did not run, or what was wrong
-    with its numbers; empty where it is right. errors: the largest relative error by what was compared. timed: at what,
-    where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not. untimed: why one of which
-    nothing is known to be wrong could not be timed; empty where it was.
+    seconds: best forward and backward pass; 0 where it was not timed.
+    failure: why it did not run, or what was wrong with its numbers; empty where it is right.
+    errors: the largest relative error by what was compared.
+    timed: at what, where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not.
+    untimed: why one of which nothing is known to be wrong could not be timed; empty where it was.
     """
 
     form: str  # eager | flash | mem_efficient | cudnn | math
@@ -91,14 +92,15 @@ class PointwiseTrial:
 
 @dataclass(frozen=True)
 class Measurements:
-    """products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
+    """What the probes measured on this machine.
 
+    products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
     attention: one trial per form at `attention_length` tokens in `attention_dtype`; empty where nobody measured.
-    threads: FLOP/s of an fp32 product by number of CPU threads. tf32: FLOP/s with operands rounded to TF32, None where
-    there is no such thing. copy: bytes read and written per second. threads is empty, and the other two are None, where
-    nobody measured.
+    threads: FLOP/s of an fp32 product by number of CPU threads.
+    tf32: FLOP/s with operands rounded to TF32, None where there is no such thing.
+    copy: bytes read and written per second. threads is empty, and the other two are None, where nobody measured.
     documents: of documents as long as the run's, by form: matmul | sdpa | varlen on a packed row, and "padded", the
-    same documents in padded rows; empty where nobody measured.
+        same documents in padded rows; empty where nobody measured.
     """
 
     products: Mapping[DType, float] = field(default_factory=dict)
@@ -127,12 +129,16 @@ def measurements_from_json(data: Mapping[str, object]) -> Measurements:
 
 @dataclass(frozen=True)
 class LengthFacts:
-    """Lengths of the training examples in tokens. longest: of all; typical: the longest of an ordinary micro-batch.
+    """Lengths of the training examples in tokens.
 
-    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown. mean: of all, 0
-    where unknown. mix: some lengths as they stand side by side in a step. padding: what share of the tokens of padded
-    micro-batches is padding. shared: of those tokens what is computed, padding too, where what both answers of a pair
-    begin with is computed once. evaluated: the longest evaluation example, 0 where there is none.
+    longest: of all; typical: the longest of an ordinary micro-batch.
+    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown.
+    mean: of all, 0 where unknown.
+    mix: some lengths as they stand side by side in a step.
+    padding: what share of the tokens of padded micro-batches is padding.
+    shared: of those tokens what is computed, padding too, where what both answers of a pair begin with is computed
+        once.
+    evaluated: the longest evaluation example, 0 where there is none.
     """
 
     longest: int

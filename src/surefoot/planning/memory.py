@@ -217,7 +217,10 @@ def forecast(
     accumulation: int = 2,
 ) -> MemoryPlan:
     """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss.
-    recomputed: see `MemoryPlan`. accumulation: forward passes of a step; what is more than one makes no difference."""
+
+    recomputed: see `MemoryPlan`.
+    accumulation: forward passes of a step; what is more than one makes no difference.
+    """
     tokens = examples * work.rows * length
     layers = work.model.layers
     per_layer = work.passes * layer_bytes(work, tokens, length)

@@ -26,7 +26,11 @@ _LARGE = 10**9  # parameters from which they are meant
 
 @dataclass(frozen=True)
 class Move:
-    """key: dotted. old, new: plain values; None for a key that was not there, or goes."""
+    """One key that changes.
+
+    key: dotted.
+    old, new: plain values; None for a key that was not there, or goes.
+    """
 
     key: str
     old: Any
@@ -36,7 +40,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Migration:
-    """config: for the new model. notes: what the user has to see to, as sentences."""
+    """A config for another model family.
+
+    config: for the new model.
+    notes: what the user has to see to, as sentences.
+    """
 
     config: dict[str, Any]
     moves: tuple[Move, ...]
@@ -44,8 +52,12 @@ class Migration:
 
 
 def migrate(given: Mapping[str, Any], path: str, model: ModelFacts) -> Migration:
-    """given: the config's keys as the user set them, short forms written out. path: of the new model, as the user calls
-    it. model: its facts."""
+    """A config moved to another model.
+
+    given: the config's keys as the user set them, short forms written out.
+    path: of the new model, as the user calls it.
+    model: its facts.
+    """
     moves, notes = [], []
     for rule in _RULES:
         for found in rule(given, path, model):

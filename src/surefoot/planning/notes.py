@@ -24,7 +24,11 @@ class Notes:
     cautions: list[str] = field(default_factory=list)
 
     def refuse(self, key: str, what: str, fix: str = "", code: str = "SF-CONFIG-CONFLICT") -> None:
-        """key: the dotted config key that asks for the impossible. code: see `Fault`."""
+        """Add a fault, which refuses the run.
+
+        key: the dotted config key that asks for the impossible.
+        code: see `Fault`.
+        """
         self.faults.append(Fault(key, what, fix, code))
 
     def caution(self, sentence: str) -> None:
@@ -32,7 +36,11 @@ class Notes:
 
 
 def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) -> None:
-    """compute: dtype of the matrix products. longest: tokens of the longest example."""
+    """Caution of what is known to go wrong with this model.
+
+    compute: dtype of the matrix products.
+    longest: tokens of the longest example.
+    """
     if model.family is None:
         notes.caution(
             f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "

@@ -44,8 +44,12 @@ def plan_packing(
     notes: Notes,
     shares: bool = False,
 ) -> Choice[str]:
-    """plain, or a form. longest: tokens of the longest example. trials: of the forms that `open_forms` names and of
-    PADDED; empty where nobody measured. shares: padded rows would compute prompts once."""
+    """plain, or a form.
+
+    longest: tokens of the longest example.
+    trials: of the forms that `open_forms` names and of PADDED; empty where nobody measured.
+    shares: padded rows would compute prompts once.
+    """
     request = config.data.packing
     if request == "off":
         return Choice(PLAIN, "asked for", "user")
@@ -149,8 +153,13 @@ def _times(trials: Sequence[AttentionTrial]) -> str:
 def plan_shared_prompts(
     config: RunConfig, model: ModelFacts, *, device: str, checkpointing: bool, engine: str
 ) -> Choice[bool]:
-    """model: with the dropout that it trains with. device: cpu | cuda | mps. checkpointing: activations are computed
-    again. engine: as planned."""
+    """Whether what both answers of a pair begin with is computed once.
+
+    model: with the dropout that it trains with.
+    device: cpu | cuda | mps.
+    checkpointing: activations are computed again.
+    engine: as planned.
+    """
     reasons = _obstacles(config, model, device, checkpointing, engine)
     if (found := next(reasons, None)) is not None:
         return Choice(False, *found)

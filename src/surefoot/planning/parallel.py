@@ -22,8 +22,12 @@ ELEMENTWISE = ("adamw", "sgd")  # optimizers that treat each number alone
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """world: processes of the run. local: of them on one machine, which share its host memory. asked: by the config,
-    else by a launcher."""
+    """How many processes share the run.
+
+    world: processes of the run.
+    local: of them on one machine, which share its host memory.
+    asked: by the config, else by a launcher.
+    """
 
     world: int = 1
     local: int = 1
@@ -70,7 +74,11 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
 
 
 def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Notes) -> None:
-    """optimizer: by name. packed: the base is quantised."""
+    """Refuse an optimizer or a base that an engine cannot share out.
+
+    optimizer: by name.
+    packed: the base is quantised.
+    """
     engine = plan.engine.value
     if engine not in ("fsdp2", "deepspeed"):
         return

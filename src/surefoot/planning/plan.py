@@ -129,10 +129,16 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`. surplus: positions behind the end of a pair that its
-    divergence loss counts. center: coefficient. head: zeros, or whose value head it starts from. head_parameters: those
-    of the value head that train; its bias does where the loss is centered, as a difference of scores does not have it.
-    frozen: parameters of the output head, which is of no use, in full training."""
+    """What a reward model adds to a plan.
+
+    loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`.
+    surplus: positions behind the end of a pair that its divergence loss counts.
+    center: coefficient.
+    head: zeros, or whose value head it starts from.
+    head_parameters: those of the value head that train; its bias does where the loss is centered, as a difference of
+        scores does not have it.
+    frozen: parameters of the output head, which is of no use, in full training.
+    """
 
     loss: Choice[str]
     num_padding_at_beginning: Choice[int]
@@ -146,7 +152,11 @@ class RewardPlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """zero_stage: of deepspeed alone. offload: what is kept in host memory: none, optimizer, all."""
+    """The engine and its processes.
+
+    zero_stage: of deepspeed alone.
+    offload: what is kept in host memory: none, optimizer, all.
+    """
 
     engine: Choice[str] = Choice("single", "one process", "default")  # single | ddp | fsdp2 | deepspeed
     ranks: Choice[int] = Choice(1, "no launcher", "default")
@@ -174,9 +184,13 @@ class KernelsPlan:
 @dataclass(frozen=True)
 class PpoPlan:
     """Each part is an adapter on a trunk, such a trunk without its adapter (adapter-off), or a model of its own; scores
-    may come from outside. critic_parameters: of the critic, that train besides its value head. critic_adapter: that is
-    put in for it; None where it has one, as a copy of the policy's or one that was saved, or none. critic_head: of its
-    value head; None where what trains was not counted before."""
+    may come from outside.
+
+    critic_parameters: of the critic, that train besides its value head.
+    critic_adapter: that is put in for it; None where it has one, as a copy of the policy's or one that was saved, or
+        none.
+    critic_head: of its value head; None where what trains was not counted before.
+    """
 
     actor: Choice[str]
     critic: Choice[str]

@@ -26,8 +26,11 @@ _KEY = "ppo.critic_adapter"
 
 @dataclass(frozen=True)
 class RoleFacts:
-    """A reward model that the config names. base: by which equal bases are known. adapter: parameters of its own
-    adapter, None where it is a whole model."""
+    """A reward model that the config names.
+
+    base: by which equal bases are known.
+    adapter: parameters of its own adapter, None where it is a whole model.
+    """
 
     path: str
     base: str
@@ -37,8 +40,12 @@ class RoleFacts:
 
 @dataclass(frozen=True)
 class Roles:
-    """base: of the policy, as in `RoleFacts`. critic: what it begins as; None: as the policy. reward: None where scores
-    come from a function or a server."""
+    """The models that PPO takes besides the policy.
+
+    base: of the policy, as in `RoleFacts`.
+    critic: what it begins as; None: as the policy.
+    reward: None where scores come from a function or a server.
+    """
 
     base: str = ""
     critic: RoleFacts | None = None

@@ -71,8 +71,13 @@ def resolve(
     ranks: RanksFacts = ONE_RANK,
     roles: Roles = Roles(),  # noqa: B008  # frozen
 ) -> RunPlan:
-    """The plan of the run. environment: variables that matter, by name. roles: of stage ppo. Raises InputError with
-    every conflict."""
+    """The plan of the run.
+
+    environment: variables that matter, by name.
+    roles: of stage ppo.
+
+    Raises InputError with every conflict.
+    """
     notes = Notes()
     for problem in contradictions(config):  # a config made in code was not read from a file
         notes.refuse(problem.key, problem.what, problem.fix)

@@ -36,8 +36,11 @@ _GATHERED = 2  # layers that FSDP holds whole at a time: the one at work and the
 
 @dataclass(frozen=True)
 class Fabric:
-    """peak: of dense bf16 products, operations per second. inside, between: bytes per second and GPU in one direction,
-    within a node and between nodes (one adapter per GPU)."""
+    """Arithmetic and links of a kind of GPU.
+
+    peak: of dense bf16 products, operations per second.
+    inside, between: bytes per second and GPU in one direction, within a node and between nodes (one adapter per GPU).
+    """
 
     peak: float
     inside: float
@@ -62,8 +65,13 @@ class Forecasts:
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One engine on so many GPUs. memory: bytes of each. tokens: of a step, over all. compute, traffic: seconds of a
-    step. slowest, fastest: tokens per second if no traffic hides behind compute, and if all does that can."""
+    """One engine on so many GPUs.
+
+    memory: bytes of each.
+    tokens: of a step, over all.
+    compute, traffic: seconds of a step. slowest, fastest: tokens per second if no traffic hides behind compute, and if
+        all does that can.
+    """
 
     gpus: int
     engine: Engine
@@ -93,9 +101,17 @@ def scale_rows(
     name: str,
     memory: int,
 ) -> Iterator[ScaleRow]:
-    """Every engine on every count of GPUs. plan: of one GPU without a limit of memory. forecasts: with the paths that
-    each engine can take. length: tokens of an example. accumulation: micro-batches of each GPU per step. name: of the
-    GPU. memory: bytes of one. Raises InputError for a machine whose links are not known."""
+    """Every engine on every count of GPUs.
+
+    plan: of one GPU without a limit of memory.
+    forecasts: with the paths that each engine can take.
+    length: tokens of an example.
+    accumulation: micro-batches of each GPU per step.
+    name: of the GPU.
+    memory: bytes of one.
+
+    Raises InputError for a machine whose links are not known.
+    """
     fabric = FABRICS.get(name)
     if fabric is None:
         raise InputError(

@@ -25,12 +25,19 @@ _CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 
 @dataclass(frozen=True)
 class Counters:
-    """Totals since some moment, or what was added between two. seconds: on the clock. own: processor seconds of this
-    process, all threads; busy: of all processes of the machine; steal: that the host of a virtual machine gave to
-    others. waited: seconds for which threads of this process (those that are still there) were ready and others ran,
-    which Linux counts. throttled: seconds for which this container was held back by its own limit. major_faults: pages
-    of this process that had to come from a disk; swapped: bytes that the machine moved to and from swap. recompiles:
-    graphs of torch.compile. alloc_retries: times at which the GPU's memory had to be emptied to go on."""
+    """Totals since some moment, or what was added between two.
+
+    seconds: on the clock.
+    own: processor seconds of this process, all threads; busy: of all processes of the machine; steal: that the host of
+        a virtual machine gave to others.
+    waited: seconds for which threads of this process (those that are still there) were ready and others ran, which
+        Linux counts.
+    throttled: seconds for which this container was held back by its own limit.
+    major_faults: pages of this process that had to come from a disk; swapped: bytes that the machine moved to and from
+        swap.
+    recompiles: graphs of torch.compile.
+    alloc_retries: times at which the GPU's memory had to be emptied to go on.
+    """
 
     seconds: float = 0.0
     own: float = 0.0

@@ -10,7 +10,11 @@ from typing import NamedTuple
 
 
 class ErrorCode(NamedTuple):
-    """cause: what happened. remedy: what to do about it."""
+    """Cause and remedy of a kind of fault.
+
+    cause: what happened.
+    remedy: what to do about it.
+    """
 
     cause: str
     remedy: str

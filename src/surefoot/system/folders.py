@@ -100,8 +100,10 @@ def require_replaceable(
 ) -> None:
     """Raises InputError where `out` holds anything but an earlier result that `overwrite` allows to replace.
 
-    mark: the JSON file that tells such a result. kind: what it is called, as export. written: the names of all other
-    files of the result from the content of `mark`; a KeyError, TypeError or AttributeError of it says that it is none.
+    mark: the JSON file that tells such a result.
+    kind: what it is called, as export.
+    written: the names of all other files of the result from the content of `mark`; a KeyError, TypeError or
+        AttributeError of it says that it is none.
     """
     if out.is_file():
         raise InputError(Fault(str(out), "is a file", "choose another folder with --out", code="SF-USE-OUTPUT"))
@@ -141,11 +143,12 @@ def require_file_name(where: str, name: str) -> None:
 
 
 def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
-    """Raises InputError where `file` holds findings on another request than `asked`, unless they may go, and where it
-    or one of its pictures is not surefoot's.
+    """Refuse to replace findings on another request, and files that surefoot did not write, by an InputError.
 
-    Findings keep their request under "asked". asked: plain values. pictures: names of what is drawn beside `file`,
-    after it.
+    file: the findings, which keep their request under "asked".
+    asked: the request, plain values.
+    overwrite: whether findings on another request may go.
+    pictures: names of what is drawn beside `file`, after it.
     """
     earlier = own_findings(file, "asked", pictures)
     if overwrite or earlier in (None, dict(asked)):

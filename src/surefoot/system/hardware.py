@@ -44,10 +44,11 @@ _EMULATING = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE",
 
 @dataclass(frozen=True)
 class Hardware:
-    """One accelerator (or the CPU) as the plan sees it. memory: bytes that one process can use.
+    """One accelerator (or the CPU) as the plan sees it.
 
-    free: bytes that nobody uses right now, None where nobody looked. flash_attention_2: whether the package is
-    installed, None where nobody can know.
+    memory: bytes that one process can use.
+    free: bytes that nobody uses right now, None where nobody looked.
+    flash_attention_2: whether the package is installed, None where nobody can know.
     """
 
     name: str

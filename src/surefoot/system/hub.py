@@ -44,9 +44,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Repository:
-    """One commit of a repository. kind: model | dataset. revision: as it was asked for. folder: of the commit in the
-    cache; not there before something is fetched. files: their sizes in bytes, sorted by name. caution: where the hub
-    was away, which commit the cache had for the revision, and why."""
+    """One commit of a repository.
+
+    kind: model | dataset.
+    revision: as it was asked for.
+    folder: of the commit in the cache; not there before something is fetched.
+    files: their sizes in bytes, sorted by name.
+    caution: where the hub was away, which commit the cache had for the revision, and why.
+    """
 
     name: str
     kind: str

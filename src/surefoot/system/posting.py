@@ -25,8 +25,13 @@ _SHOWN = 160  # characters of what a server said
 
 @dataclass(frozen=True)
 class Server:
-    """address: http(s)://host[:port][/path]. timeout: seconds without a byte. tries: requests in all. pause: seconds
-    before the second one, doubled before each further one."""
+    """An HTTP server that takes and answers JSON.
+
+    address: http(s)://host[:port][/path].
+    timeout: seconds without a byte.
+    tries: requests in all.
+    pause: seconds before the second one, doubled before each further one.
+    """
 
     address: str
     timeout: float = 120.0

@@ -62,9 +62,13 @@ def launch_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says to one of the processes that it started. rank: of world, from 0. local_rank: of local_world
-    on this machine. parent: process id of the launcher where that is surefoot's own or torchrun (also accelerate's):
-    without it this process has no reason to go on. None under another one."""
+    """What a launcher says to one of the processes that it started.
+
+    rank: of world, from 0.
+    local_rank: of local_world on this machine.
+    parent: process id of the launcher where that is surefoot's own or torchrun (also accelerate's): without it this
+        process has no reason to go on. None under another one.
+    """
 
     rank: int
     world: int

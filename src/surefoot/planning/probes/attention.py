@@ -71,11 +71,12 @@ def attention_trials(
     budget: float = 0.6,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form. limits, free: of another device than the request's and bytes of memory there, for tests.
+    """One trial per form.
 
+    limits, free: of another device than the request's and bytes of memory there, for tests.
     budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
-    forms compare the same, and other programs disturb it less. begin: is told of each form before it runs, so that one
-    that takes the process with it is known.
+        forms compare the same, and other programs disturb it less.
+    begin: is told of each form before it runs, so that one that takes the process with it is known.
     """
     device, window = torch.device(request.device), request.window
     room = room_on(device, limits, free)
@@ -126,7 +127,11 @@ def trial_of(
     checked: tuple[str, dict[str, float]],
     timed: str,
 ) -> AttentionTrial:
-    """seconds, untimed: of the timing, by name. checked: what `check` says."""
+    """One form as a trial.
+
+    seconds, untimed: of the timing, by name.
+    checked: what `check` says.
+    """
     failure, errors = checked
     return AttentionTrial(
         name, seconds.get(name, 0.0), failure, errors, timed, "" if failure else untimed.get(name, "")

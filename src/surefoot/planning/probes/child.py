@@ -27,9 +27,15 @@ Begin = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Probe:
-    """request: its dataclass. parts: the field of it with the names of the parts. trial: the dataclass of an answer.
-    run: the trials of a request, one for each part; its second argument is told of each before it runs. failed: the
-    trial of a part that did not (name, why). program: what `python -m` runs, with its arguments; it calls `answer`."""
+    """A probe that may run in a process of its own.
+
+    request: its dataclass.
+    parts: the field of it with the names of the parts.
+    trial: the dataclass of an answer.
+    run: the trials of a request, one for each part; its second argument is told of each before it runs.
+    failed: the trial of a part that did not (name, why).
+    program: what `python -m` runs, with its arguments; it calls `answer`.
+    """
 
     request: type[Any]
     parts: str

@@ -46,8 +46,13 @@ _CHECKED_FAR = (704, 90)
 
 @dataclass(frozen=True)
 class DocumentsRequest:
-    """What is to be tried. forms: PADDED may be the last of them, which is timed alone. mix: lengths of documents as
-    they stand side by side in the run. device: cpu | cuda. tokens: of a packed row of the run."""
+    """What is to be tried.
+
+    forms: PADDED may be the last of them, which is timed alone.
+    mix: lengths of documents as they stand side by side in the run.
+    device: cpu | cuda.
+    tokens: of a packed row of the run.
+    """
 
     forms: tuple[str, ...]
     mix: tuple[int, ...]
@@ -68,8 +73,12 @@ def document_trials(
     budget: float = 0.4,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial for each of the request's forms. forms: by name. budget: seconds for the timing; on a CPU one thread
-    does it all. limits, free, begin: see `attention_trials`."""
+    """One trial for each of the request's forms.
+
+    forms: by name.
+    budget: seconds for the timing; on a CPU one thread does it all.
+    limits, free, begin: see `attention_trials`.
+    """
     device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
     groups = request.heads // request.kv_heads
     room = room_on(device, limits, free)

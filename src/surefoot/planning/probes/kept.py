@@ -30,7 +30,11 @@ _MEASURED_BY = ("kernels", "planning/probes")  # folders of the package: what is
 
 @dataclass(frozen=True)
 class Kept:
-    """folder: where the files are. machine: all that an answer depends on besides the question, JSON-able."""
+    """The cache of measurements.
+
+    folder: where the files are.
+    machine: all that an answer depends on besides the question, JSON-able.
+    """
 
     folder: Path
     machine: Mapping[str, Any]
@@ -45,9 +49,14 @@ class Kept:
         lasting: Callable[[T], bool] = lambda answer: True,
         cores: int = 1,
     ) -> T:
-        """The kept answer, else what `measure` returns. name: of the probe. question: JSON-able. kind: the answer's
-        type, for pydantic. lasting: whether an answer would be the same tomorrow; others are not kept. cores: that
-        measuring takes."""
+        """The kept answer, else what `measure` returns.
+
+        name: of the probe.
+        question: JSON-able.
+        kind: the answer's type, for pydantic.
+        lasting: whether an answer would be the same tomorrow; others are not kept.
+        cores: that measuring takes.
+        """
         asked = _plain({"format": _FORMAT, "probe": name, "question": question, "machine": self.machine})
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         path, adapter = self.folder / f"{name}-{digest[:16]}.json", TypeAdapter(kind)

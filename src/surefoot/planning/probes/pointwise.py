@@ -29,8 +29,11 @@ _ROUNDS = 12
 
 @dataclass(frozen=True)
 class Ways:
-    """Pairs of the plain way and ours. norms: x [T, N], weight [N] -> [T, N]; the first pair is timed. turn: x
-    [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D]."""
+    """Pairs of the plain way and ours.
+
+    norms: x [T, N], weight [N] -> [T, N]; the first pair is timed.
+    turn: x [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D].
+    """
 
     norms: Sequence[tuple[Way, Way]]
     turn: tuple[Way, Way]
@@ -38,7 +41,11 @@ class Ways:
 
 @dataclass(frozen=True)
 class PointwiseRequest:
-    """What is to be tried. parts: norm | rotary. device: cpu."""
+    """What is to be tried.
+
+    parts: norm | rotary.
+    device: cpu.
+    """
 
     parts: tuple[str, ...]
     sizes: PointwiseSizes

@@ -30,9 +30,15 @@ _FEW = 8  # documents: of four to a half one is still as long as the longest eig
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """What is to be tried. forms: eager, flash, mem_efficient, cudnn, math. length: tokens of a typical row. device:
-    cpu | cuda. window: tokens that a query sees, its own among them, where that makes every form take a mask; None for
-    all before it. rows: of a micro-batch; on a CPU as many short ones are timed as have some tokens in all."""
+    """What is to be tried.
+
+    forms: eager, flash, mem_efficient, cudnn, math.
+    length: tokens of a typical row.
+    device: cpu | cuda.
+    window: tokens that a query sees, its own among them, where that makes every form take a mask; None for all before
+        it.
+    rows: of a micro-batch; on a CPU as many short ones are timed as have some tokens in all.
+    """
 
     forms: tuple[str, ...]
     heads: int
@@ -47,8 +53,11 @@ class AttentionRequest:
 
 @dataclass(frozen=True)
 class Room:
-    """free: bytes of memory, None where so little is timed that nobody has to ask. memory: those of the device in all,
-    None where nobody looked."""
+    """What limits the size of a timed pass.
+
+    free: bytes of memory, None where so little is timed that nobody has to ask.
+    memory: those of the device in all, None where nobody looked.
+    """
 
     limits: Limits
     free: int | None
@@ -123,7 +132,12 @@ def timed_size(request: AttentionRequest, room: Room) -> Size:
 
 @dataclass(frozen=True)
 class Documents:
-    """Of a packed row. lengths: the longest first. longest: to what they were cut. kv_heads: see Size."""
+    """Of a packed row.
+
+    lengths: the longest first.
+    longest: to what they were cut.
+    kv_heads: see Size.
+    """
 
     lengths: tuple[int, ...]
     longest: int
@@ -133,7 +147,10 @@ class Documents:
 def timed_documents(
     mix: tuple[int, ...], groups: int, kv_heads: int, head_dim: int, dtype: DType, tokens: int, room: Room
 ) -> Documents:
-    """mix: lengths as they stand side by side in the run. tokens: of a row of the run.
+    """The documents of a packed row that are timed.
+
+    mix: lengths as they stand side by side in the run.
+    tokens: of a row of the run.
 
     Where memory or operations do not allow all: fewer heads, then fewer documents, then shorter ones. A few would no
     longer be like the mix, and padding, which packing is there to save, would be lost with the longest of them.
@@ -196,8 +213,11 @@ def most_heads(groups: int, kv_heads: int, limits: Limits) -> int:
 
 
 def heads_within(room: Room, groups: int, head_dim: int, dtype: DType, *, squares: int, tokens: int) -> int | None:
-    """How many heads of keys, each with `groups` of queries, have room in a pass; None for any number. tokens: of all
-    rows of one head. squares: the sum of the squares of their lengths."""
+    """How many heads of keys, each with `groups` of queries, have room in a pass; None for any number.
+
+    tokens: of all rows of one head.
+    squares: the sum of the squares of their lengths.
+    """
     bounds = []
     if (operations := room.operations(dtype)) is not None:
         bounds.append(operations // _operations(squares, groups, head_dim))

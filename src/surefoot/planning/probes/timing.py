@@ -46,11 +46,18 @@ NO_ROOM = "its scores have no room"  # why a form is not timed
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: of all probes, besides imports and the start of a GPU. product_rows, product_numbers: of x and of the
-    weight in a product, at most; a slice of a large matrix multiplies at the same rate as the whole. copy_bytes: of
-    what is copied. attention_tokens, attention_heads: at most, None for the run's own. attention_operations: of a
-    forward and backward pass in 16 bits at most, and a quarter of it in fp32, None where tokens and heads bound it.
-    pointwise_numbers: of what is timed. pointwise_rows: fewest and most of it."""
+    """How much the probes of a kind of device may take.
+
+    seconds: of all probes, besides imports and the start of a GPU.
+    product_rows, product_numbers: of x and of the weight in a product, at most; a slice of a large matrix multiplies at
+        the same rate as the whole.
+    copy_bytes: of what is copied.
+    attention_tokens, attention_heads: at most, None for the run's own.
+    attention_operations: of a forward and backward pass in 16 bits at most, and a quarter of it in fp32, None where
+        tokens and heads bound it.
+    pointwise_numbers: of what is timed.
+    pointwise_rows: fewest and most of it.
+    """
 
     seconds: float
     product_rows: int
@@ -135,8 +142,9 @@ def best_seconds(
     wait: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of the best run per name. budget: seconds in all; each gets one counted run even when they are used up.
+    """Seconds of the best run per name.
 
+    budget: seconds in all; each gets one counted run even when they are used up.
     wait: makes the device finish its work (synchronise), so that a run is timed to its end.
     """
     end = clock() + budget
@@ -163,7 +171,8 @@ def seconds_or_failures(
     """As `best_seconds`, of those that run; and of the others why not: another program may take the memory before the
     inputs are made, or later.
 
-    makers: by name, what makes the run with its inputs. begin: is told of each before it is made and before it runs.
+    makers: by name, what makes the run with its inputs.
+    begin: is told of each before it is made and before it runs.
     """
     failures: dict[str, str] = {}
 
