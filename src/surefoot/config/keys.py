@@ -54,9 +54,15 @@ _BRACKET = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True)
 class Key:
-    """path: "optim.lr". expected: what may stand there, in words. example: a value that is accepted.
-    item: what each item of a list of fixed words may be, in words; empty for other values. default: None also where the
-    key is required. children: paths of the keys of a group; empty for a plain value."""
+    """One key of the config.
+
+    path: "optim.lr".
+    expected: what may stand there, in words.
+    example: a value that is accepted.
+    item: what each item of a list of fixed words may be, in words; empty for other values.
+    default: None also where the key is required.
+    children: paths of the keys of a group; empty for a plain value.
+    """
 
     path: str
     expected: str

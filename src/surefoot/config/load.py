@@ -30,8 +30,13 @@ __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """config: checked, defaults filled in. origins: dotted key -> "file:line", "override" or "default".
-    path: the file, as it was named. given: what file and overrides set: plain values, short forms written out."""
+    """A checked config, and where each of its values comes from.
+
+    config: checked, defaults filled in.
+    origins: dotted key -> "file:line", "override" or "default".
+    path: the file, as it was named.
+    given: what file and overrides set: plain values, short forms written out.
+    """
 
     config: RunConfig
     origins: dict[str, str]

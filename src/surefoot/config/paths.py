@@ -55,7 +55,8 @@ def path_problems(config: RunConfig) -> list[Problem]:
 def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] = ()) -> str:
     """Advice on a path that does not exist: the neighbour with the nearest name, else what stands there instead.
 
-    suffixes: files that come into question besides folders. extra: words that could have been meant instead of a path.
+    suffixes: files that come into question besides folders.
+    extra: words that could have been meant instead of a path.
     """
     missing = path
     while not os.path.exists(missing.parent):

@@ -19,10 +19,13 @@ MOST_LISTED = 9  # keys of a group that one message lists
 
 @dataclass(frozen=True)
 class Problem:
-    """key: dotted path as the user gave it (an unknown key, or "adapter.targets.0").
+    """One mistake in the shape of a config.
+
+    key: dotted path as the user gave it (an unknown key, or "adapter.targets.0").
     at: which part of `key: value` to point at; "group" where the key itself is absent.
     involves: keys of the schema whose values no further check may trust.
-    code: see `surefoot.system.errors.Fault`."""
+    code: see `surefoot.system.errors.Fault`.
+    """
 
     key: str
     what: str

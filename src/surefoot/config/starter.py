@@ -35,8 +35,12 @@ _WANTED: Mapping[str, Sequence[str]] = {  # section -> its most wanted keys
 
 
 def starting_config(given: Mapping[str, Any], reasons: Mapping[str, str], schema: str) -> str:
-    """YAML. given: values by dotted key, of every required key at least. reasons: why, by dotted key.
-    schema: path or address of the JSON Schema, for editors."""
+    """YAML.
+
+    given: values by dotted key, of every required key at least.
+    reasons: why, by dotted key.
+    schema: path or address of the JSON Schema, for editors.
+    """
     parts = [f"# yaml-language-server: $schema={schema}\n"]
     keys, unread = all_keys(), unread_keys(given["stage"])
     for title, names in _GROUPS.items():

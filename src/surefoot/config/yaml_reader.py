@@ -79,8 +79,12 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """data: plain dicts, lists and scalars. keys, values: position of each key and value by dotted path
-    ("adapter.targets.0" is the first item of a list). path: the file, as the user named it."""
+    """What a YAML file says, and where.
+
+    data: plain dicts, lists and scalars.
+    keys, values: position of each key and value by dotted path ("adapter.targets.0" is the first item of a list).
+    path: the file, as the user named it.
+    """
 
     data: dict[str, Any]
     keys: dict[str, Position]

@@ -51,8 +51,11 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class Sample:
-    """One example to look at. number, line: its record. verdict: better or worse, good or bad; empty where nobody
-    judged it."""
+    """One example to look at.
+
+    number, line: its record.
+    verdict: better or worse, good or bad; empty where nobody judged it.
+    """
 
     number: int
     line: int
@@ -116,10 +119,12 @@ def audit_dataset(
     learns_behind_stop: bool = False,
     kind: Kind = "answers",
 ) -> Audit:
-    """Count and prove. bos_id: None where no BOS is to be put. duplicates, overlap: items by index, found before, as
-    they are of several files at once; see `surefoot.data.checks`.
-    repeats_bos: the template writes BOS before later turns as well. learns_behind_stop: what it writes behind a stop
-    token is part of the answer.
+    """Count and prove.
+
+    bos_id: None where no BOS is to be put.
+    duplicates, overlap: items by index, found before, as they are of several files at once; see `surefoot.data.checks`.
+    repeats_bos: the template writes BOS before later turns as well.
+    learns_behind_stop: what it writes behind a stop token is part of the answer.
 
     Raises InputError, naming the first record, when a proof fails.
     """
@@ -171,8 +176,11 @@ def audit_dataset(
 
 
 def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str | None = None) -> Audit:
-    """The audit of several files, or of several sources, as one. dataset: all of their examples. name: of the whole,
-    for facts; None: all their names."""
+    """The audit of several files, or of several sources, as one.
+
+    dataset: all of their examples.
+    name: of the whole, for facts; None: all their names.
+    """
     if len(audits) == 1:
         return audits[0] if name is None else replace(audits[0], source=replace(audits[0].source, file=name))
     samples = [sample for one in audits for sample in one.samples]

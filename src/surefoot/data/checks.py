@@ -25,7 +25,12 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Proven:
-    """supervised: tokens that carry a label. answers: stretches of them. closed: those that end with a stop token."""
+    """What was counted while all examples were checked.
+
+    supervised: tokens that carry a label.
+    answers: stretches of them.
+    closed: those that end with a stop token.
+    """
 
     supervised: int
     answers: int
@@ -43,9 +48,15 @@ def prove(
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
 ) -> Proven:
-    """bos_id: None where no BOS is to be put. An answer cut by max_length may lack its stop, and a text in several
-    examples has BOS in the first and its stop in the last. repeats_bos: the template writes BOS before later turns.
-    learns_behind_stop: what it writes behind a stop token is part of the answer."""
+    """Check BOS, PAD and the ends of answers of every example.
+
+    An answer cut by max_length may lack its stop, and a text in several examples has BOS in the first and its stop in
+    the last.
+
+    bos_id: None where no BOS is to be put.
+    repeats_bos: the template writes BOS before later turns.
+    learns_behind_stop: what it writes behind a stop token is part of the answer.
+    """
     supervised = answers = closed = 0
     for part in _parts(dataset):
         _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
@@ -152,9 +163,14 @@ _ENOUGH = 20  # pairs below which such a share means little
 
 @dataclass(frozen=True)
 class PairFacts:
-    """All of pairs. identical: both answers are the same tokens. at_start: the rows differ in their first token, so
-    there is no prompt. empty: one answer says nothing but its stop token. better_longer, worse_longer: by tokens.
-    better_tokens, worse_tokens: of all answers together."""
+    """All of pairs.
+
+    identical: both answers are the same tokens.
+    at_start: the rows differ in their first token, so there is no prompt.
+    empty: one answer says nothing but its stop token.
+    better_longer, worse_longer: by tokens.
+    better_tokens, worse_tokens: of all answers together.
+    """
 
     count: int
     identical: int
@@ -167,7 +183,10 @@ class PairFacts:
 
 
 def pair_facts(dataset: TokenisedDataset) -> PairFacts:
-    """dataset: examples 2i and 2i + 1 are a pair."""
+    """What the answers of all pairs have in common.
+
+    dataset: examples 2i and 2i + 1 are a pair.
+    """
     answers = dataset.supervised_counts.reshape(-1, 2)
     identical = at_start = 0
     for chunk in dataset.chunks():  # which hold an even number of examples

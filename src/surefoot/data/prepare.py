@@ -31,12 +31,17 @@ _NAMED = 3  # files that are not read
 
 @dataclass(frozen=True)
 class PreparedData:
-    """train: all sources, one after the other, as `mixture` counts them. audit, sources: of the training data as a
-    whole, and of each source. template: what the examples were written with; generation lays its prompts out with it
-    and stops at its stop_ids; template_reason: why it is not the planned one, where the records could not be written
-    with that. eval_template: of the evaluation data. tokenizer_sha256: of all that decides how text becomes ids.
+    """What a run trains and evaluates on.
+
+    train: all sources, one after the other, as `mixture` counts them.
+    audit, sources: of the training data as a whole, and of each source.
+    template: what the examples were written with; generation lays its prompts out with it and stops at its stop_ids.
+    template_reason: why it is not the planned one, where the records could not be written with that.
+    eval_template: of the evaluation data.
+    tokenizer_sha256: of all that decides how text becomes ids.
     rows_per_item: examples that are drawn together, and that `mixture` counts as one: 2 in pairs, the better answer
-    first."""
+        first.
+    """
 
     train: TokenisedDataset
     eval: TokenisedDataset | None
@@ -76,14 +81,21 @@ def prepare_data(
     """Tokenise (or find in the cache), split, mix and audit.
 
     evaluation: None, sources, a number of records or a share to hold out of each training source in proportion.
-    template_asked: the user named it. bos_id: None for no BOS. stop_ids: EOS first. max_samples: only the first so
-    many records of every training source that says nothing of its own. cache: a folder. chunks: every token of plain
-    texts is learned, and one that is too long becomes several examples; other records are refused. read_record: for
-    sources whose format is custom; see `surefoot.data.formats.reader_with`. template_fallbacks: names of the table, to
-    be tried in this order where the template cannot write the records and nobody asked for it. encoding: of prompt and
-    answer, in parts or as a whole. kind: what is learned from a record; for other kinds than answers, train_on, chunks
-    and encoding have no meaning, and a prompt is left out where it has
-    more than max_length tokens. Raises InputError for anything wrong with the data.
+    template_asked: the user named it.
+    bos_id: None for no BOS.
+    stop_ids: EOS first.
+    max_samples: only the first so many records of every training source that says nothing of its own.
+    cache: a folder.
+    chunks: every token of plain texts is learned, and one that is too long becomes several examples; other records are
+        refused.
+    read_record: for sources whose format is custom; see `surefoot.data.formats.reader_with`.
+    template_fallbacks: names of the table, to be tried in this order where the template cannot write the records and
+        nobody asked for it.
+    encoding: of prompt and answer, in parts or as a whole.
+    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning,
+        and a prompt is left out where it has more than max_length tokens.
+
+    Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
     method = Method(

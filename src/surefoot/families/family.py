@@ -25,10 +25,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer. path: within a decoder layer, or the full name outside of them.
+    """A linear layer.
 
-    outputs: several are fused in this order. bias: always, never, or as the key says. transposed: its weight is
-    (inputs, outputs), transformers' Conv1D.
+    path: within a decoder layer, or the full name outside of them.
+    outputs: several are fused in this order.
+    bias: always, never, or as the key says.
+    transposed: its weight is (inputs, outputs), transformers' Conv1D.
     """
 
     role: str  # q, k, v, o, gate, up, down; those that share a matrix joined by +; in, out beside the layers
@@ -45,8 +47,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Norm:
-    """size: of its weight. over: what it normalises, per token. bias: LayerNorm has one, RMSNorm none. when: it holds
-    parameters only if all of these keys say so."""
+    """A norm of a decoder layer, or the final one.
+
+    size: of its weight.
+    over: what it normalises, per token.
+    bias: LayerNorm has one, RMSNorm none.
+    when: it holds parameters only if all of these keys say so.
+    """
 
     path: str
     size: Dimension = "hidden"
@@ -67,8 +74,9 @@ class Positions:
 class Window:
     """Layers in which a token sees only the last `sliding_window` tokens.
 
-    when: the keys that switch it on. from_layer: the key with the first such layer; without it there is always one.
-    config.json's list `layer_types`, where it has one, overrides both.
+    when: the keys that switch it on.
+    from_layer: the key with the first such layer; without it there is always one. config.json's list `layer_types`,
+        where it has one, overrides both.
     """
 
     when: tuple[Key, ...] = ()
@@ -93,8 +101,9 @@ class ForbiddenPad:
 
 @dataclass(frozen=True)
 class UntrainedTurns:
-    """Chat tokens whose embeddings certain base models never trained. vocab: rows of those models' embedding.
+    """Chat tokens whose embeddings certain base models never trained.
 
+    vocab: rows of those models' embedding.
     told_by: EOS of their chat versions, which did train them.
     """
 
@@ -125,8 +134,9 @@ class Family:
     """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers.
 
     keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
-    num_attention_heads, max_position_embeddings, attention_dropout, hidden_act). defaults: what transformers takes
-    where config.json leaves a key out, under config.json's name; a size that is not listed must be there.
+        num_attention_heads, max_position_embeddings, attention_dropout, hidden_act).
+    defaults: what transformers takes where config.json leaves a key out, under config.json's name; a size that is not
+        listed must be there.
     """
 
     name: str

@@ -9,8 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GgufRow:
-    """model_type: config.json's. architecture: GGUF's. paired: rows of q and k are stored so that the two halves of a
-    rotary pair are neighbours; transformers holds them half a head apart."""
+    """An architecture that llama.cpp runs.
+
+    model_type: config.json's.
+    architecture: GGUF's.
+    paired: rows of q and k are stored so that the two halves of a rotary pair are neighbours; transformers holds them
+        half a head apart.
+    """
 
     model_type: str
     architecture: str

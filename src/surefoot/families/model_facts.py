@@ -23,7 +23,11 @@ _STORED: dict[str, Stored] = {"float32": "fp32", "bfloat16": "bf16", "float16": 
 
 
 class ConfigKeys:
-    """values: of the file, over `defaults`. names: config.json's name for a key, where it has another."""
+    """Values of config.json, checked as they are asked for.
+
+    values: of the file, over `defaults`.
+    names: config.json's name for a key, where it has another.
+    """
 
     def __init__(
         self, values: Mapping[str, Any], where: str, *, names: Mapping[str, str] = {}, defaults: Mapping[str, Any] = {}
@@ -105,9 +109,12 @@ class ModuleFact:
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """What an undescribed model shows of itself. config: its values, defaults included, under Llama's names.
+    """What an undescribed model shows of itself.
 
-    modules: those that hold parameters; a tied head too. without_sdpa: as in `Family`. dropouts: by config key.
+    config: its values, defaults included, under Llama's names.
+    modules: those that hold parameters; a tied head too.
+    without_sdpa: as in `Family`.
+    dropouts: by config key.
     """
 
     config: Mapping[str, Any]
@@ -120,13 +127,19 @@ class ModuleTree:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """family: None for a model_type that no row describes. vocab: rows of the embedding, each `embedding_width` wide.
+    """What planning knows of a model.
 
-    window: tokens that a layer with a sliding window sees, None where no layer has one. dropouts: shares above 0
-    besides attention's, by config key. gated: the MLP has a gate. activation: the MLP's, as config.json calls it.
-    norms: what the norms of one layer are applied to: hidden, query, key_value. layer_norm: they are no RMSNorms.
-    fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards. rotary_switch: positions beyond
-    which "longrope" takes its other table, for a whole micro-batch. stored: dtype on disk.
+    family: None for a model_type that no row describes.
+    vocab: rows of the embedding, each `embedding_width` wide.
+    window: tokens that a layer with a sliding window sees, None where no layer has one.
+    dropouts: shares above 0 besides attention's, by config key.
+    gated: the MLP has a gate.
+    activation: the MLP's, as config.json calls it.
+    norms: what the norms of one layer are applied to: hidden, query, key_value.
+    layer_norm: they are no RMSNorms.
+    fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards.
+    rotary_switch: positions beyond which "longrope" takes its other table, for a whole micro-batch.
+    stored: dtype on disk.
     """
 
     model_type: str
@@ -188,7 +201,9 @@ def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
 
 
 def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts:
-    """Facts from folder/config.json. tree: wanted for an unknown family alone.
+    """Facts from folder/config.json.
+
+    tree: wanted for an unknown family alone.
 
     Raises InputError with one fault per missing or impossible key, and for a model that is no causal text model.
     """

@@ -15,13 +15,20 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ToolLayout:
-    """place: where the definitions stand: behind the system text, in the first user turn before its text, or before
-    that turn. indent: of their JSON. separator: between definitions.
+    """How a template writes tools, calls and results.
 
-    A turn with calls is its text, then opening, the calls, closing. text_and_calls: both may stand in one turn, with
-    `between` before each call but the very first thing of a turn. one_call: no more than one in a turn.
+    place: where the definitions stand: behind the system text, in the first user turn before its text, or before that
+        turn.
+    indent: of their JSON.
+    separator: between definitions.
+
+    A turn with calls is its text, then opening, the calls, closing.
+
+    text_and_calls: both may stand in one turn, with `between` before each call but the very first thing of a turn.
+    one_call: no more than one in a turn.
     keeps_lead: what the template puts before an answer stands before calls too.
-    result: around a tool's answer. in_user_turn: results are written as a user turn, neighbours share one.
+    result: around a tool's answer.
+    in_user_turn: results are written as a user turn, neighbours share one.
     result_json: a result is quoted as JSON text.
     """
 
@@ -96,14 +103,20 @@ ALONE = "{alone}"
 class Dialogue:
     """A template for any number of turns.
 
-    user, system: around the text. merged: the system text stands inside the first user turn, before its text.
+    user, system: around the text.
+    merged: the system text stands inside the first user turn, before its text.
     prefix: {bos} where the published template writes it as text: some tokenizers put a blank before a text, but none
-    behind BOS. opening: what the program writes before an answer. lead: what the model writes before its text, left out
-    where the text holds `own_lead`. close: ends an answer, and is learned. after, between, finish: written by the
-    program behind an answer, before every user turn but the first, behind the last answer. trimmed: roles whose texts
-    lose blanks around them. control: tokens that the tokenizer must have as special ones. stops: those of them that end
-    an answer, besides EOS. tools: None where it has no place for them. takes_text: a text without turns is learned as
-    it is.
+        behind BOS.
+    opening: what the program writes before an answer.
+    lead: what the model writes before its text, left out where the text holds `own_lead`.
+    close: ends an answer, and is learned.
+    after, between, finish: written by the program behind an answer, before every user turn but the first, behind the
+        last answer.
+    trimmed: roles whose texts lose blanks around them.
+    control: tokens that the tokenizer must have as special ones.
+    stops: those of them that end an answer, besides EOS.
+    tools: None where it has no place for them.
+    takes_text: a text without turns is learned as it is.
     """
 
     name: str
@@ -129,8 +142,12 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template for one prompt and one answer. header: what it begins with; header_input: where there is an input
-    (context) as well. A system text takes the header's place where that is allowed. EOS ends the answer."""
+    """A template for one prompt and one answer.
+
+    header: what it begins with.
+    header_input: where there is an input (context) as well. A system text takes the header's place where that is
+        allowed. EOS ends the answer.
+    """
 
     name: str
     about: str

@@ -213,7 +213,9 @@ def find_row(name: str) -> Row | None:
 
 def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     """The row called `name`, or why it cannot be used: there is none, or the tokenizer lacks tokens that it needs.
-    is_control: whether the tokenizer has this text as a special token."""
+
+    is_control: whether the tokenizer has this text as a special token.
+    """
     row = find_row(name)
     if row is None:
         near = nearest_word(name, [*NAMES, *(row.name for row in _OF_TOOLS)])

@@ -23,9 +23,14 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """ids: all tokens. special: by id, those that ordinary text does not become. size: one more than the highest id,
-    ordinary_size: one more than the highest id that text can become. missing: roles (bos, eos, pad, unk) whose token
-    is in no vocabulary. stops: generation_config's end tokens. adds_bos: its post-processor puts BOS in front.
+    """What planning knows of a tokenizer.
+
+    ids: all tokens.
+    special: by id, those that ordinary text does not become.
+    size: one more than the highest id, ordinary_size: one more than the highest id that text can become.
+    missing: roles (bos, eos, pad, unk) whose token is in no vocabulary.
+    stops: generation_config's end tokens.
+    adds_bos: its post-processor puts BOS in front.
     """
 
     ids: Mapping[str, int] = field(repr=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.errors_raised import raises_code
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
@@ -20,7 +21,6 @@ from surefoot.models.facts import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.setup import planned_tokenizer
-from surefoot.system.errors import InputError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"
 POSITIONS = 4096  # nothing is cut
@@ -126,7 +126,7 @@ def test_everything_is_written_or_the_error_names_a_template_that_can(prepare, f
         assert ROWS.get((family, name), data.template.name) == data.template.name
         assert bool(data.template_reason) == (data.template.name not in ("tokenizer", "alpaca"))
         return
-    with pytest.raises(InputError, match=r"choose data\.template vicuna, which can write all records"):
+    with raises_code("SF-DATA-ROW", "records.json:1", naming="vicuna"):
         prepare(family, path)
     assert missing(prepare(family, path, "vicuna"), RECORDS[name]) == []
 
@@ -149,13 +149,13 @@ def test_the_reason_says_which_record_and_what(prepare, file):
 
 
 def test_a_template_that_was_asked_for_stays(prepare, file):
-    with pytest.raises(InputError, match="leaves out the definitions of tools"):
+    with raises_code("SF-DATA-ROW", "records.json:1"):
         prepare("phi3", file("call"), "tokenizer")
 
 
 def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
     monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_, **how: (planned,))
-    with pytest.raises(InputError, match="leaves out the definitions of tools"):
+    with raises_code("SF-DATA-ROW", "records.json:1"):
         prepare("phi3", file("call"))
 
 

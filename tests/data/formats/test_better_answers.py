@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from helpers.errors_raised import raises_code
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
 from surefoot.runs.plan import make_plan
 from surefoot.runs.setup import planned_tokenizer
-from surefoot.system.errors import InputError
 
 RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]
 
@@ -42,5 +42,5 @@ def test_the_better_answers_are_learned(prepared):
 
 
 def test_without_being_asked_they_are_refused_and_the_way_is_named(prepared):
-    with pytest.raises(InputError, match=r"data\.format preference"):
+    with raises_code("SF-DATA-FORMAT", "pairs.json:1"):
         prepared("auto")

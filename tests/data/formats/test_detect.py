@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from helpers.errors_raised import raises_code
 from surefoot.data.formats import convert, look
 from surefoot.data.formats import detect as preferences
 from surefoot.data.sources.records import Row
-from surefoot.system.errors import InputError
 
 DIALOGUE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
@@ -19,7 +19,7 @@ def rows(*values):
 
 
 def advice(record):
-    with pytest.raises(InputError, match=r"^d\.json:10: row 1 is a preference record") as caught:
+    with raises_code("SF-DATA-FORMAT", "d.json:10") as caught:
         look("answers", "auto", rows(record), "d.json")
     return caught.value.faults[0].fix
 
@@ -56,7 +56,7 @@ def test_where_no_columns_could_read_it_none_are_advised(record):
 
 
 def check_marked_answers(*values):
-    with pytest.raises(InputError, match=r"^d\.json:20: row 2 .*'label' is false, as in 1 of 2 records") as caught:
+    with raises_code("SF-DATA-FORMAT", "d.json:20") as caught:
         look("answers", "auto", rows(*values), "d.json")
     assert "would learn its bad answers" in str(caught.value)
 

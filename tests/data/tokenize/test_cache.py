@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.errors_raised import raises_code
 from surefoot.data.tokenize import cache
 from surefoot.data.tokenize import dataset as dataset_module
 from surefoot.data.tokenize.cache import cache_key, open_cache
@@ -25,7 +26,6 @@ from surefoot.data.tokenize.dataset import (
 )
 from surefoot.data.tokenize.encode import Encoded
 from surefoot.system import disk, durable
-from surefoot.system.errors import EnvironmentFault
 
 RECORD = {"layout": "alpaca", "dropped": [[3, 9]], "rows": 4}
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk, "write", full)
-    with pytest.raises(EnvironmentFault, match="No space left") as caught:
+    with raises_code("SF-FILE-WRITE", "key") as caught:
         write_cache(tmp_path / "key", "d.json", EXAMPLES, RECORD, vocabulary=9)
     assert str(tmp_path / "key") in str(caught.value)
     assert list(tmp_path.iterdir()) == []

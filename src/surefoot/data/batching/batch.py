@@ -29,9 +29,13 @@ class Example:
 
 
 class Weighted(Protocol):
-    """What the step needs of a batch of any kind. rows: the sequences that go through the decoder. weight: its share of
-    the step's denominator (supervised tokens, pairs, answers, response tokens). tokens: real input tokens. examples: of
-    which records."""
+    """What the step needs of a batch of any kind.
+
+    rows: the sequences that go through the decoder.
+    weight: its share of the step's denominator (supervised tokens, pairs, answers, response tokens).
+    tokens: real input tokens.
+    examples: of which records.
+    """
 
     @property
     def rows(self) -> Batch: ...
@@ -50,12 +54,16 @@ class Weighted(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """input_ids, targets: [B, T] int64. attention_mask: [B, T] int64, or None where causality alone hides the padding
-    (right padding: no real token can see what comes after it). weight: supervised tokens, the denominator of the loss.
-    lengths: real input tokens of each example.
+    """Examples as rows of tensors, and the weight of their loss.
 
+    input_ids, targets: [B, T] int64.
+    attention_mask: [B, T] int64, or None where causality alone hides the padding (right padding: no real token can see
+        what comes after it).
+    weight: supervised tokens, the denominator of the loss.
+    lengths: real input tokens of each example.
     documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
-    (`surefoot.data.batching.packing`); none of them sees another. Empty where every example is a row of its own."""
+        (`surefoot.data.batching.packing`); none of them sees another. Empty where every example is a row of its own.
+    """
 
     input_ids: torch.Tensor
     targets: torch.Tensor
@@ -99,10 +107,12 @@ class PairBatch:
     """P pairs of a better and a worse answer to one prompt.
 
     rows: 2P rows padded on the right, or documents of one packed row, the P better answers first, then the P worse ones
-    in the same order; its targets are the answers' tokens. common: for each pair, how many tokens both rows begin with
-    (prompt and what the answers share); both rows may be the same in all. weight: pairs.
+        in the same order; its targets are the answers' tokens.
+    common: for each pair, how many tokens both rows begin with (prompt and what the answers share); both rows may be
+        the same in all.
+    weight: pairs.
     answer_share: pairs of the whole step / tokens of its better answers, by which a sum over the latter's tokens
-    becomes a mean over them where it stands beside a sum over pairs.
+        becomes a mean over them where it stands beside a sum over pairs.
     reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
     """
 
@@ -133,12 +143,15 @@ class PairBatch:
 class JudgedBatch:
     """B answers, each judged good or bad (KTO).
 
-    rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens. good: [B] bool.
+    rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens.
+    good: [B] bool.
     others: the same prompts, laid out the same way, each with the answer of another example of the step, from which the
-    KL term is estimated; None where the loss needs none.
+        KL term is estimated; None where the loss needs none.
     kl: that estimate for the whole step, at least 0; None until it was made.
-    reference: as in PairBatch, [B]. weight: answers. good_share, bad_share: answers of the whole step / the good, the
-    bad ones of it, by which a sum over those becomes a mean over them; 0 where the step has none.
+    reference: as in PairBatch, [B].
+    weight: answers.
+    good_share, bad_share: answers of the whole step / the good, the bad ones of it, by which a sum over those becomes a
+        mean over them; 0 where the step has none.
     """
 
     rows: Batch
@@ -173,8 +186,12 @@ class JudgedBatch:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """What a policy is to answer. rows: B prompts padded on the right, without targets. prompts: the ids of each.
-    weight: prompts."""
+    """What a policy is to answer.
+
+    rows: B prompts padded on the right, without targets.
+    prompts: the ids of each.
+    weight: prompts.
+    """
 
     rows: Batch
     prompts: tuple[tuple[int, ...], ...]

@@ -71,8 +71,10 @@ def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[Any
 
 
 def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:
-    """Pairs in the micro-batches of a layout. pairs: all of one step; pair i has the examples 2i (better) and 2i + 1
-    (worse)."""
+    """Pairs in the micro-batches of a layout.
+
+    pairs: all of one step; pair i has the examples 2i (better) and 2i + 1 (worse).
+    """
     own = [int(pair) for pair in pairs]
     groups = layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())
     found = [_pair_batch(dataset, [own[place] for place in group], layout) for group in groups]
@@ -106,9 +108,13 @@ def _better_tokens(batch: PairBatch) -> int:
 def judged_batches(
     dataset: TokenisedDataset, indices: Iterable[int], layout: Layout, *, others: bool
 ) -> list[JudgedBatch]:
-    """Judged answers in the micro-batches of a layout. indices: all of one step, in its order. others: give each prompt
-    the answer of the next example of the step as well, the first one's to the last; no such row is longer than the
-    longest example of the data, and a step of one example, which has no other, has no such rows."""
+    """Judged answers in the micro-batches of a layout.
+
+    indices: all of one step, in its order.
+    others: give each prompt the answer of the next example of the step as well, the first one's to the last; no such
+        row is longer than the longest example of the data, and a step of one example, which has no other, has no such
+        rows.
+    """
     step = [int(index) for index in indices]
     good, most = dataset.good(), int(dataset.lengths.max())
     count = int(good[step].sum())
@@ -188,8 +194,13 @@ class Prefetcher:
 def prefetched(
     batches: Callable[[int], Sequence[Any]], workers: int, *, last: int
 ) -> Iterator[Callable[[int], Sequence[Any]]]:
-    """`batches` (step -> its micro-batches, steps from 1), prepared ahead by so many threads; none: as it is. last: the
-    last step that will be asked for. On the way out, also by an interrupt, no thread is left."""
+    """`batches` (step -> its micro-batches, steps from 1), prepared ahead in threads.
+
+    On the way out, also by an interrupt, no thread is left.
+
+    workers: threads; 0 leaves it as it is.
+    last: the last step that will be asked for.
+    """
     if not workers:
         yield batches
         return

@@ -26,7 +26,12 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Part:
-    """One source. name: for messages. count: its examples. weight, epochs: as asked for; None: not asked."""
+    """One source.
+
+    name: for messages.
+    count: its examples.
+    weight, epochs: as asked for; None: not asked.
+    """
 
     name: str
     count: int
@@ -36,7 +41,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Mixture:
-    """counts: examples of each source, which lie one after the other. quotas: how many of them an epoch holds."""
+    """How many examples of each source an epoch holds.
+
+    counts: examples of each source, which lie one after the other.
+    quotas: how many of them an epoch holds.
+    """
 
     counts: tuple[int, ...]
     quotas: tuple[int, ...]
@@ -144,9 +153,10 @@ def _stream(source: int, number: int) -> tuple[int, ...]:
 def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each source the places to train on and the places to evaluate on, each ascending.
 
-    counts: records of each source, which are held out in proportion; one of each stays. held_out: a number of records
-    in all (int), or a share between 0 and 1 (float), rounded, at least one. InputError (data.eval) when nothing would
-    be left to train on.
+    counts: records of each source, which are held out in proportion; one of each stays.
+    held_out: a number of records in all (int), or a share between 0 and 1 (float), rounded, at least one.
+
+    InputError (data.eval) when nothing would be left to train on.
     """
     total = sum(counts)
     wanted = held_out if isinstance(held_out, int) else max(1, round(held_out * total))
@@ -168,7 +178,10 @@ def _halves(count: int, taken: int, seed: int, source: int) -> tuple[np.ndarray,
 
 
 def part_of(count: int, of: Sequence[float], take: int, seed: int) -> np.ndarray:
-    """Places of the records of part `take` (from 1), ascending. count: records. of: relative sizes of the parts.
+    """Places of the records of part `take` (from 1), ascending.
+
+    count: records.
+    of: relative sizes of the parts.
 
     All parts together have every record once, whatever a run learns from its part: they come from one shuffle, which
     depends on the seed and the number of records alone. InputError for a part without a record.

@@ -30,9 +30,14 @@ Sizes = Sequence[Sequence[int]]  # of each item the tokens of its sequences, of 
 
 @dataclass(frozen=True)
 class Layout:
-    """pad_id: of padded rows. most: items of a micro-batch; None: as many as fit. tokens: of a micro-batch, padding
-    counted where rows are padded, unless one item alone has more; None: no limit. packed: a micro-batch is one row of
-    documents. ranks: each gets as many packed rows, where there are enough items."""
+    """How the items of a step become micro-batches.
+
+    pad_id: of padded rows.
+    most: items of a micro-batch; None: as many as fit.
+    tokens: of a micro-batch, padding counted where rows are padded, unless one item alone has more; None: no limit.
+    packed: a micro-batch is one row of documents.
+    ranks: each gets as many packed rows, where there are enough items.
+    """
 
     pad_id: int
     most: int | None = None
@@ -68,8 +73,9 @@ class Layout:
 def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None, multiple: int = 1) -> list[list[int]]:
     """Places in `lengths`, row by row, the longest row first and in it the longest example first.
 
-    budget: tokens that a row has at most, unless one example alone has more. most: examples of a row. multiple: the
-    number of rows is one of it where there are enough examples: of ranks, none then computes a blank row.
+    budget: tokens that a row has at most, unless one example alone has more.
+    most: examples of a row.
+    multiple: the number of rows is one of it where there are enough examples: of ranks, none then computes a blank row.
     """
     ordered = _longest_first(lengths)
     if not ordered:

@@ -24,8 +24,13 @@ from surefoot.data.batching.order import MINIBATCHES, Mixture, permutation, step
 
 @dataclass(frozen=True)
 class Cycles:
-    """size: episodes of an optimizer step. batches: of a rollout. epochs: passes over its answers. data_step: which
-    step's place a step has: its own, but after a rollback."""
+    """How rollouts and the steps that learn from them follow each other.
+
+    size: episodes of an optimizer step.
+    batches: of a rollout.
+    epochs: passes over its answers.
+    data_step: which step's place a step has: its own, but after a rollback.
+    """
 
     mixture: Mixture
     size: int
@@ -70,7 +75,12 @@ class Cycles:
 
 @dataclass(frozen=True)
 class Place:
-    """rollout: its number over all epochs, from 0. number: of the step in its cycle, from 0. steps: of the cycle."""
+    """Where an optimizer step stands in its cycle.
+
+    rollout: its number over all epochs, from 0.
+    number: of the step in its cycle, from 0.
+    steps: of the cycle.
+    """
 
     rollout: int
     number: int
@@ -87,9 +97,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Episode:
-    """place: in its rollout. prompt, response: token ids; the response ends with its stop token, where it has one.
-    logprobs: of the response's tokens under the policy that is about to learn; values: of the state before each;
-    advantages, returns: of each. All [n] fp32 on the CPU. number: the prompt's record."""
+    """A prompt, the policy's response, and its numbers: all [n] fp32 on the CPU.
+
+    place: in its rollout.
+    prompt, response: token ids; the response ends with its stop token, where it has one.
+    logprobs: of the response's tokens under the policy that is about to learn.
+    values: of the state before each.
+    advantages, returns: of each token.
+    number: the prompt's record.
+    """
 
     place: int
     prompt: tuple[int, ...]
@@ -103,11 +119,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class PpoBatch:
-    """rows: prompts with their answers, padded on the right; targets are the answers' tokens. old_logprobs, advantages,
-    returns, old_values: [N] fp32, in the order of the supervised places of `rows`. text: examples whose
-    language-modelling loss is mixed in. text_share: response tokens of the whole step / supervised tokens of its texts,
-    by which a sum over the latter becomes a mean over them where it stands beside a sum over response tokens; 0
-    beside a blank text."""
+    """Episodes that a forward pass of PPO learns from.
+
+    rows: prompts with their answers, padded on the right; targets are the answers' tokens.
+    old_logprobs, advantages, returns, old_values: [N] fp32, in the order of the supervised places of `rows`.
+    text: examples whose language-modelling loss is mixed in.
+    text_share: response tokens of the whole step / supervised tokens of its texts, by which a sum over the latter
+        becomes a mean over them where it stands beside a sum over response tokens; 0 beside a blank text.
+    """
 
     rows: Batch
     old_logprobs: torch.Tensor
@@ -202,7 +221,10 @@ def episodes_to_tensors(episodes: Sequence[Episode]) -> dict[str, torch.Tensor]:
 
 
 def episodes_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[RecordName]) -> tuple[Episode, ...]:
-    """numbers: of each episode's record, in order."""
+    """Episodes as `episodes_to_tensors` has written them.
+
+    numbers: of each episode's record, in order.
+    """
     if not numbers:
         return ()
     prompts = tensors["prompts"].split(tensors["prompt_lengths"].tolist())

@@ -15,7 +15,11 @@ _ROLE = "{{- raise_exception('this template has no place for the role ' ~ messag
 
 
 def write_dialogue(row: Dialogue, bos: str) -> str:
-    """The Jinja source. row: with {bos} and {eos} filled in. bos: put at the very start; "" for none."""
+    """The Jinja source.
+
+    row: with {bos} and {eos} filled in.
+    bos: put at the very start; "" for none.
+    """
     layout = row.tools
     lines = [
         *_print(bos),

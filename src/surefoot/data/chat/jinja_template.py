@@ -54,7 +54,12 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
 
 
 def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
-    """A template of the user's own. source: what the file at `path` holds. InputError names the file's line."""
+    """A template of the user's own.
+
+    source: what the file at `path` holds.
+
+    InputError names the file's line.
+    """
     try:
         return _template(path, source, encoder, stop_ids)
     except chat_jinja.TemplateFault as fault:

@@ -34,7 +34,11 @@ _WIDEST_INDENT = 16  # one part of the JSON holds as many of them as the value i
 
 
 class TemplateFault(RowFault):
-    """The template itself fails. line: of its source, from 1; problem: what is wrong there, without the line."""
+    """The template itself fails.
+
+    line: of its source, from 1.
+    problem: what is wrong there, without the line.
+    """
 
     def __init__(self, line: int, verb: str, problem: str):
         super().__init__(f"the chat template{verb.format(line)}: {problem}")
@@ -48,7 +52,10 @@ def render(
     generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The text of the turns. tokens: names such as bos_token and their text. tools: definitions in the OpenAI form.
+    """The text of the turns.
+
+    tokens: names such as bos_token and their text.
+    tools: definitions in the OpenAI form.
 
     Raises TemplateFault with the template's line for whatever goes wrong in it.
     """

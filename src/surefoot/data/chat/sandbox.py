@@ -69,7 +69,10 @@ _BUDGET: ContextVar[_Budget] = ContextVar("budget of the rendering")
 
 
 class LimitReached(jinja2.TemplateError):
-    """limit: its name, for programs."""
+    """A template that ran or grew beyond a limit.
+
+    limit: its name, for programs.
+    """
 
     def __init__(self, limit: str, what: str):
         super().__init__(f"{what} and is stopped")

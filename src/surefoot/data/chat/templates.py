@@ -24,7 +24,9 @@ _VERSION = 2  # of the code that lays rows out: a run begun with another is not 
 
 
 def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
-    """The template called `name`, made for this tokenizer. stop_ids: tokens that end an answer, EOS first.
+    """The template called `name`, made for this tokenizer.
+
+    stop_ids: tokens that end an answer, EOS first.
 
     InputError when the name is unknown, the file is wrong, or the tokenizer lacks what the template needs.
     """
@@ -39,8 +41,11 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
 
 
 def templates_to_try(planned: str, asked: bool, fallbacks: Sequence[str], *, texts: bool) -> tuple[str, ...]:
-    """The templates for one source, most wanted first. asked: the user named it; then there is no other. texts: no
-    record has turns, and a text has no place in a chat template."""
+    """The templates for one source, most wanted first.
+
+    asked: the user named it; then there is no other.
+    texts: no record has turns, and a text has no place in a chat template.
+    """
     if asked:
         return (planned,)
     return ("plain",) if texts else (planned, *fallbacks)
@@ -49,8 +54,10 @@ def templates_to_try(planned: str, asked: bool, fallbacks: Sequence[str], *, tex
 def template_for_all(
     batches: Callable[[], Iterable[list[Conversation]]], encoder: TextEncoder, stop_ids: Sequence[int]
 ) -> str | None:
-    """A template for any model that can write all these records, to be named in an error. batches: all of them, at each
-    call."""
+    """A template for any model that can write all these records, to be named in an error.
+
+    batches: all of them, at each call.
+    """
     for generic in ("chatml", "vicuna"):
         try:
             template = make_template(generic, encoder, stop_ids)

@@ -33,7 +33,11 @@ _WRITES_TOOLS = "choose a data.template that writes tools: the named one of the 
 def lay_out_rendered(
     conversation: Conversation, render: Render, stop_ends: StopEnds, encoder: TextEncoder
 ) -> tuple[Segment, ...]:
-    """render: turns, tools, with the generation prompt? -> text. stop_ends: where in a text its stop tokens end."""
+    """The segments of a conversation, from renderings of its first turns.
+
+    render: turns, tools, with the generation prompt? -> text.
+    stop_ends: where in a text its stop tokens end.
+    """
     _require_tools_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
     segments: list[Segment] = []

@@ -107,7 +107,7 @@ def _also(rows: Sequence[int], fix: str) -> str:
 def field(record: Mapping[str, Any], name: str) -> Any:
     """The value of a field that must be there."""
     if name not in record:
-        like = near(name, record)
+        like = nearest_words(name, record, 1)
         hint = f", {like[0]!r} looks like it" if like else ""
         raise RowFault(f"has no {name!r} (it has {listed(record)}{hint})", "rename or add the field")
     return record[name]
@@ -148,11 +148,6 @@ def from_json(value: Any, name: str) -> Any:
         raise RowFault(f"has text in {name!r} that is not JSON: {fault.what}", fault.fix) from None
 
 
-def near(name: str, candidates: Iterable[str]) -> list[str]:
-    """The candidate that looks most like `name`, or none."""
-    return nearest_words(name, candidates, 1)
-
-
 def listed(names: Iterable[str]) -> str:
     """Names in quotes, for a sentence."""
     return ", ".join(repr(name) for name in names) or "nothing"
@@ -160,7 +155,11 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What an assistant asks a tool to do. arguments: a JSON object. id: by which a result names it, "" without one."""
+    """What an assistant asks a tool to do.
+
+    arguments: a JSON object.
+    id: by which a result names it, "" without one.
+    """
 
     name: str
     arguments: Mapping[str, Any]
@@ -169,10 +168,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """role: system | user | assistant | tool, or "text" for a text without turns. context: alpaca's `input`, else
-    empty. calls: of an assistant turn, whose content may then be empty. learned: False for an answer that the data
-    marks as not to be learned. call, tool: of a result, the id of its call and the tool's name, where the data gives
-    them."""
+    """One turn of a conversation, or a text.
+
+    role: system | user | assistant | tool, or "text" for a text without turns.
+    context: alpaca's `input`, else empty.
+    calls: of an assistant turn, whose content may then be empty.
+    learned: False for an answer that the data marks as not to be learned.
+    call, tool: of a result, the id of its call and the tool's name, where the data gives them.
+    """
 
     role: str
     content: str
@@ -190,9 +193,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from. tools: definitions of the
-    tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function": {"name", …}}). good: whether
-    its answer is the better of two, or was judged good; None where nobody judged it."""
+    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from.
+
+    tools: definitions of the tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function":
+        {"name", …}}).
+    good: whether its answer is the better of two, or was judged good; None where nobody judged it.
+    """
 
     turns: tuple[Turn, ...]
     number: int = 0
@@ -214,7 +220,7 @@ def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str
     """What the turn's field `name` stands for. roles: word -> role. RowFault for any other word."""
     written = text(turn, name)
     if written not in roles:
-        like = near(written.lower(), roles)
+        like = nearest_words(written.lower(), roles, 1)
         hint = f"; did you mean {like[0]!r}?" if like else ""
         raise RowFault(f"has the unknown role {written!r}{hint}", f"known roles: {listed(roles)}")
     return roles[written]
@@ -254,7 +260,9 @@ def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mappin
 
 def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
     """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call.
-    answered: the last turn has to be an answer."""
+
+    answered: the last turn has to be an answer.
+    """
     expected = _FIRST
     for number, turn in enumerate(turns, start=1):
         if turn.role not in expected and not (turn.role == "system" and number == 1):
@@ -303,7 +311,9 @@ def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 def read_calls(written: Any, name: str) -> tuple[ToolCall, ...]:
     """One call or a list of them, as objects or as JSON text. Each is {"name", "arguments"}, or that under "function".
-    name: the field it stands in."""
+
+    name: the field it stands in.
+    """
     calls = from_json(written, name)
     calls = calls if isinstance(calls, list) else [calls]
     if not calls:
@@ -375,11 +385,6 @@ def check_results(turns: Sequence[Turn]) -> None:
             if call is not None and tool and tool != (other := turns[answer].calls[call].name):
                 what = f"turn {place + 1} is a result of {tool!r}, and the call in its place is to {other!r}"
                 raise RowFault(what, "put results in the order of their calls, or name the calls in tool_call_id")
-
-
-def read_result(item: Mapping[str, Any]) -> tuple[str, str]:
-    """`tool_call_id` and `name` of a result, "" where it has none."""
-    return optional(item, "tool_call_id"), optional(item, "name")
 
 
 def _rounds(turns: Sequence[Turn]) -> Iterator[tuple[int, list[int]]]:

@@ -35,8 +35,9 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind:
 class Seen:
     """What the records of a file are: told by the first one, and counted as all of them pass by.
 
-    layout: a key of LAYOUTS. rows: how many were seen. unused: names of the fields that the layout does not read, in
-    order of appearance.
+    layout: a key of LAYOUTS.
+    rows: how many were seen.
+    unused: names of the fields that the layout does not read, in order of appearance.
     """
 
     def __init__(self, kind: Kind, asked: str, first: Row, name: str, *, texts: bool = False):

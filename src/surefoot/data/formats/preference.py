@@ -95,7 +95,11 @@ _WHOLE_LISTS = "whole dialogues in 'chosen' and 'rejected': the turns that both 
 
 @dataclass(frozen=True)
 class Ranked:
-    """prompt: ends before an answer. better, worse: how it goes on; each begins and ends with an answer."""
+    """A prompt with its better and its worse answer, as turns.
+
+    prompt: ends before an answer.
+    better, worse: how it goes on; each begins and ends with an answer.
+    """
 
     prompt: tuple[Turn, ...]
     better: tuple[Turn, ...]

@@ -43,8 +43,11 @@ _FIRST_WORDS = 5
 class Reading:
     """The conversations of one file, and what is known of its records once all of them were read.
 
-    rows: how many the file holds; used: the first so many of them. texts: no conversation has turns. several: one has
-    more than one answer. placeholders, placeholder, example_prompt: see `SourceFacts`.
+    rows: how many the file holds.
+    used: the first so many of them.
+    texts: no conversation has turns.
+    several: one has more than one answer.
+    placeholders, placeholder, example_prompt: see `SourceFacts`.
     """
 
     def __init__(
@@ -166,7 +169,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Kept:
-    """Conversations on the disk, as they were read once. digest: of all of them. again: all of them once more."""
+    """Conversations on the disk, as they were read once.
+
+    digest: of all of them.
+    again: all of them once more.
+    """
 
     digest: str
     again: Callable[[], Batches]

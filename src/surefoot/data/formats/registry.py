@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.data.formats.conversation import Conversation, RowFault, Turn, each_row, filled, listed, near
+from surefoot.data.formats.conversation import Conversation, RowFault, Turn, each_row, filled, listed
 from surefoot.data.formats.preference import (
     ANSWERS,
     BESIDES,
@@ -34,6 +34,7 @@ from surefoot.data.formats.supervised import (
 )
 from surefoot.data.sources.records import Kind, Row
 from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import nearest_words
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
 _MARKS = ("train", "weight")
@@ -43,9 +44,15 @@ Reader = Callable[[Record], Conversation | tuple[Conversation, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """read: the record's conversation, or of a pair both. needed, besides: fields of a record. turn_key: what every
-    turn of a format with turns has; turn_fields: all that is read of one, or is of no consequence for what is learned.
-    kind: what the records are for. form: in which of several ways a record is written, in words for the audit."""
+    """One format of records: how it is known, and what reads it.
+
+    read: the record's conversation, or of a pair both.
+    needed, besides: fields of a record.
+    turn_key: what every turn of a format with turns has.
+    turn_fields: all that is read of one, or is of no consequence for what is learned.
+    kind: what the records are for.
+    form: in which of several ways a record is written, in words for the audit.
+    """
 
     read: Reader
     needed: tuple[str, ...]
@@ -119,7 +126,7 @@ def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tup
     columns = list(first)
     known = "; ".join(f"{layout}: {listed(LAYOUTS[layout].needed)}" for layout in among)
     fields = [field for layout in among for field in LAYOUTS[layout].needed]
-    like = [(field, match) for field in fields if field not in columns for match in near(field, columns)]
+    like = [(field, match) for field in fields if field not in columns for match in nearest_words(field, columns, 1)]
     hint = f" ({like[0][1]!r} looks like {like[0][0]!r})" if like else ""
     what = f"row 1 has no layout that surefoot knows: it has {listed(columns)}{hint}"
     fix = f"rename the fields, or name them in the source's columns ({known})"
@@ -127,8 +134,12 @@ def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tup
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
-    """All rows as conversations, of a pair the better and then the worse. layout: a key of LAYOUTS. InputError lists
-    the faulty rows."""
+    """All rows as conversations, of a pair the better and then the worse.
+
+    layout: a key of LAYOUTS.
+
+    InputError lists the faulty rows.
+    """
     return converted(rows, LAYOUTS[layout].read, name)
 
 

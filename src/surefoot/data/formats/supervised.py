@@ -27,7 +27,6 @@ from surefoot.data.formats.conversation import (
     optional,
     read_calls,
     read_dialogue,
-    read_result,
     read_tools,
     read_turns,
     role_in,
@@ -67,7 +66,7 @@ def read_message(message: Mapping[str, Any]) -> Turn:
     content = "" if calls and message.get("content") is None else _content(message)
     if not content.strip() and not may_be_empty:
         raise RowFault("has an empty 'content'", "remove the row or fill it in")
-    call, tool = read_result(message) if role == "tool" else ("", "")
+    call, tool = (optional(message, name) if role == "tool" else "" for name in ("tool_call_id", "name"))
     return Turn(role, content, calls=calls, learned=is_learned(message, role), call=call, tool=tool)
 
 
@@ -116,7 +115,7 @@ def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
         calls = read_calls(field(item, "value"), "value")
         return Turn("assistant", "", calls=calls, learned=is_learned(item, "assistant"))
     content = text(item, "value") if role in ("system", "tool") else filled(item, "value")
-    call, tool = read_result(item) if role == "tool" else ("", "")
+    call, tool = (optional(item, name) if role == "tool" else "" for name in ("tool_call_id", "name"))
     return Turn(role, content, learned=is_learned(item, role), call=call, tool=tool)
 
 
@@ -131,8 +130,11 @@ _TAG_ROLES = {
 
 
 def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
-    """Rows whose turns have sharegpt's own words. tags: role_tag, content_tag, user_tag, … -> the file's word. What has
-    another word stays as it is, for the format to judge."""
+    """Rows whose turns have sharegpt's own words.
+
+    tags: role_tag, content_tag, user_tag, … -> the file's word. What has another word stays as it is, for the format to
+        judge.
+    """
     fields = {tags[tag]: ours for tag, ours in _TAG_FIELDS.items() if tag in tags}
     roles = {tags[tag]: ours for tag, ours in _TAG_ROLES.items() if tag in tags}
     for row in rows:

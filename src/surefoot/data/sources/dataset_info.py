@@ -64,9 +64,14 @@ _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "syste
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set. file: below the folder, None where it lies on the hub as `hub`. subset, split, folder: there.
-    columns: field of the format -> the file's name, all that is read. sample: so many records, None for all. mark: what
-    says that these are preference data, empty for answers."""
+    """One data set.
+
+    file: below the folder, None where it lies on the hub as `hub`.
+    subset, split, folder: there.
+    columns: field of the format -> the file's name, all that is read.
+    sample: so many records, None for all.
+    mark: what says that these are preference data, empty for answers.
+    """
 
     where: str
     file: str | None
@@ -89,7 +94,10 @@ class Entry:
 
 def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | None:
     """The entries of the folder's dataset_info.json; None where there is none, or one of another kind (the library
-    `datasets` writes a file of the same name about a single data set). name: the folder's, for messages."""
+    `datasets` writes a file of the same name about a single data set).
+
+    name: the folder's, for messages.
+    """
     path = folder / DESCRIPTION
     try:
         if path.exists() and not path.is_file():  # a FIFO would be waited for without end
@@ -111,8 +119,12 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
 
 
 def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str) -> Entry:
-    """The entry `name`. folder: for messages. InputError for a name that is not there and for what an entry asks for
-    and training on text cannot give."""
+    """The entry `name`.
+
+    folder: for messages.
+
+    InputError for a name that is not there and for what an entry asks for and training on text cannot give.
+    """
     where = f"{folder}/{DESCRIPTION}"
     if name not in entries:
         near = nearest_words(name, entries, 2)

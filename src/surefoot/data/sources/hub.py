@@ -29,7 +29,11 @@ _STREAMED = (".jsonl", ".ndjson", ".parquet")
 
 @dataclass(frozen=True)
 class HubData:
-    """What is asked for. name: org/name. folder: of the repository, None for all of it."""
+    """What is asked for.
+
+    name: org/name.
+    folder: of the repository, None for all of it.
+    """
 
     name: str
     subset: str | None

@@ -43,7 +43,12 @@ Splits = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Chosen:
-    """files: of one split, sorted. part: which subset and split they are. reason: what that was seen from."""
+    """The files of one split.
+
+    files: sorted.
+    part: which subset and split they are.
+    reason: what that was seen from.
+    """
 
     files: tuple[str, ...]
     part: str
@@ -53,8 +58,15 @@ class Chosen:
 def choose_files(
     name: str, files: Collection[str], readme: str, subset: str | None, split: str | Splits, folder: str | None = None
 ) -> Chosen:
-    """name: of the repository, for messages. files: all its paths. split: one, or several of which the first that is
-    there is meant. folder: only what lies in it counts. Raises InputError that lists what there is."""
+    """The files of the requested subset and split.
+
+    name: of the repository, for messages.
+    files: all its paths.
+    split: one, or several of which the first that is there is meant.
+    folder: only what lies in it counts.
+
+    Raises InputError that lists what there is.
+    """
     splits = (split,) if isinstance(split, str) else split
     below = "" if folder is None else folder.strip("/") + "/"
     data = sorted(
@@ -202,7 +214,12 @@ _FENCE = "---"
 
 
 def read_header(name: str, readme: str) -> Any:
-    """The header's value; None where the README has none. name: of the repository. Raises InputError."""
+    """The header's value; None where the README has none.
+
+    name: of the repository.
+
+    Raises InputError.
+    """
     lines = readme.split("\n")
     if lines[0].rstrip() != _FENCE:
         return None
@@ -250,7 +267,12 @@ _PIECE = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
 
 def matching(name: str, globs: Iterable[str], paths: Collection[str]) -> list[str]:
     """The paths that one of the patterns means, in their order. `**/` is any number of folders, `*` and `?` any text
-    and any character within one name. name: of the repository. Raises InputError where there are too many of both."""
+    and any character within one name.
+
+    name: of the repository.
+
+    Raises InputError where there are too many of both.
+    """
     exact, wild = set[str](), list[list[str]]()
     for glob in dict.fromkeys(one.removeprefix("./") for one in globs):
         if "*" in glob or "?" in glob:

@@ -60,13 +60,18 @@ _LISTS_OR_TEXTS = ("prompt", "chosen", "rejected", "completion")  # lists of mes
 class Source:
     """Records of one file, or of one stream.
 
-    name: as the user would recognise it, such as "data/train.csv". kind: suffix that says how its content is parsed.
+    name: as the user would recognise it, such as "data/train.csv".
+    kind: suffix that says how its content is parsed.
     sha256: of its content, in hexadecimal; of a stream, of what fixes its content (commit, files, number of records).
-    read: (line, value) of each record, lines from 1. format: auto or a layout's name. columns: the layout's field ->
-    the file's own name. only_columns: fields that are not among the columns are not read. tags: of the sharegpt layout,
-    dataset_info.json's own words (role_tag, content_tag, user_tag, …) -> the file's; empty: the layout's usual ones.
-    sample: so many records, chosen by the content itself. notes: what was recognised, in plain words. commit: of the
-    hub data set it comes from.
+    read: (line, value) of each record, lines from 1.
+    format: auto or a layout's name.
+    columns: the layout's field -> the file's own name.
+    only_columns: fields that are not among the columns are not read.
+    tags: of the sharegpt layout, dataset_info.json's own words (role_tag, content_tag, user_tag, …) -> the file's;
+        empty: the layout's usual ones.
+    sample: so many records, chosen by the content itself.
+    notes: what was recognised, in plain words.
+    commit: of the hub data set it comes from.
     """
 
     name: str
@@ -97,8 +102,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Row:
-    """One record, its fields under the layout's names. number: its place in the file, from 1. line: where it starts,
-    from 1; in a Parquet file its number."""
+    """One record, its fields under the layout's names.
+
+    number: its place in the file, from 1.
+    line: where it starts, from 1; in a Parquet file its number.
+    """
 
     number: int
     line: int
@@ -265,8 +273,12 @@ def _is_text(item: str) -> bool:
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:
-    """A data file as a source. name: for messages and records, the path itself unless given. InputError when there is
-    no such file or its name has no suffix of a data file."""
+    """A data file as a source.
+
+    name: for messages and records, the path itself unless given.
+
+    InputError when there is no such file or its name has no suffix of a data file.
+    """
     path, name = Path(path), name or str(path)
     kind = file_kind(name)
     require_file(path, name)
@@ -287,13 +299,18 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
 
 
 def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record. name: of the file, for messages; one that ends in .gz says that data is packed."""
+    """(line, value) of each record.
+
+    name: of the file, for messages; one that ends in .gz says that data is packed.
+    """
     return records_of(name, kind, io.BytesIO(data), len(data))
 
 
 def records_of(name: str, kind: str, file: BinaryIO, size: int) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record, of which no more is read than is asked for, but for a piece of a text. size: of the
-    file; for the rest see `parse_bytes`."""
+    """(line, value) of each record, of which no more is read than is asked for, but for a piece of a text.
+
+    size: of the file; for the rest see `parse_bytes`.
+    """
     if kind == ".parquet":
         return read_parquet(name, file)
     text = decoded(name, unpacked(name, file, size) if name.lower().endswith(".gz") else pieces_of(file))

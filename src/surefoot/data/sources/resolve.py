@@ -38,12 +38,15 @@ from surefoot.system.locations import DATA_KINDS, DESCRIPTION, is_hub_data
 class SourceSpec:
     """One entry of data.train or data.eval, as plain values.
 
-    path: file, folder or hub id. format: auto or a layout's name. columns: field of the layout -> the file's own name.
-    name: entry of the folder's dataset_info.json. split: of a folder or hub data set; of several the first that is
-    there. subset, revision, streaming: of the latter.
-    weight, epochs: its part in a mixture, see `surefoot.data.batching.order`. share: sizes of the parts of its
-    records and which of them is used, from 1; None: all. kind: what the records are for; an entry of another kind is
-    refused.
+    path: file, folder or hub id.
+    format: auto or a layout's name.
+    columns: field of the layout -> the file's own name.
+    name: entry of the folder's dataset_info.json.
+    split: of a folder or hub data set; of several the first that is there.
+    subset, revision, streaming: of the latter.
+    weight, epochs: its part in a mixture, see `surefoot.data.batching.order`.
+    share: sizes of the parts of its records and which of them is used, from 1; None: all.
+    kind: what the records are for; an entry of another kind is refused.
     """
 
     path: str

@@ -28,8 +28,12 @@ _DELIMITERS = ",;\t"
 
 
 def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, record) of each row below the header. pieces: of the text. delimiter: None looks at the header. Quoted
-    cells may hold line breaks; `line` is where the row starts. Blank lines between rows are skipped."""
+    """(line, record) of each row below the header. Quoted cells may hold line breaks; `line` is where the row starts.
+    Blank lines between rows are skipped.
+
+    pieces: of the text.
+    delimiter: None looks at the header.
+    """
     lines = lines_with_ends(pieces)
     begin: list[str] = []
     for line in lines:
@@ -100,8 +104,12 @@ _MISSING = "pip install 'surefoot[data]'"
 
 
 def read_parquet(name: str, content: bytes | BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, record) of each row, rows from 1. content: the bytes of the file, or the file, of which no more is read
-    than the rows asked for take. Raises EnvironmentFault without pyarrow, InputError for a broken file."""
+    """(row, record) of each row, rows from 1.
+
+    content: the bytes of the file, or the file, of which no more is read than the rows asked for take.
+
+    Raises EnvironmentFault without pyarrow, InputError for a broken file.
+    """
     file = _open(name, content)
     number = 0
     # Group by group: over all of them pyarrow reads ahead, and a stream would fetch what nobody asked for.

@@ -65,8 +65,12 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def unpacked(name: str, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """What a file of gzip holds. size: of the file. InputError for what unpacks to far more than text does: a small
-    file could fill the memory."""
+    """What a file of gzip holds.
+
+    size: of the file.
+
+    InputError for what unpacks to far more than text does: a small file could fill the memory.
+    """
     most, count = max(_SMALL, _RATIO * size), 0
     try:
         with gzip.GzipFile(fileobj=file) as packed:

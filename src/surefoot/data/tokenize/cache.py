@@ -77,8 +77,10 @@ def _sources() -> list[Path]:
 
 
 def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:
-    """The examples and the record written with them, or None when they are absent or not what was written. name: of the
-    file they come from, which is no part of the cache: the same content may lie elsewhere."""
+    """The examples and the record written with them, or None when they are absent or not what was written.
+
+    name: of the file they come from, which is no part of the cache: the same content may lie elsewhere.
+    """
     try:
         meta = json.loads(plain_files.read_text(folder / _META))
         intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
@@ -99,7 +101,9 @@ def write_cache(
     record: Callable[[], Mapping[str, Any]],
     vocabulary: int,
 ) -> Written:
-    """Write the examples of the file `name` as they come, and then a JSON record. vocabulary: every id is below it.
+    """Write the examples of the file `name` as they come, and then a JSON record.
+
+    vocabulary: every id is below it.
 
     Several processes may do this at the same time with the same content: one of them writes the folder, the others find
     it. What is returned then depends on no name that another one may move. Where no folder can be made, the examples
@@ -215,8 +219,10 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def growing(path: Path, dtype: np.dtype, row: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], None]]:
-    """What appends rows to a new file in a folder that is being staged. dtype, row: of an element, and the shape of one
-    row, () for a number."""
+    """What appends rows to a new file in a folder that is being staged.
+
+    dtype, row: of an element, and the shape of one row, () for a number.
+    """
     count = 0
     with durable.filling(path) as file:
 

@@ -27,7 +27,7 @@ class TokenisedFile:
     """M examples that lie one after the other.
 
     name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 4]:
-    number, line, flags and lost answers of each example. Computed from these: supervised[M], prints[M] (V16).
+        number, line, flags and lost answers of each example. Computed from these: supervised[M], prints[M] (V16).
     """
 
     name: str
@@ -50,7 +50,10 @@ class TokenisedFile:
 
 @dataclass(frozen=True)
 class Chunk:
-    """C examples end to end. start: the first one's index. lengths[C]; ids[tokens] as files hold them; mask[tokens]."""
+    """C examples end to end.
+
+    start: the first one's index. lengths[C]; ids[tokens] as files hold them; mask[tokens].
+    """
 
     start: int
     lengths: np.ndarray
@@ -223,13 +226,22 @@ Place = tuple[str, int, int]  # file, number of the record and line where it sta
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """sha256: of the file. content: hash of all that decides which conversations its records are. layout, template: as
-    used. rows: records of the file; used: the first so many of them. dropped: records that have no label left. unused:
-    fields that nothing reads. notes: what a reader should know of the template. placeholders: records whose texts hold
-    an unfilled {{name}}; placeholder: the first of these. part: where examples of the file went elsewhere. commit: of
-    the hub data set that the file belongs to. template_fault: why it is not the template that was planned.
+    """sha256: of the file.
+    content: hash of all that decides which conversations its records are.
+    layout, template: as used.
+    rows: records of the file.
+    used: the first so many of them.
+    dropped: records that have no label left.
+    unused: fields that nothing reads.
+    notes: what a reader should know of the template.
+    placeholders: records whose texts hold an unfilled {{name}}.
+    placeholder: the first of these.
+    part: where examples of the file went elsewhere.
+    commit: of the hub data set that the file belongs to.
+    template_fault: why it is not the template that was planned.
     unkept: why it is tokenised anew at every start; empty where it is not.
-    example_prompt: something that a user could ask the trained model, from the records; empty where none is short."""
+    example_prompt: something that a user could ask the trained model, from the records; empty where none is short.
+    """
 
     file: str
     sha256: str

@@ -34,11 +34,19 @@ _CHUNK = 128
 
 
 class Encoded(NamedTuple):
-    """ids[T], supervised[T]: what `Example` holds. number, line: its row. prompt_cut: cutting took the beginning of
-    what the user says, or more; prompt_lost: all of it; stop_lost: the stop token of an answer, or left none.
-    answers_lost: those it took whole. control_texts: names of control tokens that the row's texts spell out. continues,
-    continued: it is not the first, not the last part of its text. An example without a supervised token is to be
-    dropped."""
+    """One example as token ids with a label mask, and what cutting took from it.
+
+    ids[T], supervised[T]: what `Example` holds.
+    number, line: its row.
+    prompt_cut: cutting took the beginning of what the user says, or more.
+    prompt_lost: cutting took all that the user says.
+    stop_lost: cutting took the stop token of an answer, or left no answer.
+    answers_lost: answers that cutting took whole.
+    control_texts: names of control tokens that the row's texts spell out.
+    continues, continued: it is not the first, not the last part of its text.
+
+    An example without a supervised token is to be dropped.
+    """
 
     ids: np.ndarray
     supervised: np.ndarray
@@ -110,11 +118,14 @@ def encode(
 ) -> Iterator[Encoded]:
     """One `Encoded` per conversation, in order, at most max_length tokens each.
 
-    bos_id: put first, exactly once; None for no BOS. train_on: responses = all answers, last = the last answer,
-    completion = all that follows the prompt of the first answer, everything = all tokens but the first, which nothing
-    predicts; an answer that the data marks as not to be learned is none of these. name: the file, for InputErrors.
-    chunks: a text that is too long becomes several examples. encoding: parts = an answer is a text of its own for the
-    tokenizer; whole = prompt and answer are encoded in one go, and what is too long loses its end.
+    bos_id: put first, exactly once; None for no BOS.
+    train_on: responses = all answers, last = the last answer, completion = all that follows the prompt of the first
+        answer, everything = all tokens but the first, which nothing predicts; an answer that the data marks as not to
+        be learned is none of these.
+    name: the file, for InputErrors.
+    chunks: a text that is too long becomes several examples.
+    encoding: parts = an answer is a text of its own for the tokenizer; whole = prompt and answer are encoded in one go,
+        and what is too long loses its end.
     """
     if encoding == "whole":
         for start in range(0, len(conversations), _CHUNK):

@@ -37,7 +37,11 @@ _LEAD = "\n"  # never merges with what follows; takes the place of the text befo
 
 
 class Piece(NamedTuple):
-    """Text that is encoded at once. literal: names of control tokens in it are text. opening: nothing comes before."""
+    """Text that is encoded at once.
+
+    literal: names of control tokens in it are text.
+    opening: nothing comes before.
+    """
 
     text: str
     literal: bool
@@ -61,8 +65,9 @@ def tokenizer_errors(folder: str | Path) -> Iterator[None]:
 class TextEncoder:
     """A tokenizer reduced to what the data layer needs.
 
-    control: id and text of the tokens that only templates use. swallows_blanks: those of them that take the white space
-    behind them away. puts_blank: a text of its own begins with a blank that is not there (SentencePiece).
+    control: id and text of the tokens that only templates use.
+    swallows_blanks: those of them that take the white space behind them away.
+    puts_blank: a text of its own begins with a blank that is not there (SentencePiece).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -161,8 +166,11 @@ class TextEncoder:
 class Segment(NamedTuple):
     """A named tuple, like all that is made for every text: a frozen dataclass takes three times as long to make.
 
-    turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut. content: written
-    in the data, not by the template. answer: the model's. alone: a text of its own begins here for the tokenizer."""
+    turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut.
+    content: written in the data, not by the template.
+    answer: the model's.
+    alone: a text of its own begins here for the tokenizer.
+    """
 
     text: str
     turn: int
@@ -173,15 +181,18 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """segments: raises RowFault for a conversation that it cannot lay out. A conversation that does not end with an
-    answer is laid out up to where the model begins to write.
+    """A template, made for one tokenizer.
 
-    identity: all that its output depends on besides the conversation. stop_ids: tokens that end an answer.
+    segments: raises RowFault for a conversation that it cannot lay out. A conversation that does not end with an answer
+        is laid out up to where the model begins to write.
+    identity: all that its output depends on besides the conversation.
+    stop_ids: tokens that end an answer.
     jinja: the chat template that makes other programs write the same; takes BOS, which it puts at the start, or "".
     notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
-    repeats_bos: BOS stands before later turns as well. learns_behind_stop: what follows a stop token is learned, too.
+    repeats_bos: BOS stands before later turns as well.
+    learns_behind_stop: what follows a stop token is learned, too.
     at_once: a conversation as it is rendered in one go, with the generation prompt or not, where that may differ from
-    laying it out answer by answer.
+        laying it out answer by answer.
     """
 
     name: str
@@ -259,8 +270,11 @@ def require_turns(conversation: Conversation, name: str) -> None:
 
 
 def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) -> list[Piece]:
-    """One piece, or one per segment where the data spells out a control token. segments: of one run, with text.
-    opening: nothing comes before."""
+    """One piece, or one per segment where the data spells out a control token.
+
+    segments: of one run, with text.
+    opening: nothing comes before.
+    """
     opening = opening or segments[0].alone
     text = "".join([segment.text for segment in segments])
     found = encoder.control_places(text)

@@ -42,10 +42,14 @@ Records = Callable[[], tuple[Reading, Batches]]
 
 @dataclass(frozen=True)
 class Method:
-    """How records become examples: the same for all files of a run. digest: of the tokenizer. chunks: plain texts only,
-    and one that is too long becomes several examples. read_record: for files whose format is custom. fallbacks:
-    templates for records that the first cannot write, where nobody asked for it. kind: what is learned from a record;
-    for other kinds than answers, train_on, chunks and encoding have no meaning."""
+    """How records become examples: the same for all files of a run.
+
+    digest: of the tokenizer.
+    chunks: plain texts only, and one that is too long becomes several examples.
+    read_record: for files whose format is custom.
+    fallbacks: templates for records that the first cannot write, where nobody asked for it.
+    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
+    """
 
     encoder: TextEncoder
     digest: str
@@ -67,8 +71,13 @@ class Method:
 
 
 def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
-    """The file's examples, which may be none, and what is known of them. limit: only the first so many records. cache:
-    a folder. Raises InputError for anything wrong with the records."""
+    """The file's examples, which may be none, and what is known of them.
+
+    limit: only the first so many records.
+    cache: a folder.
+
+    Raises InputError for anything wrong with the records.
+    """
     with _opened(source, method, limit) as (content, records):
         key = cache_key(
             {

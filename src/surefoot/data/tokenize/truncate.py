@@ -21,8 +21,12 @@ _PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the
 
 
 class Kept(NamedTuple):
-    """positions: of the tokens that remain, in order. prompt_cut: what the user says before the last answer that is
-    left has lost its beginning or more; prompt_lost: the user says something, and all of it is gone."""
+    """Which tokens of a too long example remain.
+
+    positions: of the tokens that remain, in order.
+    prompt_cut: what the user says before the last answer that is left has lost its beginning or more.
+    prompt_lost: the user says something, and all of it is gone.
+    """
 
     positions: np.ndarray
     prompt_cut: bool
@@ -37,7 +41,11 @@ def keep(
     encoder: TextEncoder,
     max_length: int,
 ) -> Kept:
-    """At most max_length tokens. learned: turns whose answers are. supervised: [tokens]."""
+    """At most max_length tokens.
+
+    learned: turns whose answers are.
+    supervised: [tokens].
+    """
     lengths, answers = [len(run.ids) for run in runs], [run.answer and run.turn in learned for run in runs]
     turn_of, answer = np.full(sum(lengths), -1), np.repeat(answers, lengths)
     if _may_give_way(len(answer) - int(np.count_nonzero(answer)), max_length):
