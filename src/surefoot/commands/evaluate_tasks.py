@@ -87,7 +87,7 @@ def commonsense(
     out = out or Path("experiment" if mode == "published" else "experiment-fast")
     durable.require_writable(out)
 
-    from surefoot.evaluate.commonsense.evaluation import CommonsenseRequest, asked_otherwise, evaluate_commonsense
+    from surefoot.evaluate.commonsense.evaluation import CommonsenseRequest, evaluate_commonsense, template_caution
     from surefoot.evaluate.commonsense.files import summary_file
     from surefoot.evaluate.commonsense.report import cautions, found_to_json, score_rows
     from surefoot.methods.open_model import open_for_use
@@ -95,7 +95,7 @@ def commonsense(
     from surefoot.report.tables.evaluation import draw_scores, score_table
 
     opened = open_for_use(model, adapter)
-    otherwise = asked_otherwise(opened, template)
+    otherwise = template_caution(opened, template)
     introduce(opened, *([f"caution: {otherwise}"] if otherwise else ()), template=False)
     whole = opened.trained == opened.base
     asked = CommonsenseRequest(

@@ -112,13 +112,13 @@ def _of_death(run: Path, moved: tuple[str, ...], plain: bool) -> ReplayTable:
             raised=bool(found.error),
             wrong=bool(found.error) or bool(found.report and found.report["non_finite"]),
             plain=plain,
-            traced=trace is not None or bool(death.told),
+            traced=trace is not None or bool(death.error),
         ),
         error=found.error,
         cautions=found.cautions,
         more={
             "then": {"signal": trace.signal, "line": trace.place} if trace else None,
-            "told": death.told,
+            "told": death.error,
             "now": {"ended": found.ended, "where": found.where, "line": found.line} if found.ended else found.report,
         },
     )

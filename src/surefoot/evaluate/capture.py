@@ -56,8 +56,14 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Captured:
-    """folder: the capture. index: what index.json holds. comparison: with the capture that `against` named. pictures:
-    file names. described, cautions: of the model that was opened."""
+    """What `capture` made.
+
+    folder: the capture.
+    index: what index.json holds.
+    comparison: with the capture that `against` named.
+    pictures: file names.
+    described, cautions: of the model that was opened.
+    """
 
     folder: Path
     index: dict[str, Any]
@@ -93,12 +99,16 @@ def capture(
 ) -> Captured:
     """Capture `model` into the folder `out`.
 
-    seq_len: tokens; None takes 512, or those of `against`. layers: "all" or such as "0,5-7". text: a file that is
-    repeated or cut to seq_len tokens; data: what data.train takes, whose first record with so many tokens is cut to
-    them, laid out by `template` where one is named; neither takes a built-in text. bos: whether the text begins with
-    it; None as the model was trained. attention: maps too. dtype: to
-    store in; None stores as the model computes. against: an earlier capture to compare with. overwrite: a capture in
-    `out` may go.
+    seq_len: tokens; None takes 512, or those of `against`.
+    layers: "all" or such as "0,5-7".
+    text: a file that is repeated or cut to seq_len tokens.
+    data: what data.train takes, whose first record with so many tokens is cut to them, laid out by `template` where one
+        is named; neither takes a built-in text.
+    bos: whether the text begins with it; None as the model was trained.
+    attention: maps too.
+    dtype: to store in; None stores as the model computes.
+    against: an earlier capture to compare with.
+    overwrite: a capture in `out` may go.
 
     Raises InputError for anything wrong with what was asked, EnvironmentFault for the disk; `out` is then as it was.
     """
@@ -107,8 +117,8 @@ def capture(
     opened = with_bos(open_for_use(model, adapter, scored=True), bos)
     facts = facts_of(opened.base)
     numbers = list(layer_numbers(layers, facts.layers))
-    asked = None if data is None else DataRequest(data, template)
-    tokens = _token_ids(opened, reference, seq_len, text, asked, anew=bos is not None)
+    request = None if data is None else DataRequest(data, template)
+    tokens = _token_ids(opened, reference, seq_len, text, request, anew=bos is not None)
     if attention:
         require_maps(facts, len(tokens.ids))
     parts = layer_parts(opened.model, facts)

@@ -27,8 +27,13 @@ ACTIVATIONS = ("residual_in", "residual_out", "input", "output")
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """relative, first, rest: None where it has no value (see `relative_difference`), first and rest also for what has
-    no positions. abs_max: the largest difference of two values. equal: bit for bit, in one dtype."""
+    """How far one tensor of a capture is from the reference's.
+
+    relative, first, rest: None where it has no value (see `relative_difference`), first and rest also for what has no
+        positions.
+    abs_max: the largest difference of two values.
+    equal: bit for bit, in one dtype.
+    """
 
     name: str
     layer: int | None
@@ -43,7 +48,11 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class CaptureComparison:
-    """reference, other: their folders. notes: in what the two captures differ besides values, one line each."""
+    """Two captures, tensor by tensor.
+
+    reference, other: their folders.
+    notes: in what the two captures differ besides values, one line each.
+    """
 
     reference: str
     other: str

@@ -21,8 +21,12 @@ FORMAT = "surefoot capture 1"
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture on disk. name: as a reader would recognise it. index: as `index.json` holds it. entries: its tensors by
-    name, in the order of the model."""
+    """A capture on disk.
+
+    name: as a reader would recognise it.
+    index: as `index.json` holds it.
+    entries: its tensors by name, in the order of the model.
+    """
 
     folder: Path
     name: str

@@ -49,8 +49,12 @@ class _Seen:
 
 
 class CaptureWriter:
-    """folder: to be filled. tokens: T. dtype: to store in; None as the model computes. finished: is shown each layer's
-    tensors before they are forgotten.
+    """Writes what `models.instrument.watched` shows it, layer by layer.
+
+    folder: to be filled.
+    tokens: T.
+    dtype: to store in; None as the model computes.
+    finished: is shown each layer's tensors before they are forgotten.
 
     After the forward pass `entries` are the index's rows, `non_finite` the names of tensors with values that are not
     finite, `overflown` those that became so by the dtype, `peak_bytes` the most that was held at once.
@@ -174,8 +178,12 @@ _PIECE = 1 << 20  # values in float64 at once
 
 @dataclass(frozen=True)
 class Summary:
-    """std: of the population. zeros: share of values that are exactly 0. non_finite: how many are NaN or infinite.
-    All 0.0 where no value is finite."""
+    """A tensor in a few numbers.
+
+    std: of the population.
+    zeros: share of values that are exactly 0.
+    non_finite: how many are NaN or infinite. All 0.0 where no value is finite.
+    """
 
     count: int
     mean: float

@@ -48,7 +48,12 @@ from surefoot.training.step import StepSettings
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """results: by side, the base first. audit: what the data turned out to be. template, max_length: as used."""
+    """Losses of every side on one data set.
+
+    results: by side, the base first.
+    audit: what the data turned out to be.
+    template, max_length: as used.
+    """
 
     results: Mapping[str, EvalReport]
     audit: Audit
@@ -57,48 +62,56 @@ class MeasuredLoss:
 
 
 def read_evaluation_data(
-    opened: OpenModel, asked: DataRequest, *, any_layout: bool = False, stage: str | None = None
+    opened: OpenModel, request: DataRequest, *, any_layout: bool = False, stage: str | None = None
 ) -> tuple[PreparedData, int]:
-    """The examples (as `train`) and the most tokens that one may have. any_layout: what the run's template cannot lay
-    out, such as a plain text, is laid out as in a new run, not refused; for measurements that only need a text. stage:
-    what the records are read for; None: for answers, or for texts where the run learned these."""
+    """The examples (as `train`) and the most tokens that one may have.
+
+    any_layout: what the run's template cannot lay out, such as a plain text, is laid out as in a new run, not refused.
+        for measurements that only need a text.
+    stage: what the records are read for; None: for answers, or for texts where the run learned these.
+    """
     run = saved_config(opened.trained)
     stage = stage or (run.stage if run and run.method.plain_texts else "sft")
     config = config_for(
-        asked,
+        request,
         str(opened.base),
-        template=asked.template or ("auto" if any_layout else _own_template(opened)),
+        template=request.template or ("auto" if any_layout else _own_template(opened)),
         stage=stage,
         train_on=run.data.train_on if run else "responses",
         encoding=run.data.encoding if run else "parts",
     )
-    tokens = _tokens(opened, asked)
+    tokens = _tokens(opened, request)
     with words_of_the_command():
         return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
 
 
 def measure_loss(
     opened: OpenModel,
-    asked: DataRequest,
+    request: DataRequest,
     *,
     rows: int | None = None,
     only: Only | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> MeasuredLoss:
-    """rows: examples per forward pass; None takes the run's micro-batch. tell: hears how far it is. Raises InputError
-    for anything wrong with the data, before the model runs."""
+    """Mean loss per supervised token, of the base and of the adapter.
+
+    rows: examples per forward pass; None takes the run's micro-batch.
+    tell: hears how far it is.
+
+    Raises InputError for anything wrong with the data, before the model runs.
+    """
     compared = sides(opened, only)
-    data, max_length = read_evaluation_data(opened, asked)
+    data, max_length = read_evaluation_data(opened, request)
     device = next(opened.model.parameters()).device
     results = {}
     with as_the_run_evaluates(opened, data, rows) as layout:
         for side in compared:
-            told = progress(tell, f"{side.name}: ", len(data.train), "examples")
+            report_progress = progress(tell, f"{side.name}: ", len(data.train), "examples")
             with side.entered():
                 report = evaluate_loss(
                     opened.model,
                     sft_loss,
-                    with_progress(all_example_batches(data.train, layout), told),
+                    with_progress(all_example_batches(data.train, layout), report_progress),
                     step=0,
                     settings=evaluation_settings(opened),
                     device=device,
@@ -138,16 +151,16 @@ def _own_template(opened: OpenModel) -> str:
     return OWN if is_file(name) else name
 
 
-def _tokens(opened: OpenModel, asked: DataRequest) -> TokenizerPlan:
+def _tokens(opened: OpenModel, request: DataRequest) -> TokenizerPlan:
     tokens = opened.tokens
-    if is_file(tokens.template.value) and asked.template is None:
+    if is_file(tokens.template.value) and request.template is None:
         tokens = replace(tokens, template=replace(tokens.template, value=OWN))
-    if asked.template not in (None, "auto"):
-        chosen: Choice[str] = Choice(str(asked.template), "asked for", "user")
+    if request.template not in (None, "auto"):
+        chosen: Choice[str] = Choice(str(request.template), "asked for", "user")
         tokens = replace(tokens, template=chosen, dialogues="", fallbacks=())
-    if asked.max_length is not None:
-        require_positions("--max-length", asked.max_length, opened.positions)
-        tokens = replace(tokens, max_length=Choice(asked.max_length, "asked for", "user"))
+    if request.max_length is not None:
+        require_positions("--max-length", request.max_length, opened.positions)
+        tokens = replace(tokens, max_length=Choice(request.max_length, "asked for", "user"))
     return tokens
 
 
@@ -184,8 +197,10 @@ ROWS = 8  # examples or pairs of a forward pass where no run says how many fit
 
 @contextmanager
 def as_the_run_evaluates(opened: OpenModel, data: PreparedData, most: int | None) -> Iterator[Layout]:
-    """Inside, the model takes micro-batches of the layout that is yielded, of all of `data.train`. most: examples or
-    pairs of one; None: as many as in the run."""
+    """Inside, the model takes micro-batches of the layout that is yielded, of all of `data.train`.
+
+    most: examples or pairs of one; None: as many as in the run.
+    """
     plan = opened.plan
     with ExitStack() as undone:
         if plan is None:

@@ -69,8 +69,13 @@ _PROMPTS = (
 
 @dataclass(frozen=True)
 class MeasuredNorms:
-    """reports: by side, "base" and "adapter", or "model" alone. samples: per prompt, the answer of each side. origin:
-    where the texts come from. pictures: files in the folder that was asked for."""
+    """Norms and attention of every side.
+
+    reports: by side, "base" and "adapter", or "model" alone.
+    samples: per prompt, the answer of each side.
+    origin: where the texts come from.
+    pictures: files in the folder that was asked for.
+    """
 
     reports: Mapping[str, NormReport]
     samples: tuple[dict[str, str], ...]
@@ -91,16 +96,20 @@ def measure_model_norms(
     texts: int = _TEXTS,
     overwrite: bool = False,
 ) -> MeasuredNorms:
-    """data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
-    built-in text, a paragraph each. bos: whether each text begins with it; None as the model was trained. out:
-    norms.json and pictures go there. generate_samples: also answers to three fixed prompts. overwrite: findings of
-    another request in `out` may go.
+    """Measure `model`, and the adapter over it, on texts.
+
+    data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
+        built-in text, a paragraph each.
+    bos: whether each text begins with it; None as the model was trained.
+    out: norms.json and pictures go there.
+    generate_samples: also answers to three fixed prompts.
+    overwrite: findings of another request in `out` may go.
 
     Raises InputError for anything wrong with model or data or in the way, EnvironmentFault for the disk.
     """
-    asked = norms_request(model, adapter, data, template, texts, generate_samples, bos)
+    request = norms_request(model, adapter, data, template, texts, generate_samples, bos)
     if out is not None:
-        require_same_request(out / RESULT, asked, overwrite, tuple(_PICTURES))
+        require_same_request(out / RESULT, request, overwrite, tuple(_PICTURES))
     opened = with_bos(open_for_use(model, adapter, scored=True), bos)
     opened = replace(opened, cautions=(*opened.cautions, *about_bos(opened, bos)))
     facts = facts_of(opened.base)
@@ -121,7 +130,7 @@ def measure_model_norms(
                 for row, answer in zip(answers, _answers(opened), strict=True):
                     row[side.name] = answer
     found = MeasuredNorms(reports, tuple(answers), origin, (), opened)
-    return found if out is None else _written(found, out, asked)
+    return found if out is None else _written(found, out, request)
 
 
 def norms_to_json(found: MeasuredNorms, model: str, adapter: str | None) -> dict[str, Any]:
@@ -149,10 +158,10 @@ def report_to_json(report: NormReport) -> dict[str, Any]:
     }
 
 
-def _written(found: MeasuredNorms, out: Path, asked: Mapping[str, Any]) -> MeasuredNorms:
+def _written(found: MeasuredNorms, out: Path, request: Mapping[str, Any]) -> MeasuredNorms:
     durable.require_writable(out)
     durable.make_folders(out)
-    durable.write_json(out / RESULT, {"asked": asked, **norms_to_json(found, asked["model"], asked["adapter"])})
+    durable.write_json(out / RESULT, {"asked": request, **norms_to_json(found, request["model"], request["adapter"])})
     results = results_to_json(found)
     for name, draw in _PICTURES.items():
         durable.write_bytes(out / name, png(draw(results)))
@@ -225,8 +234,13 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class NormReport:
-    """texts, tokens: how much was measured. norms: of all layers, the final one last. by_position: [layers + 1,
-    longest], mean length of the stream into each layer and out of the last, over the texts that reach the position."""
+    """Norms of one model, by layer and by position.
+
+    texts, tokens: how much was measured.
+    norms: of all layers, the final one last.
+    by_position: [layers + 1, longest], mean length of the stream into each layer and out of the last, over the texts
+        that reach the position.
+    """
 
     texts: int
     tokens: int
@@ -244,8 +258,11 @@ def measure_norms(
     layers: int,
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> NormReport:
-    """batches: ids[B, T] and mask[B, T] of real tokens, padded on either side, every row with one at least. layers: how
-    many the model has. The model runs with eager attention, in evaluation mode, and is then as it was."""
+    """Run the model over the batches and add up norms and attention.
+
+    batches: ids[B, T] and mask[B, T] of real tokens, padded on either side, every row with one at least.
+    layers: how many the model has. The model runs with eager attention, in evaluation mode, and is then as it was.
+    """
     meter = _Meter()
     texts, tokens = 0, 0
     with eval_mode(model), watched(model, parts, range(layers), meter.see, attention=True):
@@ -315,20 +332,20 @@ def _results(
 ) -> tuple[tuple[LayerFacts, ...], tuple[NormFacts, ...], np.ndarray]:
     base = causal_model(model)
 
-    def told(module: str, kind: str) -> FirstRest:
+    def lengths(module: str, kind: str) -> FirstRest:
         return meter.lengths[module, kind].first_rest()
 
     def norm(name: str, layer: int | None) -> NormFacts:
         weight = effective_weights(base.get_submodule(name)).weight
         summary = None if weight is None else summarise(weight)
-        return NormFacts(name, layer, summary, told(name, "input"), told(name, "output"))
+        return NormFacts(name, layer, summary, lengths(name, "input"), lengths(name, "output"))
 
     facts, norms, streams = [], [], []
     for number in range(layers):
         name = f"{parts.layers}.{number}"
         total, count = meter.attention[number]
         share = total / count if count else None
-        facts.append(LayerFacts(number, told(name, "residual_in"), told(name, "residual_out"), share))
+        facts.append(LayerFacts(number, lengths(name, "residual_in"), lengths(name, "residual_out"), share))
         norms += [norm(f"{name}.{part.path}", number) for part in parts.parts if part.kind == "norm"]
         streams.append(meter.lengths[name, "residual_in"])
     if parts.final_norm is not None:

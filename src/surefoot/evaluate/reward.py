@@ -38,7 +38,11 @@ from surefoot.training.report import EvalReport
 
 @dataclass(frozen=True)
 class MeasuredReward:
-    """loss: the key of `surefoot.method_facts.losses.REWARD_LOSSES`, the run's own. audit: of the data."""
+    """How a reward model ranked pairs.
+
+    loss: the key of `surefoot.method_facts.losses.REWARD_LOSSES`, the run's own.
+    audit: of the data.
+    """
 
     report: EvalReport
     loss: str
@@ -58,17 +62,23 @@ class MeasuredReward:
 
 def measure_reward(
     opened: OpenReward,
-    asked: DataRequest | None,
+    request: DataRequest | None,
     *,
     pairs: int | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> MeasuredReward:
-    """asked: None takes the pairs that the run held out. pairs: of a forward pass; None takes the run's micro-batch.
-    tell: hears how far it is. Raises InputError for anything wrong with the data, before the model runs."""
-    if asked is None:
+    """Score the pairs with the run's own loss.
+
+    request: None takes the pairs that the run held out.
+    pairs: of a forward pass; None takes the run's micro-batch.
+    tell: hears how far it is.
+
+    Raises InputError for anything wrong with the data, before the model runs.
+    """
+    if request is None:
         data, max_length = _held_out(opened.opened), opened.tokens.max_length.value
     else:
-        data, max_length = read_evaluation_data(opened.opened, asked, stage="reward")
+        data, max_length = read_evaluation_data(opened.opened, request, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
     loss = planned.loss.value if planned else "last"

@@ -19,7 +19,11 @@ from surefoot.models.peft import PeftModel
 
 @dataclass(frozen=True)
 class Side:
-    """name: "base" and "adapter", or "model" where there is no adapter. entered: to be entered around every use."""
+    """One of the models that are compared.
+
+    name: "base" and "adapter", or "model" where there is no adapter.
+    entered: to be entered around every use.
+    """
 
     name: str
     entered: Callable[[], AbstractContextManager[object]]

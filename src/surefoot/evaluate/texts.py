@@ -39,21 +39,21 @@ box, and writes the rest under the first number. Then the ferry turns its lights
 """
 
 
-def with_bos(opened: OpenModel, asked: bool | None) -> OpenModel:
+def with_bos(opened: OpenModel, bos: bool | None) -> OpenModel:
     """The same with BOS before every text, or without; None leaves it as the model was trained. Raises InputError where
     the tokenizer has none."""
-    if asked is None:
+    if bos is None:
         return opened
     number = opened.encoder.tokenizer.bos_token_id
-    if asked and not isinstance(number, int):
+    if bos and not isinstance(number, int):
         raise InputError(Fault("--bos", "this model's tokenizer has no BOS", "leave it out", code="SF-BOS"))
-    tokens = replace(opened.tokens, bos=Choice(asked, "asked for", "user"), bos_id=number)
-    return replace(opened, tokens=tokens, bos_id=number if asked else None)
+    tokens = replace(opened.tokens, bos=Choice(bos, "asked for", "user"), bos_id=number)
+    return replace(opened, tokens=tokens, bos_id=number if bos else None)
 
 
-def about_bos(opened: OpenModel, asked: bool | None) -> list[str]:
+def about_bos(opened: OpenModel, bos: bool | None) -> list[str]:
     """A sentence where texts begin without a BOS that the tokenizer has, and nobody asked for that."""
-    if asked is not None or opened.bos_id is not None or opened.encoder.tokenizer.bos_token is None:
+    if bos is not None or opened.bos_id is not None or opened.encoder.tokenizer.bos_token is None:
         return []
     token = opened.encoder.tokenizer.bos_token
     return [
@@ -76,8 +76,9 @@ def rolling_windows(
     """(context, continuation) after (context, continuation): each token is predicted once, from as many before it as
     fit into `positions`, which are at least 2.
 
-    prefix: what the first token is predicted from. bos_id: in front of every window, and never predicted; None for a
-    model without one, whose later windows begin in the middle of the text.
+    prefix: what the first token is predicted from.
+    bos_id: in front of every window, and never predicted; None for a model without one, whose later windows begin in
+        the middle of the text.
     """
     ids = ids[1:] if bos_id is not None and ids[:1] == [bos_id] else ids
     front = [] if bos_id is None else [bos_id]

@@ -32,7 +32,12 @@ Sums = Sequence[Sequence[float]]  # [BINS][pairs, right, confidence]; may be div
 
 @dataclass(frozen=True)
 class Bin:
-    """low, high: confidences. share: of all pairs. right, confidence: means over the bin's pairs."""
+    """Pairs of similar confidence.
+
+    low, high: confidences.
+    share: of all pairs.
+    right, confidence: means over the bin's pairs.
+    """
 
     low: float
     high: float
@@ -42,8 +47,11 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right. A
-    margin that is not a number is in no bin: the loss tells of it."""
+    """Pairs, right ones and sum of confidences, by bin of confidence.
+
+    margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right. A
+        margin that is not a number is in no bin: the loss tells of it.
+    """
     import torch
 
     margin = margin[~margin.isnan()]
@@ -91,7 +99,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Calibration:
-    """points: of the drawing. ticks: place and label, along x and along y. table: the bins as numbers."""
+    """The last calibration as the report draws it.
+
+    points: of the drawing.
+    across, up: place and label of each tick, along x and along y.
+    diagonal: its ends, x and y of each.
+    table: the bins as numbers.
+    """
 
     step: int
     pairs: int

@@ -107,8 +107,12 @@ _COLOURS = "viridis"  # even in brightness, for every kind of colour vision and 
 
 @dataclass(frozen=True)
 class Panel:
-    """values: [rows, columns], reduced to what can be seen. size: (rows, columns) of the whole. axes: what rows and
-    columns are."""
+    """One matrix of a sheet.
+
+    values: [rows, columns], reduced to what can be seen.
+    size: (rows, columns) of the whole.
+    axes: what rows and columns are.
+    """
 
     title: str
     values: np.ndarray
@@ -133,7 +137,11 @@ def layer_sheet(title: str, panels: Sequence[Panel]) -> Figure:
 
 
 def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
-    """norms: [layers, positions], length of the residual stream's vectors, log scale. layers: what the rows are."""
+    """Heat map of the residual stream by layer and position.
+
+    norms: [layers, positions], length of the residual stream's vectors, log scale.
+    layers: what the rows are.
+    """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 

@@ -76,11 +76,16 @@ _DIGITS = (4, 7, _EXACT)  # of a measured number; more only where two would read
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: of the runs. config, plan, environment, data: what differs. results: figure -> its value in each run.
-    curves: of "loss" and "eval_loss", (step, value, value) at steps that both logged. first: the first logged step that
-    differs, with what differs in it; None where the logs agree as far as both go. alone: fields that only one of the
-    logs has, by run; they are no difference of a step. weights: tensors that differ, None
-    where nothing could be compared."""
+    """In what two runs differ.
+
+    names: of the runs.
+    config, plan, environment, data: what differs.
+    results: figure -> its value in each run.
+    curves: of "loss" and "eval_loss", (step, value, value) at steps that both logged.
+    first: the first logged step that differs, with what differs in it; None where the logs agree as far as both go.
+    alone: fields that only one of the logs has, by run; they are no difference of a step.
+    weights: tensors that differ, None where nothing could be compared.
+    """
 
     names: tuple[str, str]
     config: tuple[Difference, ...]
@@ -121,8 +126,8 @@ def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
         if keys:
             kind = "evaluation at step" if place[1] else "step"
             keys.sort(key=lambda key: (not key.endswith("loss"), key.startswith("total_")))  # the most telling first
-            told = ("{} {} and {}".format(key, *_told(first.get(key), second.get(key))) for key in keys)
-            return f"{kind} {place[0]}: " + ", ".join(told)
+            parts = ("{} {} and {}".format(key, *_two_values(first.get(key), second.get(key))) for key in keys)
+            return f"{kind} {place[0]}: " + ", ".join(parts)
     return None
 
 
@@ -220,7 +225,7 @@ def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str
     return texts
 
 
-def _told(one: Any, other: Any) -> tuple[str, str]:
+def _two_values(one: Any, other: Any) -> tuple[str, str]:
     """Two values that differ, in a sentence: with as few digits as tell them apart."""
     for digits in _DIGITS[:-1] if isinstance(one, float) and isinstance(other, float) else ():
         texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
@@ -271,8 +276,10 @@ _QUANTITIES = (
 
 
 def run_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """Losses and gradient norms by step, for the quantities that any run logged. runs: rows of trainer_log.jsonl by the
-    name of the line. A value that is not finite is a gap."""
+    """Losses and gradient norms by step, for the quantities that any run logged.
+
+    runs: rows of trainer_log.jsonl by the name of the line. A value that is not finite is a gap.
+    """
     charts = []
     for key, title, unit in _QUANTITIES:
         lines = [

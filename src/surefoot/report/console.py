@@ -37,10 +37,13 @@ _ASCII |= {"⟦": "[[", "⟧": "]]"}  # what the model learns in a sample of the
 
 
 class Console:
-    """One voice for a run.
+    """What a run prints and logs.
 
-    live: redraw in place. colour: send colour codes (a pipe gets them only on request). width: columns, None to ask
-    the terminal. full: details are for the screen as well as for run.log. now: the wall clock of run.log.
+    live: redraw in place.
+    colour: send colour codes (a pipe gets them only on request).
+    width: columns, None to ask the terminal.
+    full: details are for the screen as well as for run.log.
+    now: the wall clock of run.log.
     """
 
     def __init__(
@@ -88,8 +91,10 @@ class Console:
         return self.screen.width if self._has_width else _PLAIN_WIDTH
 
     def say(self, text: str = "", *, style: str = "", logged: str | None = None) -> None:
-        """Print text (one line, or several) and log it. Long lines are not wrapped. logged: what run.log gets in its
-        place."""
+        """Print text (one line, or several) and log it. Long lines are not wrapped.
+
+        logged: what run.log gets in its place.
+        """
         self.screen.print(Text(clean(text), style), soft_wrap=True)
         self.note(text if logged is None else logged)
 
@@ -131,7 +136,9 @@ class Console:
 
 
 def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) -> Console:
-    """The console that fits the stream and what the user asked for. full: see `Console`.
+    """The console that fits the stream and what the user asked for.
+
+    full: see `Console`.
 
     A stream that cannot encode a character gets its ASCII form: "|" for "·".
     """

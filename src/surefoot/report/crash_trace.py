@@ -66,8 +66,11 @@ class CrashTraces:
 
 @dataclass(frozen=True)
 class CrashTrace:
-    """signal: its name, or Python's words for another end. place: the innermost line of Python in the thread that
-    crashed, empty where that ran none."""
+    """Where native code ended a process.
+
+    signal: its name, or Python's words for another end.
+    place: the innermost line of Python in the thread that crashed, empty where that ran none.
+    """
 
     signal: str
     place: str

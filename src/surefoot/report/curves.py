@@ -31,7 +31,11 @@ _DIGITS = 6  # significant ones of a value in the page
 
 @dataclass(frozen=True)
 class Line:
-    """style: how it is drawn. points: in order of their steps; a value of None is a gap."""
+    """One curve of a chart.
+
+    style: how it is drawn.
+    points: in order of their steps; a value of None is a gap.
+    """
 
     name: str
     style: Style

@@ -26,18 +26,24 @@ _WORDS = 200  # letters of a last word
 
 @dataclass(frozen=True)
 class Death:
-    """step: the one that was being computed, None between two. done: the last one that was done. begun: the line of
-    flight.jsonl. trace: None where the process left none, as by SIGKILL. told: the error that it could still tell."""
+    """How the last process of a run ended without saying so.
+
+    step: the one that was being computed, None between two.
+    done: the last one that was done.
+    begun: the line of flight.jsonl.
+    trace: None where the process left none, as by SIGKILL.
+    error: what it could still say of it.
+    """
 
     step: int | None
     done: int
     begun: dict[str, Any]
     trace: CrashTrace | None
-    told: str = ""
+    error: str = ""
 
     def __str__(self) -> str:
         where = f"during step {self.step}" if self.step else f"after step {self.done}, in no step"
-        return f"the last process died {where} ({self.told or self.trace or 'it left no trace, as after SIGKILL'})"
+        return f"the last process died {where} ({self.error or self.trace or 'it left no trace, as after SIGKILL'})"
 
 
 def find_death(run: Path) -> Death | None:
@@ -46,13 +52,13 @@ def find_death(run: Path) -> Death | None:
     events = journal.salvage(run / EVENTS)[0]
     line, done, end = unfinished(run), recent(run), last_of_the_process(events)
     step = line["begins"] if line else None
-    told = ""
+    error = ""
     if end == "failed" and step is not None and newest_failure(run, step) is None:  # a device, or another rank
-        told = str(events[-1].get("text", ""))[:_WORDS]
+        error = str(events[-1].get("text", ""))[:_WORDS]
     elif end not in ("start", "resume"):
         return None
     last = done[-1].get("step") if done else 0
-    return Death(step, last if isinstance(last, int) else 0, line or {}, trace_at_end(run / LOG), told)
+    return Death(step, last if isinstance(last, int) else 0, line or {}, trace_at_end(run / LOG), error)
 
 
 def resumed_sentence(death: Death, run: Path, start: int) -> str:

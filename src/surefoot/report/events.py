@@ -50,7 +50,11 @@ def utc_now() -> datetime:
 
 
 def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_now) -> None:
-    """step: optimizer steps done when it happened. text: one sentence; secrets in it, which an error may quote, go."""
+    """Add a line to events.jsonl.
+
+    step: optimizer steps done when it happened.
+    text: one sentence; secrets in it, which an error may quote, go.
+    """
     stamp = now().isoformat(timespec="milliseconds")
     journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
 
@@ -62,8 +66,8 @@ def mend_events(run: Path) -> None:
 
 def note_once(run: Path, kind: Kind, step: int, text: str) -> None:
     """`append_event`, unless it is there already."""
-    told = ((event.get("kind"), event.get("text")) for event in journal.salvage(run / EVENTS)[0])
-    if (kind, veiled(text)) not in told:
+    known = ((event.get("kind"), event.get("text")) for event in journal.salvage(run / EVENTS)[0])
+    if (kind, veiled(text)) not in known:
         append_event(run, kind, step, text)
 
 
@@ -78,8 +82,11 @@ def append_profile(run: Path, step: int, profile: StepProfile) -> None:
 
 
 def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
-    """Leave what lies before a checkpoint of `step`. evaluated: whether it was written after the evaluation of that
-    very step; if not, that evaluation is done again. Damaged lines go: nothing is computed from these files."""
+    """Leave what lies before a checkpoint of `step`.
+
+    evaluated: whether it was written after the evaluation of that very step; if not, that evaluation is done again.
+        Damaged lines go: nothing is computed from these files.
+    """
     for name, stays in STAYS.items():
         if (run / name).exists():
             records = journal.salvage(run / name)[0]

@@ -28,8 +28,10 @@ _MOST_EXAMPLES = 512  # of a step that are named
 
 
 def flight_line(report: StepReport, seed: int) -> Record:
-    """A step in plain values; what was not finite is null, and named. seed: of the run; with the step's number it
-    gives every draw."""
+    """A step in plain values; what was not finite is null, and named.
+
+    seed: of the run; with the step's number it gives every draw.
+    """
     line: dict[str, Any] = {
         "step": report.step,
         "time": round(time.time(), 3),
@@ -52,8 +54,10 @@ def flight_line(report: StepReport, seed: int) -> Record:
 
 
 def begin_line(step: int, micro_batches: Sequence[Sequence[RecordName]], seed: int) -> Record:
-    """A step that is about to be computed. micro_batches: the examples of each. Seed, step and the number of a
-    micro-batch give its draws."""
+    """A step that is about to be computed.
+
+    micro_batches: the examples of each. Seed, step and the number of a micro-batch give its draws.
+    """
     return {
         _BEGINS: step,
         "time": round(time.time(), 3),

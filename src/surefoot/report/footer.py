@@ -51,10 +51,17 @@ def finished(
     scores: bool = False,
     held_out: bool = False,
 ) -> list[str]:
-    """early: stopped by early stopping. here, whole: seconds of this start and of the whole run by what took them;
-    equal where there was one start. skipped: non-finite steps. rollbacks: how often the run
-    went back to a checkpoint. prompt: one to try. texts: the run learned texts without turns. scores: it made a reward
-    model. held_out: there are pairs that it did not learn from."""
+    """The last lines of a finished run.
+
+    early: stopped by early stopping.
+    here, whole: seconds of this start and of the whole run by what took them; equal where there was one start.
+    skipped: non-finite steps.
+    rollbacks: how often the run went back to a checkpoint.
+    prompt: one to try.
+    texts: the run learned texts without turns.
+    scores: it made a reward model.
+    held_out: there are pairs that it did not learn from.
+    """
     return [
         *_ending(step, total_steps, early, here, whole),
         *_figures(results, best_step),
@@ -86,8 +93,11 @@ def next_commands(
     scores: bool = False,
     held_out: bool = False,
 ) -> list[tuple[str, str]]:
-    """(what for, command). texts: the model continues the prompt as it is, and there is nothing to chat about.
-    scores: a reward model, which writes nothing and is measured on the pairs that the run held out, if any."""
+    """(what for, command).
+
+    texts: the model continues the prompt as it is, and there is nothing to chat about.
+    scores: a reward model, which writes nothing and is measured on the pairs that the run held out, if any.
+    """
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
     verify = ("check every file", f"surefoot verify {folder}")
     if scores:
@@ -125,7 +135,7 @@ def _size(path: Path) -> int:
     return sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) if path.is_dir() else path.stat().st_size
 
 
-def times_told(seconds: Mapping[str, float]) -> str:
+def time_breakdown(seconds: Mapping[str, float]) -> str:
     """`41 s: 20 s in steps, 12 s set-up, 5.0 s evaluation`: all of it, and what took most; the rest is `other`."""
     whole = sum(seconds.values())
     named = {what: spent for what, spent in seconds.items() if what != OTHER and spent >= _SHARE * whole}
@@ -141,8 +151,8 @@ def _ending(
     first = f"done: {counted(step, 'step')}"
     if early:
         first = f"stopped at step {step} of {total_steps}, as evaluation no longer improves"
-    again = [] if here == whole else [f"this start: {times_told(here)}"]
-    return [f"{first} in {times_told(whole)}", *again]
+    again = [] if here == whole else [f"this start: {time_breakdown(here)}"]
+    return [f"{first} in {time_breakdown(whole)}", *again]
 
 
 def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:

@@ -25,7 +25,7 @@ from markupsafe import Markup
 from surefoot.report import curves, views
 from surefoot.report.calibration import last_calibration
 from surefoot.report.record import RunRecord, read_run
-from surefoot.report.status import Status, status_told, verdict
+from surefoot.report.status import Status, reported_status, verdict
 from surefoot.report.tables.audit import audit_views
 from surefoot.system import durable
 from surefoot.system.folders import MANIFEST as MANIFEST
@@ -37,7 +37,12 @@ _IN_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2
 
 
 def render(template: str, values: Mapping[str, Any], connect: str = "'none'") -> str:
-    """A page. template: a file in `assets`. values: what it prints, unescaped. connect: where its script may fetch."""
+    """A page.
+
+    template: a file in `assets`.
+    values: what it prints, unescaped.
+    connect: where its script may fetch.
+    """
     return part(template, {**values, "style": _inline(_STYLES), "script": _inline(_SCRIPTS), "policy": policy(connect)})
 
 
@@ -105,7 +110,7 @@ def write_report(run: Path) -> Path:
     """Write report.html into the run folder and return its path. What cannot be read of the folder is named in the page
     and never an error; only a disk that cannot be written is (EnvironmentFault)."""
     record = read_run(run)
-    status = status_told(record.events, published=(run / MANIFEST).is_file())
+    status = reported_status(record.events, published=(run / MANIFEST).is_file())
     path = run / NAME
     durable.write_text(path, report_page(record, status))
     return path
@@ -120,7 +125,11 @@ def draw_report(run: Path) -> tuple[list[str], list[str]]:
 
 
 def report_page(record: RunRecord, status: Status, *, live: str = "", back: str = "") -> str:
-    """live: address of the stream that keeps the page up to date, on the board. back: address of the board itself."""
+    """The whole page.
+
+    live: address of the stream that keeps the page up to date, on the board.
+    back: address of the board itself.
+    """
     moving, standing = live_values(record, status), _standing_values(record, status)
     cautions = [*record.cautions, *moving.pop("cautions"), *standing.pop("cautions")]
     values = {"title": record.name, "live": live, "back": back, "cautions": cautions, **moving, **standing}

@@ -21,16 +21,16 @@ _LONGEST = 300  # characters of a message on the screen; run.log has all of it
 @contextmanager
 def captured_libraries(console: Console) -> Iterator[None]:
     """Send warnings and log records of level WARNING and above to the console."""
-    voice = _Voice(console)
+    messages = _Messages(console)
     with ExitStack() as stack:
-        stack.enter_context(_warnings_to(voice))
-        stack.enter_context(_loggers_to(_Handler(voice)))
-        stack.callback(voice.count_repeats)
+        stack.enter_context(_warnings_to(messages))
+        stack.enter_context(_loggers_to(_Handler(messages)))
+        stack.callback(messages.count_repeats)
         yield
 
 
-class _Voice:
-    """Says a message once and counts the rest."""
+class _Messages:
+    """Prints a message once and counts its repetitions."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -55,9 +55,9 @@ class _Voice:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, voice: _Voice):
+    def __init__(self, messages: _Messages):
         super().__init__(logging.WARNING)
-        self._voice = voice
+        self._voice = messages
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -67,9 +67,9 @@ class _Handler(logging.Handler):
 
 
 @contextmanager
-def _warnings_to(voice: _Voice) -> Iterator[None]:
+def _warnings_to(messages: _Messages) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
-        voice.hear(category.__name__, str(message))
+        messages.hear(category.__name__, str(message))
 
     with warnings.catch_warnings():
         warnings.showwarning = show

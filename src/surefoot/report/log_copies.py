@@ -52,8 +52,11 @@ class LogCopies:
         self._growing = {name: _Growing(run / name) for name in GROWING}
 
     def write(self, folder: Path, step: int, *, evaluated: bool) -> None:
-        """Into a folder that is about to be flushed. step: of the checkpoint. evaluated: whether it is written after
-        the evaluation of that very step."""
+        """Into a folder that is about to be flushed.
+
+        step: of the checkpoint.
+        evaluated: whether it is written after the evaluation of that very step.
+        """
         for name, stays in GROWING.items():
             self._growing[name].grow(lambda record, stays=stays: stays is None or stays(record, step, evaluated))
         copies = {name: log.compressed() for name, log in self._growing.items() if log.lines}
@@ -184,8 +187,8 @@ def _change(number: int, was: bytes, now: bytes, checkpoint: Path) -> str:
     if first is None or second is None:
         return f"line {number} is not as it was {when}"
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-    told = ", ".join(f"{key} {second.get(key)}, was {first.get(key)}" for key in keys)
-    return f"line {number} is not as it was {when}: {told or 'written otherwise'}"
+    changes = ", ".join(f"{key} {second.get(key)}, was {first.get(key)}" for key in keys)
+    return f"line {number} is not as it was {when}: {changes or 'written otherwise'}"
 
 
 def _recent_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> Fault | None:

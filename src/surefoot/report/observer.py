@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 class RunObserver:
     """The observer of `training.loop.train`.
 
-    epoch: step -> passes over the data after it. rows: what `cut_to_step` kept; empty at a fresh start. peak_memory:
-    bytes so far, None where nothing measures it. on_row: gets every row once it is written. unit: what a loss is the
-    mean over. seed: of the run.
+    epoch: step -> passes over the data after it.
+    rows: what `cut_to_step` kept; empty at a fresh start.
+    peak_memory: bytes so far, None where nothing measures it.
+    on_row: gets every row once it is written.
+    unit: what a loss is the mean over.
+    seed: of the run.
     """
 
     def __init__(

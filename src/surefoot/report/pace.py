@@ -18,9 +18,14 @@ _TRIM = 0.125  # share of them dropped at each end: a first step that compiles, 
 
 @dataclass(frozen=True)
 class Timing:
-    """elapsed: seconds since the start of the run, all sessions. remaining: forecast in seconds, None before the first
-    step. throughput, supervised_throughput: tokens per second since the last `mark`; the latter None where something
-    else is learned from. peak_memory: bytes."""
+    """Times and rates of a session, at one step.
+
+    elapsed: seconds since the start of the run, all sessions.
+    remaining: forecast in seconds, None before the first step.
+    throughput, supervised_throughput: tokens per second since the last `mark`; the latter None where something else is
+        learned from.
+    peak_memory: bytes.
+    """
 
     elapsed: float
     remaining: float | None

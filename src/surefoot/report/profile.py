@@ -24,9 +24,13 @@ BETWEEN = ("evaluation", "checkpoint")
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """flops_per_token: that the mathematics needs, per real token; recomputed_per_token: that checkpointing adds. rate:
-    FLOP/s of matrix products in `dtype`, measured beside the steps. of_step, of_forward, of_backward: shares of what
-    the machine could do at that rate."""
+    """How far from the arithmetic limit the steps were.
+
+    flops_per_token: that the mathematics needs, per real token.
+    recomputed_per_token: that checkpointing adds.
+    rate: FLOP/s of matrix products in `dtype`, measured beside the steps.
+    of_step, of_forward, of_backward: shares of what the machine could do at that rate.
+    """
 
     flops_per_token: float
     recomputed_per_token: float
@@ -48,10 +52,17 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """first, last: steps that were clocked. parts: seconds per step by part, `other` being what is in none; between:
-    seconds in all of what was done between them. traced: steps under the profiler, on which `operators` stand, longest
-    first. no_limit: why `limit` is None. clocked: seconds of all clocked steps and what was between them; in these
-    processor: seconds that the run had, of all its threads; waited: for which threads of it were ready and had none."""
+    """Where the time of some steps went.
+
+    first, last: steps that were clocked.
+    parts: seconds per step by part, `other` being what is in none.
+    between: seconds in all of what was done between them.
+    traced: steps under the profiler, on which `operators` stand, longest first.
+    no_limit: why `limit` is None.
+    clocked: seconds of all clocked steps and what was between them.
+    processor: processor seconds of the run in these, over all its threads.
+    waited: seconds in which its threads were ready and had no processor.
+    """
 
     first: int
     last: int

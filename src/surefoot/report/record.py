@@ -28,8 +28,13 @@ _MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run: its folder. plan: None where it cannot be read. profile_picture: a PNG. cautions: what could not be shown,
-    and why."""
+    """What could be read of a run folder.
+
+    run: its folder.
+    plan: None where it cannot be read.
+    profile_picture: a PNG.
+    cautions: what could not be shown, and why.
+    """
 
     run: Path
     config: str = ""
@@ -78,8 +83,10 @@ def results_of(run: Path) -> dict[str, Any]:
 
 
 def sound_rows(records: Iterable[journal.Record], after: int = 0) -> list[Row]:
-    """Those that can be drawn: with a step, and none that goes back behind the one before. after: the last row's step
-    where these follow others."""
+    """Those that can be drawn: with a step, and none that goes back behind the one before.
+
+    after: the last row's step where these follow others.
+    """
     rows: list[Row] = []
     for record in records:
         step = record.get("current_steps")

@@ -30,9 +30,13 @@ def train_results(
     beside: Mapping[str, float],
     unit: Unit = "tokens",
 ) -> dict[str, Any]:
-    """loss: mean over all that was learned from. supervised: how much that is, in `unit`. Counts and seconds are of all
-    sessions, but for steps that were taken back. rollbacks: how often that was. seconds: spent in steps. beside:
-    outside of them, see `RunState`.
+    """train_results.json.
+
+    loss: mean over all that was learned from.
+    supervised: how much that is, in `unit`. Counts and seconds are of all sessions, but for steps that were taken back.
+    rollbacks: how often that was.
+    seconds: spent in steps.
+    beside: outside of them, see `RunState`.
 
     `train_runtime` and the rates per second are those of Hugging Face's Trainer: from the first step to the last
     checkpoint, evaluations and saving included. `whole_runtime` has what comes before, too.
@@ -80,8 +84,8 @@ ROLLOUT = ("reward", "kl", "response_length")  # what a run of stage ppo is abou
 
 def rollout_results(rows: Sequence[Row]) -> dict[str, Any]:
     """Of stage ppo's log: what its first and its last rollout were like; nothing of other stages'."""
-    told = [row for row in rows if all(row.get(name) is not None for name in ROLLOUT)]
-    ends = {"first": told[0], "last": told[-1]} if told else {}
+    rollouts = [row for row in rows if all(row.get(name) is not None for name in ROLLOUT)]
+    ends = {"first": rollouts[0], "last": rollouts[-1]} if rollouts else {}
     return {f"train_{when}_{name}": row[name] for when, row in ends.items() for name in ROLLOUT}
 
 

@@ -38,8 +38,12 @@ EVAL_FIELDS = (
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the run a row stands. epoch: passes over the data so far. total_tokens: real input tokens since step 1.
-    total_weight: what was learned from since then, counted in `unit`."""
+    """Where in the run a row stands.
+
+    epoch: passes over the data so far.
+    total_tokens: real input tokens since step 1.
+    total_weight: what was learned from since then, counted in `unit`.
+    """
 
     total_steps: int
     epoch: float
@@ -156,8 +160,11 @@ def trainer_state(
     best_step: int | None = None,
     best_value: float | None = None,
 ) -> Row:
-    """trainer_state.json as transformers' TrainerState reads it. epochs: length of the whole run. The best checkpoint
-    is named relative to the run folder, so the folder can be moved."""
+    """trainer_state.json as transformers' TrainerState reads it.
+
+    epochs: length of the whole run. The best checkpoint is named relative to the run folder, so the folder can be
+        moved.
+    """
     return {
         "best_global_step": best_step,
         "best_metric": best_value,

@@ -21,10 +21,18 @@ _CLOCK = 0.8  # of the GPU's clock
 
 @dataclass(frozen=True)
 class Moment:
-    """before: an ordinary stretch of the run; slow: the slow one. others: processes and the cores that each takes.
-    cores: of this machine that the process may use. threads, planned: of torch. wait: share of the slow steps that was
-    spent waiting for data; waited: of ordinary ones. used, memory: bytes of this machine's memory, taken and in all.
-    clock: of the GPU, as a share of what it was at the start; None where nothing tells."""
+    """What was measured of a slow stretch and of an ordinary one before it.
+
+    before: an ordinary stretch of the run.
+    slow: the slow one.
+    others: processes and the cores that each takes.
+    cores: of this machine that the process may use.
+    threads, planned: of torch.
+    wait: share of the slow steps that was spent waiting for data.
+    waited: of ordinary ones.
+    used, memory: bytes of this machine's memory, taken and in all.
+    clock: of the GPU, as a share of what it was at the start; None where nothing tells.
+    """
 
     before: Counters
     slow: Counters

@@ -33,7 +33,10 @@ class Verdict:
 
 
 def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Status:
-    """locked: a process is at work in the folder. published: its manifest stands there, which is written last.
+    """The state of a run, judged from outside.
+
+    locked: a process is at work in the folder.
+    published: its manifest stands there, which is written last.
 
     A run that was killed left neither a lock nor a last word: it is stopped.
     """
@@ -45,10 +48,10 @@ def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Sta
     return last if last in ("diverged", "failed") else "stopped"
 
 
-def status_told(events: Sequence[Record], *, published: bool) -> Status:
+def reported_status(events: Sequence[Record], *, published: bool) -> Status:
     """By what the run said itself, for a report that the run's own process writes at its end, lock in hand."""
-    told = last_of_the_process(events)
-    return "finished" if told == "published" else status_of(events, locked=False, published=published)
+    last = last_of_the_process(events)
+    return "finished" if last == "published" else status_of(events, locked=False, published=published)
 
 
 def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Verdict:
@@ -58,8 +61,8 @@ def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Ve
         return Verdict(status, f"{place[0].upper()}{place[1:]}. {_soundness(rows)}")
     if status == "finished":
         early = f" of {total:,}, when evaluation no longer improved" if done < total else ""
-        told = f"{_soundness(rows)}{_ways_back(events)}{_changes(events)} {_last_text(events, 'published')}".strip()
-        return Verdict(status, f"{counted(done, 'step')}{early}. {told}".strip())
+        sentence = f"{_soundness(rows)}{_ways_back(events)}{_changes(events)} {_last_text(events, 'published')}".strip()
+        return Verdict(status, f"{counted(done, 'step')}{early}. {sentence}".strip())
     if status == "stopped":
         return Verdict(status, f"Ended at {place}; it continues from its last checkpoint. {_soundness(rows)}")
     return Verdict(status, _last_text(events, status))

@@ -45,8 +45,8 @@ def stays(row: Row, step: int, evaluated: bool) -> bool:
 def cut_to_step(path: Path, step: int, *, evaluated: bool) -> list[Row]:
     """Keep the rows up to `step` and return them; the file is replaced in one move.
 
-    evaluated: whether the checkpoint was written after the evaluation of that very step. If it was not, that
-    evaluation is done again, and its row must not stand there twice.
+    evaluated: whether the checkpoint was written after the evaluation of that very step. If it was not, that evaluation
+        is done again, and its row must not stand there twice.
     """
     kept = [row for row in read_rows(path) if stays(row, step, evaluated)]
     journal.rewrite(path, kept)

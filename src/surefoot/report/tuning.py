@@ -55,8 +55,13 @@ def outcome_lines(
     *,
     held_up: float = 0.0,
 ) -> Iterator[str]:
-    """tried: the plan's own choices first. turns: these and the fastest as they were timed again, if they were, with
-    the numbers of their lines. best: what is taken. held_up: share of the time in which others had the processor."""
+    """The last lines of a tuning.
+
+    tried: the plan's own choices first.
+    turns: these and the fastest as they were timed again, if they were, with the numbers of their lines.
+    best: what is taken.
+    held_up: share of the time in which others had the processor.
+    """
     start = turns[0] if turns else tried[0]
     for one in turns:
         (number,) = [number for number, line in enumerate(tried, start=1) if line.settings == one.settings]
@@ -81,7 +86,10 @@ def _disturbance(held_up: float) -> str:
 
 def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, held_up: float = 0.0) -> bytes:
     """Tokens a second over memory, a point for each setting that was timed, as a PNG. Points have the numbers of their
-    lines; start and best stand where they were measured last. held_up: as `outcome_lines` takes it."""
+    lines; start and best stand where they were measured last.
+
+    held_up: as `outcome_lines` takes it.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")

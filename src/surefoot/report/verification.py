@@ -26,8 +26,11 @@ from surefoot.training.manifest import FileCheck, check_against, check_files
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """One folder with a manifest, or with what should have been one (`fault`). logs: of a run, the checkpoint whose
-    copies its logs were held against; None where there is none, as of an earlier version."""
+    """One folder with a manifest, or with what should have been one (`fault`).
+
+    logs: of a run, the checkpoint whose copies its logs were held against; None where there is none, as of an earlier
+        version.
+    """
 
     name: str
     files: tuple[FileCheck, ...]

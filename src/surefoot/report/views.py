@@ -46,7 +46,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """columns: their heads. numeric: whether all but the first are numbers, which line up at the right."""
+    """A table in plain texts.
+
+    columns: their heads.
+    numeric: whether all but the first are numbers, which line up at the right.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -64,8 +68,11 @@ def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str])
 
 def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure]:
     """The newest of each measurement; of a finished run what all_results.json says, as the last lines on the terminal
-    do: the mean training loss, the evaluation of the published step, the time of the run and of its steps. What it no
-    longer has is left out. results: of an earlier ending where the run goes on."""
+    do: the mean training loss, the evaluation of the published step, the time of the run and of its steps. What it
+    no longer has is left out.
+
+    results: of an earlier ending where the run goes on.
+    """
     if not rows:
         return []
     ended = results if status == "finished" else {}
@@ -179,7 +186,11 @@ def results(record: RunRecord) -> Table:
 
 @dataclass(frozen=True)
 class ProfileView:
-    """picture: a PNG in base64, empty where there is none. notes: under the tables."""
+    """A profile as the page shows it.
+
+    picture: a PNG in base64, empty where there is none.
+    notes: under the tables.
+    """
 
     headline: str
     picture: str
@@ -192,14 +203,14 @@ def profile(record: RunRecord) -> ProfileView | None:
     """Of `surefoot train --profile`; None where the run has none."""
     if not record.profile:
         return None
-    told = ProfileReport.from_json(record.profile)
+    report = ProfileReport.from_json(record.profile)
     picture = record.profile_picture if record.profile_picture.startswith(b"\x89PNG") else b""
     return ProfileView(
-        headline(told),
+        headline(report),
         base64.b64encode(picture).decode(),
-        Table(("part", "ms per step", "share", "of the limit"), tuple(part_rows(told)), numeric=True),
-        Table(("operator", "ms per step", "share", "calls"), tuple(operator_rows(told)), numeric=True),
-        tuple(notes(told)),
+        Table(("part", "ms per step", "share", "of the limit"), tuple(part_rows(report)), numeric=True),
+        Table(("operator", "ms per step", "share", "calls"), tuple(operator_rows(report)), numeric=True),
+        tuple(notes(report)),
     )
 
 
@@ -250,7 +261,7 @@ def _after_failure(record: RunRecord, status: Status) -> list[tuple[str, str]]:
 
 
 def _ended_at(record: RunRecord, status: Status) -> int:
-    """The last step that was told of before the run ended so."""
+    """The last step before the event with which the run ended."""
     return next((event["step"] for event in reversed(record.events) if event.get("kind") == status), 0)
 
 
@@ -281,10 +292,10 @@ def _continue(record: RunRecord, own: bool) -> str:
 
 def _to_try(record: RunRecord) -> dict[str, Any]:
     """What the last lines on the terminal offer, from data.json; nothing where an earlier version wrote it."""
-    told = record.data.get(footer.TO_TRY)
-    if not isinstance(told, dict) or not isinstance(told.get("prompt"), str):
+    found = record.data.get(footer.TO_TRY)
+    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
         return {}
-    return {"prompt": told["prompt"], **{name: told.get(name) is True for name in ("texts", "held_out")}}
+    return {"prompt": found["prompt"], **{name: found.get(name) is True for name in ("texts", "held_out")}}
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

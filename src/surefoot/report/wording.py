@@ -21,8 +21,12 @@ _SHOWN = (  # of the metrics of a step, most wanted first
 
 @dataclass(frozen=True)
 class Field:
-    """A part of a line. spare: of several that a line has no room for, the one with the highest number goes first, and
-    of equal ones the last; 0 stays. joined: it belongs to the field before it."""
+    """A part of a line.
+
+    spare: of several that a line has no room for, the one with the highest number goes first, and of equal ones the
+        last; 0 stays.
+    joined: it belongs to the field before it.
+    """
 
     text: str
     spare: int = 0

@@ -109,8 +109,13 @@ LEGACY = "commonsense-eval"
 
 @dataclass(frozen=True)
 class CommonsenseRequest:
-    """data: holds `dataset/<set>/test.json`. rows: questions at once. out: folder of the files. names: of the model and
-    of the adapter, for the files; None: the folders' own."""
+    """What to ask of a model, and where the answers go.
+
+    data: holds `dataset/<set>/test.json`.
+    rows: questions at once.
+    out: folder of the files.
+    names: of the model and of the adapter, for the files; None: the folders' own.
+    """
 
     data: Path
     sets: tuple[AnswerSet, ...]
@@ -126,16 +131,20 @@ class CommonsenseRequest:
 
 @dataclass(frozen=True)
 class _Questions:
-    """One set, ready to be asked. prompts: token ids of each record. room: the longest prompt that leaves positions for
-    an answer; a longer one is not asked. sha256: of the records and prompts. asked_by: what else of the way of asking
-    the answers depend on."""
+    """One set, ready to be asked.
+
+    prompts: token ids of each record.
+    room: the longest prompt that leaves positions for an answer; a longer one is not asked.
+    sha256: of the records and prompts.
+    asked_by: what else of the way of asking the answers depend on.
+    """
 
     set: AnswerSet
     records: list[Record]
     prompts: list[list[int]]
     room: int
     sha256: str
-    asked_by: Mapping[str, Any]
+    identity: Mapping[str, Any]
 
     def is_too_long(self, prompt: list[int]) -> bool:
         return len(prompt) > self.room
@@ -154,8 +163,14 @@ class _Task:
 
 @dataclass(frozen=True)
 class CommonsenseFound:
-    """scores: side -> set -> score. labels: side -> name of its rows and files. files: all that were written. too_long:
-    set -> records that were not asked and count as wrong, where there are any. otherwise: see `asked_otherwise`."""
+    """Scores of every side on every set.
+
+    scores: side -> set -> score.
+    labels: side -> name of its rows and files.
+    files: all that were written.
+    too_long: set -> records that were not asked and count as wrong, where there are any.
+    otherwise: see `template_caution`.
+    """
 
     scores: Mapping[str, Mapping[str, Score]]
     labels: Mapping[str, str]
@@ -165,36 +180,39 @@ class CommonsenseFound:
 
 
 def evaluate_commonsense(
-    opened: OpenModel, asked: CommonsenseRequest, *, model: str, adapter: str | None, say: Callable[[str], None]
+    opened: OpenModel, request: CommonsenseRequest, *, model: str, adapter: str | None, say: Callable[[str], None]
 ) -> CommonsenseFound:
-    """Answer and score. model, adapter: as the user named them. say: gets `test:i/total | accuracy …` after each batch.
+    """Answer and score.
+
+    model, adapter: as the user named them.
+    say: gets `test:i/total | accuracy …` after each batch.
 
     A record whose prompt leaves no room for an answer counts as wrong, as one whose answer names no option does: left
     out, it would make the set another one for a model with fewer positions.
 
     Raises InputError for a record or set that is not right, a set of which no prompt fits, and a file in the way.
     """
-    template = chosen_template(opened, asked.template)
-    questions = [_questions(opened, template, one, asked) for one in asked.sets]
-    every = side_labels(opened, sides(opened), asked.names, model, adapter)
-    compared = sides(opened, asked.only)
+    template = chosen_template(opened, request.template)
+    questions = [_questions(opened, template, one, request) for one in request.sets]
+    every = side_labels(opened, sides(opened), request.names, model, adapter)
+    compared = sides(opened, request.only)
     labels = {side.name: every[side.name] for side in compared}
     identities = {side.name: model_identity(opened, side) for side in compared}
     tasks = [
-        _task(asked, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
+        _task(request, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
     ]  # whatever is in the way is found before the first answer
-    summary = summary_file(asked.out, labels)
+    summary = summary_file(request.out, labels)
     own_findings(summary, "sides", [summary.with_suffix(".png").name])
-    durable.make_folders(asked.out)
+    durable.make_folders(request.out)
     scores: dict[str, dict[str, Score]] = {side.name: {} for side in compared}
     for task in tasks:
         say(f"{labels[task.side.name]} on {task.questions.set.name}")
         with task.side.entered(), opened.context():
-            scores[task.side.name][task.questions.set.name] = _run(opened, template, task, asked, say)
+            scores[task.side.name][task.questions.set.name] = _run(opened, template, task, request, say)
     too_long = {one.set.name: sum(map(one.is_too_long, one.prompts)) for one in questions}
     left = {name: count for name, count in too_long.items() if count}
     files = tuple(task.file for task in tasks)
-    return CommonsenseFound(scores, labels, files, left, asked_otherwise(opened, asked.template))
+    return CommonsenseFound(scores, labels, files, left, template_caution(opened, request.template))
 
 
 def chosen_template(opened: OpenModel, name: str) -> Template:
@@ -207,7 +225,7 @@ def chosen_template(opened: OpenModel, name: str) -> Template:
     return make_template(name, opened.encoder, opened.tokens.stop.value)
 
 
-def asked_otherwise(opened: OpenModel, name: str) -> str:
+def template_caution(opened: OpenModel, name: str) -> str:
     """A sentence where the run that made the model trained with another prompt than the template `name`; else empty."""
     if opened.plan is None or chosen_template(opened, name).identity == opened.template.identity:
         return ""
@@ -217,19 +235,21 @@ def asked_otherwise(opened: OpenModel, name: str) -> str:
     )
 
 
-def _questions(opened: OpenModel, template: Template, one: AnswerSet, asked: CommonsenseRequest) -> _Questions:
-    records = read_set(asked.data, one, asked.max_samples)
+def _questions(opened: OpenModel, template: Template, one: AnswerSet, request: CommonsenseRequest) -> _Questions:
+    records = read_set(request.data, one, request.max_samples)
     prompts = [prompt_ids(conversation(record), template, opened.encoder, opened.bos_id) for record in records]
-    room = opened.positions - (NEW_TOKENS if asked.mode == "published" else OPTION_TOKENS)
+    room = opened.positions - (NEW_TOKENS if request.mode == "published" else OPTION_TOKENS)
     if (shortest := min(map(len, prompts))) > room:
         what = f"even its shortest prompt has {shortest} tokens, and of the model's {opened.positions} positions"
         what += f" an answer takes {opened.positions - room}"
-        raise InputError(Fault(str(set_file(asked.data, one)), what, "leave the set out", code="SF-DATA-LENGTH"))
+        raise InputError(Fault(str(set_file(request.data, one)), what, "leave the set out", code="SF-DATA-LENGTH"))
     digest = hashlib.sha256(json.dumps([records, prompts], ensure_ascii=False).encode()).hexdigest()
-    return _Questions(one, records, prompts, room, digest, _asked_by(opened, template, one, records[0], asked.mode))
+    return _Questions(
+        one, records, prompts, room, digest, _identity_of(opened, template, one, records[0], request.mode)
+    )
 
 
-def _asked_by(opened: OpenModel, template: Template, one: AnswerSet, record: Record, mode: Mode) -> dict[str, Any]:
+def _identity_of(opened: OpenModel, template: Template, one: AnswerSet, record: Record, mode: Mode) -> dict[str, Any]:
     """The prompts do not tell where an answer ends, nor of which tokens an option is made."""
     if mode == "published":
         return {"beams": BEAMS, "new tokens": NEW_TOKENS, "stop tokens": sorted(template.stop_ids)}
@@ -237,22 +257,22 @@ def _asked_by(opened: OpenModel, template: Template, one: AnswerSet, record: Rec
 
 
 def _task(
-    asked: CommonsenseRequest, side: Side, label: str, of_model: Mapping[str, Any], questions: _Questions
+    request: CommonsenseRequest, side: Side, label: str, of_model: Mapping[str, Any], questions: _Questions
 ) -> _Task:
-    file = asked.out / f"{label}-{questions.set.name}.json"
+    file = request.out / f"{label}-{questions.set.name}.json"
     identity = {
         "set": questions.set.name,
         "records and prompts": questions.sha256,
-        "mode": asked.mode,
+        "mode": request.mode,
         **of_model,
-        **questions.asked_by,
+        **questions.identity,
     }
-    done = answered(file, identity, questions.records, asked.overwrite)
+    done = answered(file, identity, questions.records, request.overwrite)
     return _Task(side, questions, file, identity, done)
 
 
 def _run(
-    opened: OpenModel, template: Template, task: _Task, asked: CommonsenseRequest, say: Callable[[str], None]
+    opened: OpenModel, template: Template, task: _Task, request: CommonsenseRequest, say: Callable[[str], None]
 ) -> Score:
     questions, graded = task.questions, list(task.done)
     texts = [json.dumps(one, indent=2, ensure_ascii=False) for one in graded]
@@ -263,9 +283,9 @@ def _run(
         durable.remove(task.file)  # first: a kill between the two must not leave old answers under a new identity
         durable.make_folders(identity_file(task.file).parent)
         durable.write_json(identity_file(task.file), task.identity)
-    answer = generated if asked.mode == "published" else likeliest
-    for start in range(len(graded), total, asked.rows):
-        batch = slice(start, start + asked.rows)
+    answer = generated if request.mode == "published" else likeliest
+    for start in range(len(graded), total, request.rows):
+        batch = slice(start, start + request.rows)
         asks = list(zip(questions.records[batch], questions.prompts[batch], strict=True))
         fit = [(record, prompt) for record, prompt in asks if not questions.is_too_long(prompt)]
         records, prompts = [record for record, _ in fit], [prompt for _, prompt in fit]

@@ -39,8 +39,13 @@ _FORMAT = re.compile(r"Answer format: ?([\w/]+)")
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """label: the column's heading. answers: what an answer may be. size: records of the published test set; chance:
-    share that guessing gets right."""
+    """One question set.
+
+    label: the column's heading.
+    answers: what an answer may be.
+    size: records of the published test set.
+    chance: share that guessing gets right.
+    """
 
     name: str
     label: str
@@ -101,11 +106,11 @@ def average_interval(scores: Sequence[Score]) -> tuple[float, float]:
     return mean - below, mean + above
 
 
-def choose_sets(asked: str) -> tuple[AnswerSet, ...]:
-    """asked: "all", or names with commas between them, in any order. Raises InputError for an unknown one."""
-    if asked == "all":
+def choose_sets(request: str) -> tuple[AnswerSet, ...]:
+    """The sets that `request` names: "all", or names with commas between them. Raises InputError for an unknown one."""
+    if request == "all":
         return SETS
-    names = [name.strip() for name in asked.split(",") if name.strip()]
+    names = [name.strip() for name in request.split(",") if name.strip()]
     known = {one.name: one for one in SETS}
     for name in names:
         if name not in known:
@@ -118,8 +123,13 @@ def choose_sets(asked: str) -> tuple[AnswerSet, ...]:
 
 
 def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[str, Any]]:
-    """The records of a set, as they stand in the file. data: the folder that holds `dataset/`, or that one itself.
-    limit: only the first so many. Raises InputError: no such folder or file, a record that is not one of this set."""
+    """The records of a set, as they stand in the file.
+
+    data: the folder that holds `dataset/`, or that one itself.
+    limit: only the first so many.
+
+    Raises InputError: no such folder or file, a record that is not one of this set.
+    """
     path = set_file(data, one)
     if not data.is_dir():
         what = "is a file" if data.exists() else "no such folder"
@@ -179,7 +189,12 @@ ORDER = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Easy", 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """accuracies: per cent, in ORDER. average: as published; lr: learning rate of the fine-tuning."""
+    """Published accuracies of one fine-tuned model.
+
+    accuracies: per cent, in ORDER.
+    average: as published.
+    lr: learning rate of the fine-tuning.
+    """
 
     model: str
     method: str

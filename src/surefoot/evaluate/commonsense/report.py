@@ -31,8 +31,8 @@ def _measured(label: str, scores: Mapping[str, Score], sets: Sequence[AnswerSet]
         for one in sets
         for score in (scores[one.name],)
     }
-    asked = [scores[one.name] for one in sets]
-    return ScoreRow(label, cells, Cell(*average(asked), interval=average_interval(asked)), measured=True)
+    request = [scores[one.name] for one in sets]
+    return ScoreRow(label, cells, Cell(*average(request), interval=average_interval(request)), measured=True)
 
 
 def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:
@@ -43,14 +43,14 @@ def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:
     return ScoreRow(row.name + source, cells, Cell(mean), measured=False, group=row.method)
 
 
-def cautions(found: CommonsenseFound, asked: CommonsenseRequest) -> Iterator[str]:
+def cautions(found: CommonsenseFound, request: CommonsenseRequest) -> Iterator[str]:
     """What a reader must know before comparing the rows."""
     if found.otherwise:
         yield found.otherwise
     counts = next(iter(found.scores.values()))
     parts = [
         f"{one.name} {counts[one.name].total:,} of {one.size:,}"
-        for one in asked.sets
+        for one in request.sets
         if counts[one.name].total != one.size
     ]
     if parts:
@@ -59,22 +59,22 @@ def cautions(found: CommonsenseFound, asked: CommonsenseRequest) -> Iterator[str
     if found.too_long:
         listed = ", ".join(f"{name} {count:,} of {counts[name].total:,}" for name, count in found.too_long.items())
         yield f"records whose prompt leaves no room for an answer in the model's positions count as wrong ({listed})"
-    if asked.mode == "fast":
+    if request.mode == "fast":
         yield "fast mode compares how likely the options are; the published numbers are of generated answers"
     yield "published rows are of 7B and 8B models fine-tuned on 170k records; repetitions differ by several points"
 
 
-def found_to_json(found: CommonsenseFound, asked: CommonsenseRequest) -> dict[str, Any]:
+def found_to_json(found: CommonsenseFound, request: CommonsenseRequest) -> dict[str, Any]:
     """Plain values. Accuracies from 0 to 1, published ones in per cent as they were printed."""
-    method: dict[str, Any] = {"mode": asked.mode, "template": asked.template, "max_samples": asked.max_samples}
-    if asked.mode == "published":
+    method: dict[str, Any] = {"mode": request.mode, "template": request.template, "max_samples": request.max_samples}
+    if request.mode == "published":
         method |= {"beams": BEAMS, "new_tokens": NEW_TOKENS, "sampling": False}
     sides = {}
     for side, scores in found.scores.items():
         mean, error = average(list(scores.values()))
         sides[side] = {
             "label": found.labels[side],
-            "sets": {one.name: _score(scores[one.name], one) for one in asked.sets},
+            "sets": {one.name: _score(scores[one.name], one) for one in request.sets},
             "average": {
                 "accuracy": mean,
                 "standard_error": error,
@@ -85,7 +85,7 @@ def found_to_json(found: CommonsenseFound, asked: CommonsenseRequest) -> dict[st
         **method,
         "sides": sides,
         "files": [str(file) for file in found.files],
-        "cautions": list(cautions(found, asked)),
+        "cautions": list(cautions(found, request)),
         "published": [asdict(row) for row in PUBLISHED],
     }
 

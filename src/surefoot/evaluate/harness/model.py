@@ -70,8 +70,10 @@ class SurefootLM(TemplateLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """requests: ((context, continuation), their ids). What does not fit loses its beginning
-        behind BOS."""
+        """Log-likelihood of each continuation, and whether it is the greedy one.
+
+        requests: ((context, continuation), their ids). What does not fit loses its beginning behind BOS.
+        """
         pairs = []
         for _, context, continuation in requests:
             room = self.max_length + 1 - len(continuation)
@@ -109,8 +111,8 @@ class SurefootLM(TemplateLM):
         settings = [_settings(request.args[1]) for request in requests]
         answers = [""] * len(prompts)
         groups: dict[str, list[int]] = {}
-        for place, asked in enumerate(settings):
-            groups.setdefault(repr(asked), []).append(place)
+        for place, generation in enumerate(settings):
+            groups.setdefault(repr(generation), []).append(place)
         for places in groups.values():
             places.sort(key=lambda place: -len(prompts[place]))
             for start in range(0, len(places), self._rows):
@@ -121,27 +123,27 @@ class SurefootLM(TemplateLM):
                     answers[place] = text
         return answers
 
-    def _written(self, prompts: Sequence[list[int]], asked: dict[str, Any]) -> list[str]:
-        opened, new = self._opened, asked["new_tokens"]
+    def _written(self, prompts: Sequence[list[int]], generation: dict[str, Any]) -> list[str]:
+        opened, new = self._opened, generation["new_tokens"]
         if (room := self.max_length - new) < 1:
             what = f"{new} new tokens leave no room for a prompt in the model's {self.max_length} positions"
             raise InputError(Fault("--tasks", what, "leave the task out", code="SF-DATA-LENGTH"))
         prompts = [last_tokens(prompt, room, opened.bos_id) for prompt in prompts]
-        stops, until = opened.template.stop_ids, asked["until"]
+        stops, until = opened.template.stop_ids, generation["until"]
         with opened.context():
-            if asked["beams"] > 1:
+            if generation["beams"] > 1:
                 found = beam_answers(
                     opened.model,
                     opened.tokenizer,
                     prompts,
-                    beams=asked["beams"],
+                    beams=generation["beams"],
                     max_new_tokens=new,
                     stop_ids=stops,
                     pad_id=opened.pad_id,
                 )
                 return [_before(answer.text, until) for answer in found]
             return self._until(
-                prompts, Decoding(new, stops, opened.pad_id, asked["temperature"], asked["top_p"]), until
+                prompts, Decoding(new, stops, opened.pad_id, generation["temperature"], generation["top_p"]), until
             )
 
     def _until(self, prompts: Sequence[list[int]], decoding: Decoding, until: Sequence[str]) -> list[str]:
@@ -171,9 +173,9 @@ def _before(text: str, until: Sequence[str]) -> str:
     return text
 
 
-def _settings(asked: dict[str, Any]) -> dict[str, Any]:
+def _settings(generation: dict[str, Any]) -> dict[str, Any]:
     """What a task's generation_kwargs ask for. Raises InputError for what surefoot's decoding does not have."""
-    rest = dict(asked)
+    rest = dict(generation)
     until = rest.pop("until", None) or []
     lengths = [rest.pop(name) for name in _LENGTHS if name in rest]
     sampled = bool(rest.pop("do_sample", False))

@@ -22,8 +22,14 @@ _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_bett
 
 @dataclass(frozen=True)
 class HarnessRequest:
-    """tasks: names of tasks, groups or tags. include: a folder of task YAML files. limit: documents of each task.
-    shots: examples before each question; None: as the task says. chat: through the tokenizer's chat template."""
+    """Which tasks to run, and how.
+
+    tasks: names of tasks, groups or tags.
+    include: a folder of task YAML files.
+    limit: documents of each task.
+    shots: examples before each question; None: as the task says.
+    chat: through the tokenizer's chat template.
+    """
 
     tasks: tuple[str, ...]
     include: Path | None = None
@@ -34,36 +40,40 @@ class HarnessRequest:
     only: Only | None = None
 
 
-def known_tasks(asked: HarnessRequest) -> Any:
+def known_tasks(request: HarnessRequest) -> Any:
     """The harness' TaskManager, which knows all that is asked for: no model is needed to say so. Raises InputError for
     an unknown task."""
     require_harness()
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  # an extra
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager(include_path=None if asked.include is None else str(asked.include))
-    check_tasks(asked.tasks, manager.all_tasks)
+    manager = TaskManager(include_path=None if request.include is None else str(request.include))
+    check_tasks(request.tasks, manager.all_tasks)
     return manager
 
 
-def run_harness(opened: OpenModel, asked: HarnessRequest, manager: Any = None) -> dict[str, dict[str, Any]]:
-    """Side -> what the harness found. manager: of `known_tasks`; None asks it. Raises InputError for an unknown task,
-    EnvironmentFault for one whose data cannot be had."""
-    compared = sides(opened, asked.only)
-    tasks = _load(known_tasks(asked) if manager is None else manager, asked)
+def run_harness(opened: OpenModel, request: HarnessRequest, manager: Any = None) -> dict[str, dict[str, Any]]:
+    """Side -> what the harness found.
+
+    manager: of `known_tasks`; None asks it.
+
+    Raises InputError for an unknown task, EnvironmentFault for one whose data cannot be had.
+    """
+    compared = sides(opened, request.only)
+    tasks = _load(known_tasks(request) if manager is None else manager, request)
     from lm_eval.evaluator import evaluate  # pyright: ignore[reportMissingImports]
 
     from surefoot.evaluate.harness.model import SurefootLM
 
-    model = SurefootLM(opened, asked.rows)
+    model = SurefootLM(opened, request.rows)
 
     def measure() -> dict[str, Any]:
         results = evaluate(
             model,
             tasks,
-            limit=asked.limit,
+            limit=request.limit,
             bootstrap_iters=_BOOTSTRAP,
-            apply_chat_template=asked.chat,
+            apply_chat_template=request.chat,
             log_samples=False,
         )
         return {key: results[key] for key in _KEPT if key in results}
@@ -85,20 +95,20 @@ def measured(
     return found
 
 
-def check_tasks(asked: Sequence[str], known: Sequence[str]) -> None:
+def check_tasks(request: Sequence[str], known: Sequence[str]) -> None:
     """Raises InputError for a name that the harness does not know."""
-    for name in asked:
+    for name in request:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else "a folder with your own goes into --include-path"
             raise InputError(Fault("--tasks", f"there is no task {name!r}", fix, code="SF-EVALUATE"))
 
 
-def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
+def _load(manager: Any, request: HarnessRequest) -> dict[str, dict[str, Any]]:
     """The tasks with their data, and their groups. Libraries fail here in their own ways: no network, no file, code
     that is to be trusted."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
-    for name in asked.tasks:
+    for name in request.tasks:
         try:
             found = manager.load(name)
         except Exception as error:
@@ -109,12 +119,12 @@ def _load(manager: Any, asked: HarnessRequest) -> dict[str, dict[str, Any]]:
             ) from error
         for kind, several in loaded.items():
             several.update(found[kind])
-    for name, task in loaded["tasks"].items() if asked.shots is not None else ():
-        if task.get_config("num_fewshot") == 0 != asked.shots:
+    for name, task in loaded["tasks"].items() if request.shots is not None else ():
+        if task.get_config("num_fewshot") == 0 != request.shots:
             raise InputError(
                 Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out", code="SF-EVALUATE")
             )
-        task.set_config(key="num_fewshot", value=asked.shots)
+        task.set_config(key="num_fewshot", value=request.shots)
     return loaded
 
 

@@ -30,9 +30,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """base, base_revision: of the model below the adapters, as the user called it. adapters: a line each. record: as in
-    export.json. trained: sections of the run's own card, "" where there is none. puts_bos_itself: whoever
-    asks the model without a template writes BOS, for the tokenizer does not and the model was trained with it."""
+    """What an export's card says.
+
+    base, base_revision: of the model below the adapters, as the user called it.
+    adapters: a line each.
+    record: as in export.json.
+    trained: sections of the run's own card, "" where there is none.
+    puts_bos_itself: whoever asks the model without a template writes BOS, for the tokenizer does not and the model was
+        trained with it.
+    """
 
     name: str
     base: str
@@ -139,9 +145,15 @@ def _ollama(facts: ExportFacts) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """source: what FROM names. row: the template, None where there is none, and then `without` says why, as a sentence.
-    eos, bos: texts of these tokens. stops: tokens that end an answer. begins: what stands before every prompt and the
-    runner does not write, "" where there is none. notes: comments on what the runner does otherwise than training."""
+    """What a Modelfile says of the prompt.
+
+    source: what FROM names.
+    row: the template, None where there is none, and then `without` says why, as a sentence.
+    eos, bos: texts of these tokens.
+    stops: tokens that end an answer.
+    begins: what stands before every prompt and the runner does not write, "" where there is none.
+    notes: comments on what the runner does otherwise than training.
+    """
 
     source: str
     row: Row | None
@@ -171,9 +183,9 @@ def modelfile_text(served: Served) -> str:
             lines.append(f'SYSTEM """{served.row.default_system}"""')
         lines += [f"# {note}" for note in _notes(served.row)]
     lines += [f"# {note}" for note in served.notes]
-    told = [stop for stop in served.stops if stop.isprintable() and '"' not in stop]
-    lines += [f'PARAMETER stop "{stop}"' for stop in told]
-    if len(told) < len(served.stops):
+    writable = [stop for stop in served.stops if stop.isprintable() and '"' not in stop]
+    lines += [f'PARAMETER stop "{stop}"' for stop in writable]
+    if len(writable) < len(served.stops):
         lines.append("# A token that ends an answer is left out: a Modelfile holds no quotes and line ends in it.")
     return "\n".join(lines) + "\n"
 

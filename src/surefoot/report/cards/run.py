@@ -39,7 +39,12 @@ _SHARES = frozenset({"eval_accuracy", "eval_reward_accuracy", "chance", "accurac
 
 @dataclass(frozen=True)
 class DataFile:
-    """role: "training" or "evaluation". name: of the file, without its folder. examples: used, after dropping."""
+    """A data file, as the model card lists it.
+
+    role: "training" or "evaluation".
+    name: of the file, without its folder.
+    examples: used, after dropping.
+    """
 
     role: str
     name: str
@@ -54,10 +59,16 @@ class DataFile:
 class CardFacts:
     """What the card tells.
 
-    name: of the run. base: hub id or folder as the user gave it. settings: what -> value, from the config
-    ("learning rate" -> "0.0002"). results: all_results.json. versions: library -> version. prompt: a complete example
-    prompt, BOS included, where the saved chat template does not make the prompts of this run, else None. question: one
-    for the chat template. plots: file names in the run folder. end: the token that ends every answer of a reward model.
+    name: of the run.
+    base: hub id or folder as the user gave it.
+    settings: what -> value, from the config ("learning rate" -> "0.0002").
+    results: all_results.json.
+    versions: library -> version.
+    prompt: a complete example prompt, BOS included, where the saved chat template does not make the prompts of this
+        run, else None.
+    question: one for the chat template.
+    plots: file names in the run folder.
+    end: the token that ends every answer of a reward model.
     merged: the adapter is part of the published weights.
     """
 
@@ -238,8 +249,8 @@ def _plan_table(plan: RunPlan) -> str:
     ]
     if plan.adapter:
         rows.insert(0, ("method", "adapter", plan.adapter.kind))
-    told = ((label, _word(c.value), who_and_why(plan, what, c.source, c.reason)[1]) for label, what, c in rows)
-    return _table(("choice", "value", "why"), told)
+    shown = ((label, _word(c.value), who_and_why(plan, what, c.source, c.reason)[1]) for label, what, c in rows)
+    return _table(("choice", "value", "why"), shown)
 
 
 def _data_table(files: Iterable[DataFile]) -> str:
@@ -289,8 +300,11 @@ def _cell(value: str) -> str:
 
 
 def scoring_lines(question: str, end: str) -> list[str]:
-    """end: the token that ended every answer in training, at which the score is read. The prompt and the answer are
-    encoded apart, as they were in training."""
+    """Code that scores an answer with a reward model.
+
+    end: the token that ended every answer in training, at which the score is read. The prompt and the answer are
+        encoded apart, as they were in training.
+    """
     return [
         "import torch",
         "from huggingface_hub import snapshot_download",

@@ -108,7 +108,11 @@ def _sample(sample: Sample, several: bool) -> list[RenderableType]:
 
 
 def sample_text(sample: Sample, head: int = _ON_SCREEN[0], tail: int = _ON_SCREEN[1], *, lines: bool = True) -> Text:
-    """head, tail: characters that are shown of a long stretch. lines: line ends are kept, else shown as escapes."""
+    """An example, with what is learned between ⟦ and ⟧.
+
+    head, tail: characters that are shown of a long stretch.
+    lines: line ends are kept, else shown as escapes.
+    """
     learning = False
     body = Text()
     for part in sample.parts:
@@ -147,7 +151,11 @@ class Example:
 
 @dataclass(frozen=True)
 class AuditView:
-    """One data set. facts: (name, value) rows. sources: a row for each file, where there are several."""
+    """One data set.
+
+    facts: (name, value) rows.
+    sources: a row for each file, where there are several.
+    """
 
     title: str
     file: str

@@ -118,7 +118,12 @@ _BARS = (_GREY, _BLUE)
 
 @dataclass(frozen=True)
 class Cell:
-    """Shares from 0 to 1. error: standard error; interval: 95 %; None where not known. count: "143/200", or empty."""
+    """Shares from 0 to 1.
+
+    error: standard error.
+    interval: 95 %; None where not known.
+    count: "143/200", or empty.
+    """
 
     accuracy: float
     error: float | None = None
@@ -128,8 +133,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """cells: by the heading of their column. average: over these columns, None where it means nothing. measured: here,
-    not published. group: what the picture gives one colour."""
+    """One row of a table of scores.
+
+    cells: by the heading of their column.
+    average: over these columns, None where it means nothing.
+    measured: here, not published.
+    group: what the picture gives one colour.
+    """
 
     name: str
     cells: Mapping[str, Cell]

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayTable:
-    """moment: what was run again, in words. kind: of what is recorded. same: it goes wrong again, as it did. start: the
-    step of the checkpoint from which steps were taken again, 0 for the base model, None where none were. then: lines on
-    what is recorded. now: what was found. error: the exception of now. more: what else a script wants to know, as plain
-    values."""
+    """What a replay found.
+
+    moment: what was run again, in words.
+    kind: of what is recorded.
+    same: it goes wrong again, as it did.
+    start: the step of the checkpoint from which steps were taken again, 0 for the base model, None where none were.
+    then: lines on what is recorded.
+    now: what was found.
+    error: the exception of now.
+    more: what else a script wants to know, as plain values.
+    """
 
     moment: str
     step: int
@@ -65,7 +72,11 @@ def value_words(finding: Finding | None, error: str, place: str, known: Finding 
 
 
 def verdict(*, same_place: bool, same_bits: bool, plain: bool, finite: bool, crashed: bool) -> str:
-    """finite: the replay went through. crashed: what was recorded is an exception."""
+    """What the replay of a recorded failure says of its cause.
+
+    finite: the replay went through.
+    crashed: what was recorded is an exception.
+    """
     if plain:
         if finite:
             said = "goes through" if crashed else "is finite"
@@ -101,9 +112,13 @@ def end_words(ended: str, where: str, line: str, error: str, place: str, report:
 
 
 def death_verdict(*, same: bool, ended: bool, raised: bool, wrong: bool, plain: bool, traced: bool) -> str:
-    """same: the step ends its process again, or raises as it did. ended: the replay's process died, in the step or
-    before it. wrong: an exception, or a value that is not finite. traced: something of the run's process ended it, and
-    not somebody else."""
+    """What taking the step again, in which a process died, says of the cause.
+
+    same: the step ends its process again, or raises as it did.
+    ended: the replay's process died, in the step or before it.
+    wrong: an exception, or a value that is not finite.
+    traced: something of the run's process ended it, and not somebody else.
+    """
     if same:
         if plain:
             return "by the plain path it goes wrong too: no kernel of surefoot's own is to blame"

@@ -33,8 +33,13 @@ _PLACE = ("current_steps", "total_steps", "percentage")  # the step is handed ov
 
 @dataclass(frozen=True)
 class RunFacts:
-    """run: its folder. config: flat, see `flat_config`. step: steps done before this session; 0 at a fresh start.
-    run_id: under which the tracker knows the run from an earlier session; None for a new one."""
+    """What a tracker gets to know of a run.
+
+    run: its folder.
+    config: flat, see `flat_config`.
+    step: steps done before this session; 0 at a fresh start.
+    run_id: under which the tracker knows the run from an earlier session; None for a new one.
+    """
 
     run: Path
     project: str

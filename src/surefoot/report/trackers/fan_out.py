@@ -26,9 +26,11 @@ Say = Callable[[str], None]
 class Trackers:
     """A context manager around the training loop: entering starts the trackers, leaving tells them how it ended.
 
-    trackers: by name. facts: without run_id. run_ids: of an earlier session, by tracker. say: told of failures.
-    `ids` belongs into every checkpoint, so that a resumed run goes on in the same runs. It changes when a tracker comes
-    late, with the next row, and in the caller's thread only.
+    trackers: by name.
+    facts: without run_id.
+    run_ids: of an earlier session, by tracker.
+    say: told of failures. `ids` belongs into every checkpoint, so that a resumed run goes on in the same runs. It
+        changes when a tracker comes late, with the next row, and in the caller's thread only.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], facts: RunFacts, run_ids: Mapping[str, str], say: Say):
@@ -78,7 +80,7 @@ class _Thread:
         self._tried = threading.Event()
         self._queue: queue.SimpleQueue[tuple[int, Numbers] | Status] = queue.SimpleQueue()
         self._pending: list[tuple[int, Numbers]] = []
-        self._failures, self._told = 0, False
+        self._failures, self._reported = 0, False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, seconds: float) -> bool:
@@ -124,9 +126,9 @@ class _Thread:
             do()
         except Exception as error:
             self._failures += 1
-            if not self._told:
+            if not self._reported:
                 self._say(f"{self.name} failed; training goes on, and it is tried again: {_one_line(error)}")
-                self._told = True
+                self._reported = True
             if self._failures == MOST_FAILURES:
                 self._say(f"{self.name} failed {MOST_FAILURES} times in a row and is left alone")
 

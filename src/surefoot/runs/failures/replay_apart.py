@@ -49,7 +49,7 @@ class TakenAgain:
     @property
     def same(self) -> bool:
         """The step ends its process again, or raises again."""
-        return self.inside and bool(self.ended or (self.error and self.death.told))
+        return self.inside and bool(self.ended or (self.error and self.death.error))
 
 
 def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> TakenAgain:
