@@ -23,7 +23,7 @@ from surefoot.config.keys import all_keys
 from surefoot.config.overrides import Sources, apply_override, expand_short_forms
 from surefoot.config.yaml_reader import Document
 from surefoot.interop.faults import setting_error, setting_fault
-from surefoot.interop.launch import no_files
+from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Refusal, Row
 from surefoot.interop.translation import Fate, Note, Translation
 from surefoot.interop.words import Word
@@ -47,28 +47,28 @@ class Dialect:
 
 
 class Draft:
-    """words: of which a later one goes before an earlier one of the same name. environment: what stood before the
-    command, which some tools read settings from. facts: what a launcher settles. read: the text of a file that a word
-    names."""
+    """dialect: the tool's settings and rules.
+    words: the settings given; a later one goes before an earlier one of the same name.
+    command: where they come from. Its environment and facts are read by rules, which may add to the environment.
+    options: what may be known besides, such as the files that words name.
+    """
 
     def __init__(
         self,
         dialect: Dialect,
         words: Sequence[Word],
-        *,
-        allow_unknown: bool = False,
-        environment: Mapping[str, str] | None = None,
-        facts: Mapping[str, Any] | None = None,
-        read: Callable[[str], str] = no_files,
+        command: Command | None = None,
+        options: Options | None = None,
     ):
         self.dialect, self.rows = dialect, dialect.rows
         self.config: dict[str, Any] = {}
-        self.environment, self.facts = dict(environment or {}), dict(facts or {})
-        self.read = read
+        self.options = options or Options()
+        self.environment = {} if command is None else dict(command.environment)
+        self.facts = {} if command is None else dict(command.facts)
+        self.folder = "" if command is None else command.folder
         self.arguments: list[str] = []
         self.resumes: str | None = None  # see Translation
         self.faults: list[Fault] = []
-        self._allow_unknown = allow_unknown
         self._given: dict[str, Word] = {}
         self._values: dict[str, Any] = {}
         self._notes: dict[str, Note] = {}
@@ -158,8 +158,11 @@ class Draft:
         """What became of a word in a file that a given word names."""
         self._notes[f"inside {note.where} {note.word}"] = note
 
-    def finish(self, command: str, **more: Any) -> Translation:
-        """Apply the rows and rules, then the account. Raises InputError with every fault."""
+    def finish(self, command: str) -> Translation:
+        """Apply the rows, then the rules, and note what became of each word. Raises InputError with every fault.
+
+        command: of surefoot, which runs the translation.
+        """
         for row in self.rows.values():
             self._apply(row)
         for rule in self.dialect.rules:
@@ -178,8 +181,8 @@ class Draft:
             notes=(*self._early, *(note for _, note in notes)),
             arguments=tuple(self.arguments),
             resumes=self.resumes,
-            given={**self._read_values(), **more.pop("given", {})},
-            **more,
+            given=self._read_values(),
+            environment=self.environment,
         )
 
     def _apply(self, row: Row) -> None:
@@ -227,7 +230,7 @@ class Draft:
             return row.default
 
     def _unknown(self, word: Word) -> None:
-        if self._allow_unknown:
+        if self.options.allow_unknown:
             self.note(word.name, "listed", f"surefoot knows no such setting of {self.dialect.tool}")
             return
         near = self.dialect.elsewhere.get(word.name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Row, joint, text, whole
+from surefoot.interop.settings import Row, by_name, joint, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_only_flags
@@ -74,10 +74,6 @@ def _carry(draft: Draft) -> None:
             draft.note(row.name, "carried", "", *row.keys)
 
 
-def _table(*rows: Row) -> Mapping[str, Row]:
-    return {row.name: row for row in rows}
-
-
 def _tool(
     program: str,
     verb: str,
@@ -89,7 +85,7 @@ def _tool(
 
     def from_command(command: Command, options: Options) -> Translation:
         words = read_only_flags(command.arguments, switches=switches)
-        return Draft(dialect, words, allow_unknown=options.allow_unknown).finish(verb)
+        return Draft(dialect, words, command, options).finish(verb)
 
     return Tool(program, lambda command: command.name == program, from_command, rows=rows)
 
@@ -97,7 +93,7 @@ def _tool(
 COMMONSENSE = _tool(
     "commonsense_evaluate.py",
     "evaluate",
-    _table(
+    by_name(
         joint("dataset", None, ("--sets",), type=text),
         joint("model", None, ("--model-label",), "names the files", type=text),
         joint("adapter", None, ("--label",), "names the files", type=text),
@@ -109,7 +105,7 @@ COMMONSENSE = _tool(
     _commonsense,
     ("load_8bit",),
 )
-NORMS_ROWS = _table(
+NORMS_ROWS = by_name(
     joint("model_name", None, ("MODEL",), type=text),
     joint("adapter_path", None, ("--adapter",), type=text),
     joint("output_dir", None, ("--out",), type=text),
@@ -122,7 +118,7 @@ NORMS = _tool(
     _norms,
     ("generate_samples",),
 )
-CAPTURE_ROWS = _table(
+CAPTURE_ROWS = by_name(
     joint("model_id", None, ("MODEL",), type=text),
     joint("output_dir", None, ("--out",), type=text),
     joint("seq_len", 1024, ("--seq-len",), type=whole),

@@ -5,11 +5,8 @@
     listed("use_fast_tokenizer", True, "…")              no counterpart, and nothing is lost by that
     refused("use_badam", False, "…", "…")                anything but its default asks for what surefoot lacks
 
-The docs print these rows, so each says in `about` what a reader needs to know.
-
-What `TOOL --help` prints: every flag of another tool, its default, and what becomes of it.
-
-The rows are those that translate, so the help cannot say anything else than what happens.
+The same rows translate, fill the tables of docs/dialects-settings.md and answer `TOOL --help`, so `about` says what a
+reader needs to know.
 """
 
 from __future__ import annotations
@@ -150,6 +147,11 @@ def names(value: Any) -> list[str]:
     """`a,b`, `a, b` or a list; blanks around a name go."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [str(item).strip() for item in items if str(item).strip()]
+
+
+def by_name(*rows: Row) -> dict[str, Row]:
+    """The table of a tool's settings; of several rows of one name the last one."""
+    return {row.name: row for row in rows}
 
 
 HELP = ("--help", "-h")

@@ -1,22 +1,13 @@
-"""What the tools around transformers' Trainer share: sizes, lengths and switches, in surefoot's words.
+"""Rules that several tools share: batch sizes, lengths, warm-up, names of modules, parts of splits, resuming.
 
-Trainer's steps per epoch are ceil(examples / (micro x accumulation)), the short last step kept, as here.
+    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
+    module_names("q_proj v_proj")                                 # ["q_proj", "v_proj"]
+    resume_argument(draft, "resume_from_checkpoint", output)      # --resume, and what must be there
 
-Names of modules, as the tools write them: which ones an adapter changes, and PEFT's choice where nobody says.
-
-    module_names("q_proj v_proj")                    # ["q_proj", "v_proj"]; commas and literals of lists as well
-
-PEFT takes a text for a regular expression. surefoot's targets are names alone, so a pattern is no name.
-
-The parts of a split that `datasets` reads from a text such as `train[:100]`.
-
-Going on with a run: what `resume_from_checkpoint` means, and whether what it names is there.
-
-    resume_argument(draft, "resume_from_checkpoint", output)      # a rule: --resume, and what must be there
-    check_resumed(translation, options)                           # where folders may be looked at
-
-surefoot goes on from the newest checkpoint of the run folder that verifies, and from no other. Without any it starts,
-which is right for a tool that looks for one by itself, and wrong where somebody named one: transformers raises there.
+Steps per epoch are ceil(examples / (micro x accumulation)) in transformers' Trainer as here: the short last step stays.
+PEFT takes a text for a regular expression; surefoot's targets are names, so a pattern is refused. surefoot resumes from
+the newest checkpoint of the run folder that verifies, and from no other. Where there is none it starts, which is right
+for a tool that looks for one by itself, and an error where somebody named one, as in transformers.
 """
 
 from __future__ import annotations
@@ -24,6 +15,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from surefoot.interop.draft import Draft
@@ -150,6 +142,12 @@ def first_of(split: str) -> tuple[str, int | None]:
     if not split.isidentifier():
         raise Refusal(f"takes the part {split!r}", _FIX)
     return split, None
+
+
+def short_sources(sources: Sequence[dict[str, Any]]) -> Any:
+    """data.train or data.eval as a user would write it: one source alone, and a source of a path alone as that path."""
+    plain: list[Any] = [source["path"] if source.keys() == {"path"} else source for source in sources]
+    return plain[0] if len(plain) == 1 else plain
 
 
 _NEWEST = "the newest checkpoint in the run folder that verifies, with optimizer and schedule"

@@ -1,15 +1,11 @@
-"""How Trainer is told to share memory among processes: `deepspeed: FILE.json`, `fsdp:` and `fsdp_config:`.
+"""How Trainer shares memory among processes: `deepspeed: FILE.json`, `fsdp:` and `fsdp_config:` become `parallel`.
 
     set_sharing(draft, TRAINER)      # after batch, optimizer and precision are settled
 
-With one process nothing is shared out, and each word is listed with that reason; the file is read all the same, so
-that its mistakes are found where it lies.
-
-What a JSON file of DeepSpeed's holds, word by word, and what becomes of each.
-
-transformers' Trainer fills its "auto" words in and refuses a file whose numbers are others than its own; so numbers are
-compared here, and the ZeRO stage with its offloading is what a run takes from the file. Facts: DeepSpeed's page on its
-configuration, and transformers' `HfTrainerDeepSpeedConfig`.
+Trainer fills the "auto" words of a DeepSpeed file in, and refuses a file whose numbers differ from its own. So numbers
+are compared here, and a run takes the ZeRO stage and its offloading from the file. With one process nothing is shared
+and each word is listed with that reason; the file is read all the same, so that its mistakes are found. Facts:
+DeepSpeed's page on its configuration, and transformers' `HfTrainerDeepSpeedConfig`.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.interop import launchers
-from surefoot.interop import sharing as deepspeed_file
 from surefoot.interop.draft import Draft
 from surefoot.interop.translation import Note
 from surefoot.interop.words import parse_document, plain_truth
@@ -77,7 +72,7 @@ def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, dict):
         return value
     try:
-        return parse_document(draft.read(str(value)), str(value)).data
+        return parse_document(draft.options.read(str(value)), str(value)).data
     except InputError as error:
         for fault in error.faults:
             draft.refuse(name, f"{fault.where} {fault.what}" if fault.where == value else str(fault), fault.fix)
@@ -116,7 +111,7 @@ class _Inside:
 
 
 def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None:
-    inside, words = _Inside(draft, "deepspeed"), dict(deepspeed_file.leaves(held))
+    inside, words = _Inside(draft, "deepspeed"), dict(leaves(held))
     zero = {key.rpartition("zero_optimization.")[2]: value for key, value in words.items()}
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
@@ -134,14 +129,14 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
     expected = _expected(draft, names)
     for key, value in words.items():
         group, _, name = key.rpartition(".")
-        if name in deepspeed_file.REFUSED:
-            if deepspeed_file.is_off(value):
+        if name in REFUSED:
+            if is_off(value):
                 inside.listed(key, value, "asks for nothing")
             else:
-                inside.refuse(key, deepspeed_file.REFUSED[name], "leave it out")
-        elif name in deepspeed_file.LISTED.get(group, {}):
-            inside.listed(key, value, deepspeed_file.LISTED[group][name])
-        elif (fix := deepspeed_file.unknown(key)) is not None:
+                inside.refuse(key, REFUSED[name], "leave it out")
+        elif name in LISTED.get(group, {}):
+            inside.listed(key, value, LISTED[group][name])
+        elif (fix := unknown(key)) is not None:
             inside.refuse(key, "surefoot knows no such setting of DeepSpeed", fix)
         elif group.startswith("zero_optimization"):
             several = draft.has("parallel.engine") is not None
@@ -201,7 +196,7 @@ def _same(value: Any, wanted: Any) -> bool:
 
 
 def _check_optimizer(draft: Draft, inside: _Inside, value: Any, names: Names) -> None:
-    ours = deepspeed_file.OPTIMIZERS.get(str(value).lower())
+    ours = OPTIMIZERS.get(str(value).lower())
     if ours is None:
         inside.refuse("optimizer.type", f"surefoot has no {value} of DeepSpeed's", "leave optimizer out, or use AdamW")
     elif draft.has("optim.name") not in (None, ours):
@@ -213,9 +208,9 @@ def _check_optimizer(draft: Draft, inside: _Inside, value: Any, names: Names) ->
 
 def _set_schedule(draft: Draft, inside: _Inside, value: Any) -> None:
     """DeepSpeed's own goes before the tool's, and rises by the logarithm of the step unless told otherwise."""
-    ours = deepspeed_file.SCHEDULERS.get(str(value))
+    ours = SCHEDULERS.get(str(value))
     if ours is None:
-        fix = f"leave scheduler out, or use {', '.join(deepspeed_file.SCHEDULERS)}"
+        fix = f"leave scheduler out, or use {', '.join(SCHEDULERS)}"
         inside.refuse("scheduler.type", f"surefoot has no {value}", fix)
         return
     draft.set("optim.schedule", ours, "deepspeed", why="scheduler.type goes before the tool's own schedule")

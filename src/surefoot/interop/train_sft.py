@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Refusal, Row, carried, joint, number, text, whole
+from surefoot.interop.settings import Refusal, Row, by_name, carried, joint, number, text, whole
 from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
@@ -67,7 +67,7 @@ _ROWS = (
     carried("lora_alpha", None, "adapter.alpha", None, "the adapter's scale times its rank", type=number),
     carried("lora_targets", None, "adapter.targets", None, "modules that get an adapter", type=module_names),
 )
-ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+ROWS: Mapping[str, Row] = by_name(*_ROWS)
 _SWITCHES = ("torch_compile", "bf16", "fp16", "tf32", "resume")
 
 
@@ -113,8 +113,7 @@ _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
 def from_command(command: Command, options: Options) -> Translation:
     """Raises InputError with every fault."""
     words = read_only_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
-    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=command.facts)
-    return draft.finish("train")
+    return Draft(_DIALECT, words, command, options).finish("train")
 
 
 def claims(command: Command) -> bool:

@@ -30,36 +30,39 @@ def set_length(draft: Draft) -> None:
     set_duration(draft, "num_train_epochs", "max_steps")
 
 
-def set_optimizer(draft: Draft) -> None:
-    name = str(draft["optim"])
+def set_optimizer(draft: Draft, setting: str = "optim") -> None:
+    """setting: the tool's name of the optimizer. AdamW's numbers go by the same names in all tools."""
+    name = str(draft[setting])
     if (ours := OPTIMIZERS.get(name)) is None:
-        draft.refuse("optim", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(OPTIMIZERS)}")
+        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(OPTIMIZERS)}")
         return
     paged = "its moments are not paged to the CPU" if name.startswith("paged") else ""
-    draft.set("optim.name", ours, "optim", why=paged)
-    adam = ("adam_beta1", "adam_beta2", "adam_epsilon")
+    draft.set("optim.name", ours, setting, why=paged)
     if ours in ("sgd", "adafactor"):
-        draft.drop(f"belongs to AdamW, and optim is {name}", *adam)
+        draft.drop(f"belongs to AdamW, and {setting} is {name}", "adam_beta1", "adam_beta2", "adam_epsilon")
         return
     draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
     draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
 
 
-def set_schedule(draft: Draft) -> None:
-    name = str(draft["lr_scheduler_type"])
+def set_schedule_name(draft: Draft, setting: str, *warmup: str) -> bool:
+    """optim.schedule. setting, warmup: what the tool calls the schedule and its warm-up. Whether it may warm up."""
+    name = str(draft[setting])
     if (ours := SCHEDULES.get(name)) is None:
-        draft.refuse(
-            "lr_scheduler_type", f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(SCHEDULES)}"
-        )
-        return
+        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(SCHEDULES)}")
+        return False
     once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
-    draft.set("optim.schedule", ours, "lr_scheduler_type", why=once)
+    draft.set("optim.schedule", ours, setting, why=once)
     if name == "constant":  # transformers warms up in constant_with_warmup alone
-        draft.set("optim.warmup", 0.0, "lr_scheduler_type")
-        draft.drop("lr_scheduler_type: constant has no warm-up", "warmup_steps", "warmup_ratio")
-        return
-    total = draft["max_steps"] if draft["max_steps"] > 0 else None
-    set_warmup(draft, "warmup_steps", "warmup_ratio", total)
+        draft.set("optim.warmup", 0.0, setting)
+        draft.drop(f"{setting}: constant has no warm-up", *warmup)
+    return name != "constant"
+
+
+def set_schedule(draft: Draft) -> None:
+    if set_schedule_name(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio"):
+        total = draft["max_steps"] if draft["max_steps"] > 0 else None
+        set_warmup(draft, "warmup_steps", "warmup_ratio", total)
 
 
 def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> None:

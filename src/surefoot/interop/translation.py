@@ -1,14 +1,11 @@
-"""What became of another tool's config or command: the surefoot config, and for every word of the original its fate.
+"""What became of another tool's config or command: the surefoot config, and a note on every word of the original.
+
+    print(as_yaml(translation))      # loads with `surefoot train`; a comment per line says where it came from
 
 Nothing is dropped silently. A word is carried over; changed, with the reason; assumed, where the other tool's default
-differs from ours and is therefore written out; or listed as without counterpart, with the reason. A word that the tool
-does not know, or whose meaning surefoot cannot give, is an error and no note (`surefoot.system.errors.InputError`).
-
-A translation as its user reads it: YAML with a comment per line saying where it came from, and the account below.
-
-    print(as_yaml(translation))      # loads with `surefoot train`
-
-Also the way back: a fault of a translated config, at the word that it came from.
+differs from ours and is therefore written out; or listed as without counterpart, with the reason. A word that surefoot
+does not know, or whose meaning it cannot give, is an error and no note. `locate` goes the way back: from a fault of the
+translated config to the word that it came from.
 """
 
 from __future__ import annotations

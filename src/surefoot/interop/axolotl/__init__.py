@@ -57,15 +57,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 
 def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
-    draft = Draft(
-        _DIALECT,
-        words,
-        allow_unknown=options.allow_unknown,
-        environment=command.environment,
-        facts=command.facts,
-        read=options.read,
-    )
-    return draft.finish("train", environment=draft.environment)
+    return Draft(_DIALECT, words, command, options).finish("train")
 
 
 def environment_note(note: Note) -> Note:

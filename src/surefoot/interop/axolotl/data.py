@@ -1,9 +1,7 @@
-"""Axolotl's layouts of preference data: which fields hold what, and which template writes them.
+"""Axolotl's lists of data sets: where the records lie, how they are laid out, and which template writes them.
 
-`type: chatml.intel` names a template and a layout of the records; `chat_template.default` leaves the template to the
-config; a type that is a group of settings writes its own. Facts: the prompt strategies of Axolotl 0.19.
-
-Axolotl's lists of data sets in surefoot's words: where the records lie, how they are laid out, which template.
+`type: chatml.intel` names a template and a layout of preference records; `chat_template.default` leaves the template to
+the config; a type that is a group of settings writes its own. Facts: the prompt strategies of Axolotl 0.19.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from surefoot.families.templates import OWN, OWN_OR
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of
+from surefoot.interop.shared_rules import first_of, short_sources
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
@@ -319,13 +317,13 @@ def set_data(draft: Draft) -> None:
         test = Sources(draft, "test_datasets", stage)
         kinds, templates = kinds | test.kinds, [*templates, *test.templates]
         rendered |= test.uses_chat_template
-        draft.set("data.eval", _short(test.sources), "test_datasets")
+        draft.set("data.eval", short_sources(test.sources), "test_datasets")
     if len(kinds) > 1:
         draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
     if len(set(templates)) > 1:
         draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
-    draft.set("data.train", _short(train.sources), "datasets")
+    draft.set("data.train", short_sources(train.sources), "datasets")
     if stage is None and templates:
         bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
         draft.set("bos.prepend", bos, why="Axolotl leaves it to the chat template, or to the tokenizer for alpaca")
@@ -334,8 +332,3 @@ def set_data(draft: Draft) -> None:
         draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
     if not rendered:
         draft.drop("no data set is rendered by it", *words)
-
-
-def _short(sources: list[Any]) -> Any:
-    plain = [source["path"] if source.keys() == {"path"} else source for source in sources]
-    return plain[0] if len(plain) == 1 else plain

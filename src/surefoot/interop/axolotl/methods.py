@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Row, group, joint, listed, number, refused, text, truth
+from surefoot.interop.trl.methods import set_dpo_losses
 
 # rl -> (our stage, our loss)
 METHODS: Mapping[str, tuple[str, str | None]] = {
@@ -124,27 +125,13 @@ def _set_dpo(draft: Draft) -> None:
     if draft["dpo_label_smoothing"]:
         draft.set("alignment.label_smoothing", draft["dpo_label_smoothing"], "dpo_label_smoothing")
     draft.drop("asks for nothing", *([] if draft["dpo_label_smoothing"] else ["dpo_label_smoothing"]))
-    losses, weights = draft["dpo_loss_type"], draft["dpo_loss_weights"]
-    losses = losses if isinstance(losses, list) else ["sigmoid"] if losses is None else [losses]
-    weights = weights if isinstance(weights, list) else [1.0] * len(losses)
-    main = [loss for loss in losses if loss != "sft"]
-    if main not in (["sigmoid"], ["ipo"], ["hinge"]) or len(losses) > 2 or len(weights) != len(losses):
-        asked = " + ".join(map(str, losses))
-        draft.refuse("dpo_loss_type", f"surefoot has no {asked}", "one of sigmoid, ipo, hinge; sft beside it")
-        draft.drop("the losses are refused", "dpo_loss_weights", "rpo_alpha")
+    if not set_dpo_losses(draft, "dpo_loss_type", "dpo_loss_weights", "rl"):
+        draft.drop("the losses are refused", "dpo_loss_type", "dpo_loss_weights", "rpo_alpha")
         return
-    held = dict(zip(losses, weights, strict=True))
-    if held[main[0]] != 1:
-        what = f"{main[0]} has weight 1 in surefoot"
-        draft.refuse("dpo_loss_weights", what, "divide all weights, and multiply the rate")
-    draft.set("alignment.loss", main[0], "rl", "dpo_loss_type")
-    if "sft" in held:
-        draft.set("alignment.sft", float(held["sft"]), "dpo_loss_type", "dpo_loss_weights")
-        if draft["rpo_alpha"]:
-            draft.refuse("rpo_alpha", "dpo_loss_type asks for sft already", "keep one")
+    if draft["rpo_alpha"] and draft.has("alignment.sft") is not None:
+        draft.refuse("rpo_alpha", "dpo_loss_type asks for sft already", "keep one")
     elif draft["rpo_alpha"]:
         draft.set("alignment.sft", draft["rpo_alpha"], "rpo_alpha")
-    draft.note("dpo_loss_weights", "carried", "", "alignment.loss")
     draft.drop("asks for nothing", *([] if draft["rpo_alpha"] else ["rpo_alpha"]))
 
 

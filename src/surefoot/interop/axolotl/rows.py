@@ -11,6 +11,7 @@ from surefoot.interop.settings import (
     PACKED,
     UNPACKED,
     Row,
+    by_name,
     carried,
     file_or_group,
     joint,
@@ -228,7 +229,7 @@ _ROWS: tuple[Row, ...] = (
         "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax",
     ),
 )
-ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+ROWS: Mapping[str, Row] = by_name(*_ROWS)
 ALIASES: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy",
     "noisy_embedding_alpha": "neftune_noise_alpha",

@@ -20,7 +20,7 @@ from surefoot.interop.shared_rules import (
     switch,
 )
 from surefoot.interop.sharing import Names, set_sharing
-from surefoot.interop.trainer import BEST, OPTIMIZERS, SCHEDULES
+from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
 
 USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
 _RISE = "surefoot rounds to the nearest step, Axolotl down"
@@ -126,23 +126,9 @@ def set_attention(draft: Draft) -> None:
 def set_steps(draft: Draft) -> None:
     set_batch(draft, "micro_batch_size", "gradient_accumulation_steps")
     set_duration(draft, "num_epochs", "max_steps")
-    optimizer, schedule = draft["optimizer"], draft["lr_scheduler"]
-    if optimizer not in OPTIMIZERS:
-        draft.refuse("optimizer", f"surefoot reads no {optimizer} of Axolotl", f"it reads {', '.join(OPTIMIZERS)}")
-        return
-    ours = OPTIMIZERS[optimizer]
-    paged = "its moments are not paged to the CPU" if optimizer.startswith("paged") else ""
-    draft.set("optim.name", ours, "optimizer", why=paged)
-    if ours in ("sgd", "adafactor"):
-        draft.drop(f"belongs to AdamW, and optimizer is {optimizer}", "adam_beta1", "adam_beta2", "adam_epsilon")
-    else:
-        draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
-        draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
-    if schedule not in SCHEDULES:
-        draft.refuse("lr_scheduler", f"surefoot reads no {schedule} of Axolotl", f"it reads {', '.join(SCHEDULES)}")
-        return
-    draft.set("optim.schedule", SCHEDULES[schedule], "lr_scheduler")
-    _set_warmup(draft, schedule)
+    set_optimizer(draft, "optimizer")
+    if set_schedule_name(draft, "lr_scheduler", "warmup_steps", "warmup_ratio"):
+        _set_warmup(draft)
     value = draft["gradient_checkpointing"]
     offloaded = f"{value} is about where activations wait" if isinstance(value, str) else ""
     draft.set("gradient_checkpointing", switch(value), "gradient_checkpointing", why=offloaded)
@@ -155,13 +141,10 @@ def set_steps(draft: Draft) -> None:
         )
 
 
-def _set_warmup(draft: Draft, schedule: str) -> None:
+def _set_warmup(draft: Draft) -> None:
     steps, ratio = draft["warmup_steps"], draft["warmup_ratio"]
     if steps is not None and ratio is not None:
         draft.refuse("warmup_ratio", "warmup_steps says it already", "keep one")
-    elif schedule == "constant":
-        draft.set("optim.warmup", 0.0, "lr_scheduler")
-        draft.drop("lr_scheduler: constant has no warm-up", "warmup_steps", "warmup_ratio")
     elif steps == 0 or ratio == 0:
         draft.set("optim.warmup", 0.0, "warmup_steps", "warmup_ratio")
     else:

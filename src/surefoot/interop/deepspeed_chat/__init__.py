@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from surefoot.interop.deepspeed_chat import rules
-from surefoot.interop.deepspeed_chat import rules as ppo
-from surefoot.interop.deepspeed_chat.data import reading
+from surefoot.interop.deepspeed_chat.data import data_rule
 from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
 from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
 from surefoot.interop.deepspeed_chat.voice import voice
@@ -55,7 +54,7 @@ _RULES = {
         rules.set_required("model_name_or_path"), rules.set_stage("reward"), rules.set_padding, *_ONE_MODEL,
     ),
     "dpo": (rules.set_required("model_name_or_path"), rules.set_stage("dpo"), *_ONE_MODEL),
-    "ppo": ppo.PPO_RULES,
+    "ppo": rules.PPO_RULES,
 }  # fmt: skip
 
 
@@ -82,16 +81,8 @@ def _claims(step: Step, command: Command) -> bool:
 def _from_command(step: Step, command: Command, options: Options) -> Translation:
     words = read_only_flags(command.arguments, switches=switches(step), lists=LISTS)
     name = f"{NAME} {TITLES[step]}"
-    data = reading(step, options.first, command.folder)
-    dialect = Dialect(name, STEPS[step], (data, *_RULES[step]), ALIASES[step])
-    draft = Draft(
-        dialect,
-        words,
-        allow_unknown=options.allow_unknown,
-        environment=command.environment,
-        facts=command.facts,
-    )
-    return draft.finish("train", environment=draft.environment)
+    dialect = Dialect(name, STEPS[step], (data_rule(step), *_RULES[step]), ALIASES[step])
+    return Draft(dialect, words, command, options).finish("train")
 
 
 def _claims_unknown(command: Command) -> bool:

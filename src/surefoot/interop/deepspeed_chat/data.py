@@ -6,12 +6,14 @@ It reads every set as texts: a prompt that already holds its `Human:` and `Assis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from surefoot.families.templates import BY_RECORD
 from surefoot.interop.deepspeed_chat.rows import Step
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
+from surefoot.interop.shared_rules import short_sources
 from surefoot.system.locations import DATA_SUFFIXES, is_hub_data
 
 TAKE: Mapping[Step, int] = {"sft": 1, "reward": 2, "dpo": 2, "ppo": 3}
@@ -30,16 +32,12 @@ _FILE = "local/jsonfile"
 _HELD = 0.1  # of a set without a split to evaluate on, as there
 
 
-def reading(step: Step, first: FirstRecord, folder: str) -> Callable[[Draft], None]:
-    """The rule. first: as in `Options`. folder: where `main.py` was started."""
-
-    def rule(draft: Draft) -> None:
-        _set_data(draft, step, first, folder)
-
-    return rule
+def data_rule(step: Step) -> Callable[[Draft], None]:
+    return partial(_set_data, step=step)
 
 
-def _set_data(draft: Draft, step: Step, first: FirstRecord, folder: str) -> None:
+def _set_data(draft: Draft, step: Step) -> None:
+    first, folder = draft.options.first, draft.folder
     share = _share(draft, step)
     train: list[dict[str, Any]] = []
     held: list[dict[str, Any]] = []
@@ -59,13 +57,13 @@ def _set_data(draft: Draft, step: Step, first: FirstRecord, folder: str) -> None
     draft.set("data.template", "raw" if step == "sft" else BY_RECORD, why=why)
     words = ("data_path", "data_split", *(["sft_only_data_path"] if step in ("sft", "dpo") else []))
     if train:
-        draft.set("data.train", _short(train), *words)
+        draft.set("data.train", short_sources(train), *words)
     if share is not None:
         draft.note("data_split", "carried", "", "data.train.share")
     if step == "ppo":
         return  # the prompts are only answered, and nothing is held out there
     if held:
-        draft.set("data.eval", _short(held), *words)
+        draft.set("data.eval", short_sources(held), *words)
     else:
         draft.set("data.eval", _HELD, "data_path", why="")
     draft.set("eval_at_start", True, why="it evaluates before the first step")
@@ -130,8 +128,3 @@ def _layout(path: str, step: Step, first: FirstRecord) -> dict[str, Any]:
     if "prompt" not in record or answer is None:
         return {}
     return {"format": "prompt-completion", "columns": {"completion": answer}}
-
-
-def _short(sources: list[dict[str, Any]]) -> Any:
-    plain: list[Any] = [source["path"] if source.keys() == {"path"} else source for source in sources]
-    return plain[0] if len(plain) == 1 else plain

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Row, joint, text, whole
+from surefoot.interop.settings import Row, by_name, joint, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_only_flags
@@ -29,19 +29,16 @@ def _numbers(value: object) -> list[int]:
     return [whole(one) for one in (value if isinstance(value, list) else [value])]
 
 
-ROWS: Mapping[str, Row] = {
-    row.name: row
-    for row in (
-        joint("step", [1, 2, 3], (), "which of the three", type=_numbers),
-        joint("actor_model", "1.3b", (), f"{', '.join(ACTORS)}: the scripts that compat has", type=text),
-        joint("reward_model", "350m", (), f"{', '.join(REWARDS)}: the scripts that compat has", type=text),
-        joint("actor_zero_stage", None, (), "the script's own where it is not given", type=whole),
-        joint("reward_zero_stage", None, (), "the script's own where it is not given", type=whole),
-        joint("output_dir", "./output", (), "actor-models, reward-models and step3-models lie in it", type=text),
-        joint("deployment_type", "single_node", (), "single_gpu or single_node", type=text),
-        joint("num_gpus", None, (), "the old way to say deployment_type: 1, or 8", type=whole),
-    )
-}
+ROWS: Mapping[str, Row] = by_name(
+    joint("step", [1, 2, 3], (), "which of the three", type=_numbers),
+    joint("actor_model", "1.3b", (), f"{', '.join(ACTORS)}: the scripts that compat has", type=text),
+    joint("reward_model", "350m", (), f"{', '.join(REWARDS)}: the scripts that compat has", type=text),
+    joint("actor_zero_stage", None, (), "the script's own where it is not given", type=whole),
+    joint("reward_zero_stage", None, (), "the script's own where it is not given", type=whole),
+    joint("output_dir", "./output", (), "actor-models, reward-models and step3-models lie in it", type=text),
+    joint("deployment_type", "single_node", (), "single_gpu or single_node", type=text),
+    joint("num_gpus", None, (), "the old way to say deployment_type: 1, or 8", type=whole),
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from surefoot.interop.settings import Row, carried, joint, listed, refused, text, truth, whole
+from surefoot.interop.settings import Row, by_name, carried, joint, listed, refused, text, truth, whole
 
 Step = Literal["sft", "reward", "dpo", "ppo"]
 DATA = ["Dahoas/rm-static"]
@@ -147,10 +147,10 @@ _STEP3 = (
 
 _BASE = _one_model(512, 1e-3)
 STEPS: Mapping[Step, Mapping[str, Row]] = {
-    "sft": {row.name: row for row in (*_BASE, *_STEP1)},
-    "reward": {row.name: row for row in (*_one_model(512, 5e-5), *_STEP2)},
-    "dpo": {row.name: row for row in (*_BASE, *_STEP1, *_DPO)},
-    "ppo": {row.name: row for row in _STEP3},
+    "sft": by_name(*_BASE, *_STEP1),
+    "reward": by_name(*_one_model(512, 5e-5), *_STEP2),
+    "dpo": by_name(*_BASE, *_STEP1, *_DPO),
+    "ppo": by_name(*_STEP3),
 }
 ALIASES: Mapping[Step, Mapping[str, str]] = {
     "sft": {},

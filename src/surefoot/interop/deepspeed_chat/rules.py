@@ -1,21 +1,17 @@
-"""What several of DeepSpeed-Chat's flags say together, in steps 1 and 2; `ppo` has those of step 3.
+"""What several of DeepSpeed-Chat's flags decide together, in its three steps.
 
-What the original fixes in its code is written out as an assumption where surefoot's default is another: betas 0.9 and
-0.95, texts without a template, every token learned in step 1, the last weights saved.
-
-Step 3: what its flags say together, and the constants that stand in its code.
+What the original fixes in its code is written out as an assumption where surefoot's default differs: betas 0.9 and
+0.95, texts without a template, every token learned in step 1, the last weights saved, the constants of PPO.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from surefoot.interop.deepspeed_chat import rules
 from surefoot.interop.deepspeed_chat.rows import Step
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import counted, set_batch, set_warmup, switch
-from surefoot.interop.trainer import SCHEDULES
-from surefoot.system.messages import nearest_word
+from surefoot.interop.trainer import set_schedule_name
 
 OUTPUT = "./output"
 _ALONE = "one process holds all of it: nothing is shared out"
@@ -65,19 +61,8 @@ def set_length(draft: Draft) -> None:
 
 
 def set_schedule(draft: Draft) -> None:
-    name = str(draft["lr_scheduler_type"])
-    if name not in SCHEDULES:
-        near = nearest_word(name, SCHEDULES)
-        fix = f"did you mean {near}?" if near else f"it reads {', '.join(SCHEDULES)}"
-        draft.refuse("lr_scheduler_type", f"surefoot has no {name}", fix)
-        return
-    once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
-    draft.set("optim.schedule", SCHEDULES[name], "lr_scheduler_type", why=once)
-    if name == "constant":  # transformers warms up in constant_with_warmup alone
-        draft.set("optim.warmup", 0.0, "lr_scheduler_type")
-        draft.drop("lr_scheduler_type: constant has no warm-up", "num_warmup_steps")
-        return
-    set_warmup(draft, "num_warmup_steps", None, None)
+    if set_schedule_name(draft, "lr_scheduler_type", "num_warmup_steps"):
+        set_warmup(draft, "num_warmup_steps", None, None)
 
 
 def set_evaluation(draft: Draft) -> None:
@@ -248,7 +233,7 @@ def set_rollouts(draft: Draft) -> None:
             return
     micro, passes, answered, batches = (draft[name] for name in names)
     step, rollout = micro * passes, answered * batches
-    count = rules.processes(draft)
+    count = processes(draft)
     if rollout % step and (step % rollout or draft["ppo_epochs"] > 1):
         what = f"{rollout} answers of a rollout make no whole number of steps of {step}"
         given = next((name for name in reversed(names) if draft.given(name)), names[2])
@@ -275,7 +260,7 @@ def set_lengths(draft: Draft) -> None:
 
 
 def set_actor_adapter(draft: Draft) -> None:
-    rules.set_lora(draft, "actor_")
+    set_lora(draft, "actor_")
     actor = draft["actor_lora_dim"] > 0
     name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
     draft.set("optim.lr", draft[name], name)
@@ -303,7 +288,7 @@ def _set_critic(draft: Draft, actor: bool) -> None:
         draft.note(place, "carried", "", key)
         return
     if not draft[alone]:
-        draft.refuse(rank, rules.ONE_OR_THE_OTHER, f"add --{alone}, or leave out --{rank} to train all weights")
+        draft.refuse(rank, ONE_OR_THE_OTHER, f"add --{alone}, or leave out --{rank} to train all weights")
         return
     draft.set(f"{key}.kind", "lora", rank, alone)
     draft.set(f"{key}.rank", draft[rank], rank)
@@ -313,13 +298,13 @@ def _set_critic(draft: Draft, actor: bool) -> None:
 
 def set_models(draft: Draft) -> None:
     shares = ("actor_dropout", "critic_dropout")
-    rules.set_dropouts(draft, shares, tuple(f"disable_{name}" for name in shares))
+    set_dropouts(draft, shares, tuple(f"disable_{name}" for name in shares))
     asked = [name for name in ("actor_gradient_checkpointing", "critic_gradient_checkpointing") if draft.given(name)]
     if asked:
         on = any(draft[name] for name in asked)
         both = "for both models" if len({draft[name] for name in asked}) > 1 or len(asked) == 1 else ""
         draft.set("gradient_checkpointing", switch(on), *asked, why=both)
-    rules.set_zero(draft, "actor_zero_stage", "critic_zero_stage")
+    set_zero(draft, "actor_zero_stage", "critic_zero_stage")
     draft.set("ppo.ema", EMA if draft["enable_ema"] else None, "enable_ema")
 
 
@@ -339,7 +324,7 @@ def set_stop(draft: Draft) -> None:
     if not draft["enable_test_mode"]:
         draft.drop("belongs to enable_test_mode", "test_stop_step")
         draft.drop("asks for nothing", "enable_test_mode")
-        rules.set_length(draft)
+        set_length(draft)
         return
     if draft["test_stop_step"] < 1:
         what = f"needs a number of steps from 1, and test_stop_step is {draft['test_stop_step']}"
@@ -350,14 +335,14 @@ def set_stop(draft: Draft) -> None:
 
 
 PPO_RULES = (
-    rules.set_required("actor_model_name_or_path", "critic_model_name_or_path"),
-    rules.set_stage("ppo"),
+    set_required("actor_model_name_or_path", "critic_model_name_or_path"),
+    set_stage("ppo"),
     set_rollouts,
     set_lengths,
     set_actor_adapter,
     set_models,
     set_unsupervised,
     set_stop,
-    *rules.COMMON,
-    rules.set_output("actor"),
+    *COMMON,
+    set_output("actor"),
 )

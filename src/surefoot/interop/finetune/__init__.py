@@ -74,13 +74,7 @@ def _translate(
 ) -> Translation:
     """by_flags: the program that the flags were taken for, where no file says which it is."""
     rows = {name: _with_default(row, source) for name, row in PROGRAMS[source.name].items()}
-    draft = Draft(
-        Dialect(TOOL, rows, rules_of(source)),
-        words,
-        allow_unknown=options.allow_unknown,
-        environment=command.environment,
-        facts=command.facts,
-    )
+    draft = Draft(Dialect(TOOL, rows, rules_of(source)), words, command, options)
     if by_flags:
         others = " or ".join(name for name in PROGRAMS if name != by_flags)
         why = f"by its flags: there is no file {command.program} here that says whether it is that of {others}"
@@ -88,7 +82,7 @@ def _translate(
     if source.name == sources.GUIDE:
         pad, why = pad_rule(str(draft["base_model"] or ""), options)
         draft.set("tokenizer.pad", pad, why=why)
-    return draft.finish("train", environment=draft.environment)
+    return draft.finish("train")
 
 
 def _by_flags(flags: Set[str]) -> str:

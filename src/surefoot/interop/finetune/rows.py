@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.settings import Refusal, Row, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.settings import Refusal, Row, by_name, carried, joint, listed, number, refused, text, whole
 from surefoot.interop.shared_rules import module_names
 
 LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
@@ -49,13 +49,9 @@ def _template(value: Any) -> str:
     return "alpaca"
 
 
-def _by_name(*rows: Row) -> dict[str, Row]:
-    return {row.name: row for row in rows}
-
-
 _LOGGING = joint("logging_steps", None, ("log_every",), "surefoot's own flag: the scripts fix the number", type=whole)
 
-GUIDE: Mapping[str, Row] = _by_name(
+GUIDE: Mapping[str, Row] = by_name(
     carried("base_model", None, "model.path", type=text),
     carried("data_path", "yahma/alpaca-cleaned", "data.train", type=text),
     carried("output_dir", "./output", "output", type=text),
@@ -129,7 +125,7 @@ _GUIDES_OWN = (
     *("per_device_train_batch_size", "init_lora_weights", "wandb_online", "seed", "bf16", "fp16", "timestamp"),
     *("attn_implementation", "disable_cudnn_sdpa", "disable_flash_sdpa", "enable_torch_compile"),
 )
-ORIGINAL: Mapping[str, Row] = {name: row for name, row in GUIDE.items() if name not in _GUIDES_OWN} | _by_name(
+ORIGINAL: Mapping[str, Row] = {name: row for name, row in GUIDE.items() if name not in _GUIDES_OWN} | by_name(
     carried("output_dir", "./lora-alpaca", "output", type=text),
     joint("micro_batch_size", 4, ("batch.micro",), "examples of a forward pass"),
     carried("weight_decay", 0.0, "optim.weight_decay"),
@@ -140,7 +136,7 @@ _ALPACAS = (
     *("cutoff_len", "val_set_size", "lora_r", "lora_alpha", "lora_dropout", "train_on_inputs", "group_by_length"),
     *("wandb_project", "wandb_run_name", "wandb_watch", "wandb_log_model", "resume_from_checkpoint", "logging_steps"),
 )
-ALPACA_LORA: Mapping[str, Row] = {name: ORIGINAL[name] for name in _ALPACAS} | _by_name(
+ALPACA_LORA: Mapping[str, Row] = {name: ORIGINAL[name] for name in _ALPACAS} | by_name(
     joint("lora_target_modules", ["q_proj", "v_proj"], ("adapter.targets",), type=module_names),
     listed("add_eos_token", False, "changes no label there: EOS ends every answer that fits, with and without it"),
     carried("prompt_template_name", "alpaca", "data.template", _template, type=text),

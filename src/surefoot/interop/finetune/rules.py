@@ -1,12 +1,10 @@
-"""Which of the programs called `finetune.py` a command means, and what its own text settles.
+"""Which program called `finetune.py` a command means, and how its flags and what its text fixes become a config.
 
     source = read_source("finetune.py", text)        # None: a script of another kind
     source.name, source.defaults["weight_decay"]     # "DoRA", 0.0
 
-They are told apart by the arguments of `train(…)`. Its defaults and the literals of its TrainingArguments are read from
-the syntax tree, so a copy with numbers of its own trains with these; nothing is executed.
-
-How the flags of a `finetune.py`, and what its text fixes, become a config.
+The programs are told apart by the arguments of `train(…)`. Its defaults and the literals of its TrainingArguments are
+read from the syntax tree, so a copy with numbers of its own trains with these; nothing is executed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""LLaMA-Factory's data settings: names of described sets become sources, and what is evaluated on.
+"""LLaMA-Factory's data settings: described sets become sources, and template names become rows of ours.
 
-LLaMA-Factory's template names, and the rows that give its token ids and label masks.
-
-Facts: that tool's src/llamafactory/data/template.py and its list of names; `tests/equality` holds ids and masks against
-what it makes itself.
+Facts: that tool's src/llamafactory/data/template.py and its list of names. `tests/equality` compares token ids and
+label masks with those that the tool makes.
 """
 
 from __future__ import annotations
@@ -22,16 +20,7 @@ _MIXES = ("concat", "interleave_under", "interleave_over", "interleave_once")
 _EPOCH = "an epoch is as long as all sets together, shared out by weight"
 
 
-def reading(read: Callable[[str], str]) -> Callable[[Draft], None]:
-    """`set_data` where the texts of files can be had: plain texts need the entry of dataset_info.json itself."""
-
-    def rule(draft: Draft) -> None:
-        set_data(draft, read)
-
-    return rule
-
-
-def set_data(draft: Draft, read: Callable[[str], str] | None = None) -> None:
+def set_data(draft: Draft) -> None:
     train, evaluation = draft["dataset"], draft["eval_dataset"]
     if train is None:
         fix = "name a set of dataset_info.json"
@@ -43,7 +32,7 @@ def set_data(draft: Draft, read: Callable[[str], str] | None = None) -> None:
         draft.refuse("dataset_dir", "surefoot reads descriptions on this machine only", "download the folder")
         return
     draft.drop("tokenised data are cached by their content", "tokenized_path")
-    sources = [_source(draft, name, read) for name in train]
+    sources = [_source(draft, name) for name in train]
     names = _mix(draft, sources)
     _stream(draft, sources)
     draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset", "dataset_dir", *names)
@@ -52,22 +41,20 @@ def set_data(draft: Draft, read: Callable[[str], str] | None = None) -> None:
             draft.refuse("max_samples", f"expected a number from 1, got {most}")
             return
         draft.set("data.max_samples", most, "max_samples")
-    _set_evaluation(draft, evaluation, read)
+    _set_evaluation(draft, evaluation)
 
 
-def _source(draft: Draft, name: str, read: Callable[[str], str] | None) -> dict[str, Any]:
-    folder = draft["dataset_dir"]
+def _source(draft: Draft, name: str) -> dict[str, Any]:
+    folder, stage = draft["dataset_dir"], str(draft["stage"])
     if folder == "ONLINE":
         return {"path": name}
-    if draft["stage"] == "pt" and read is not None and (plain := _texts(folder, name, read)):
-        return plain
-    if (
-        (layout := LAYOUTS.get(str(draft["stage"])))
-        and read is not None
-        and (found := _compared(folder, name, read, layout))
-    ):
-        return found
-    return {"path": folder, "name": name}
+    entry = _entry(folder, name, draft.options.read)
+    found = None
+    if stage == "pt":
+        found = _texts(folder, entry)
+    elif stage in LAYOUTS:
+        found = _compared(folder, entry, LAYOUTS[stage])
+    return found or {"path": folder, "name": name}
 
 
 def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +70,8 @@ _COLUMNS = {
 }
 
 
-def _compared(folder: str, name: str, read: Callable[[str], str], layout: str) -> dict[str, Any] | None:
+def _compared(folder: str, entry: dict[str, Any] | None, layout: str) -> dict[str, Any] | None:
     """A described set of pairs or judged answers: the file itself, with its columns."""
-    entry = _entry(folder, name, read)
     if entry is None or entry.get("tags"):
         return None
     style = entry.get("formatting", "alpaca")
@@ -97,6 +83,7 @@ def _compared(folder: str, name: str, read: Callable[[str], str], layout: str) -
 
 
 def _entry(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+    """The set's description in dataset_info.json; None where it cannot be read."""
     try:
         entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
     except (InputError, ValueError, AttributeError, RecursionError):
@@ -113,9 +100,8 @@ def _located(entry: dict[str, Any], folder: str, more: dict[str, Any]) -> dict[s
     return None
 
 
-def _texts(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
+def _texts(folder: str, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     """A described set of plain texts: the file itself, whose column the description calls prompt."""
-    entry = _entry(folder, name, read)
     if entry is None or "columns" not in entry:
         return None
     column = entry["columns"].get("prompt", "text")
@@ -170,12 +156,12 @@ def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
     draft.note("streaming", "changed", f"as many records are read as {taken}", "data.train")
 
 
-def _set_evaluation(draft: Draft, evaluation: list[str] | None, read: Callable[[str], str] | None) -> None:
+def _set_evaluation(draft: Draft, evaluation: list[str] | None) -> None:
     share = draft["val_size"]
     if evaluation and share:
         draft.refuse("val_size", "excludes eval_dataset", "keep one")
     elif evaluation:
-        sources = [_to_evaluate(_source(draft, name, read)) for name in evaluation]
+        sources = [_to_evaluate(_source(draft, name)) for name in evaluation]
         if (most := draft["max_samples"]) is not None:
             sources = [source | {"max_samples": most} for source in sources]
         draft.set("data.eval", sources[0] if len(sources) == 1 else sources, "eval_dataset", "dataset_dir")

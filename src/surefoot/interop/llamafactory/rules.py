@@ -1,8 +1,6 @@
-"""LLaMA-Factory's stages rm, dpo, kto and ppo: what is compared, with which reference, and who scores.
+"""What several of LLaMA-Factory's settings decide together, in each of its stages, and which exclude each other.
 
-Facts: its trainers for these stages, and of PPO the constants of TRL's PPOTrainer 0.8 to 0.9, which it calls.
-
-What several of LLaMA-Factory's settings say together, and which of them exclude each other.
+Facts: its trainers for rm, dpo and kto; of PPO the constants of TRL's PPOTrainer 0.8 to 0.9, which it calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """LLaMA-Factory's commands and files: `llamafactory-cli train run.yaml lora_rank=8`, flags, and YAML or JSON alone.
 
-Facts: its README and the docstrings of its argument classes, as of version 0.9.
-
-`llamafactory-cli export` and `chat`, as words of `surefoot export` and `surefoot chat`.
+`llamafactory-cli export` and `chat` become words of `surefoot export` and `surefoot chat`. Facts: its README and the
+docstrings of its argument classes, as of version 0.9.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
-from surefoot.interop.llamafactory.data import reading, set_data
 from surefoot.interop.llamafactory.rows import ROWS
 from surefoot.interop.llamafactory.rules import RULES
 from surefoot.interop.llamafactory.voice import voice
@@ -85,11 +83,12 @@ def from_command(command: Command, options: Options) -> Translation:
         raise command_error(f"{command.name} {verb}", "is no command of LLaMA-Factory", "it has train, export, chat")
     _check_processes(command.environment)
     given = _words(words, options)
-    allow = options.allow_unknown or plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)) is True
+    if plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)):
+        options = replace(options, allow_unknown=True)
     if verb == "train":
-        found = _train(given, replace(options, allow_unknown=allow), command)
+        found = _train(given, options, command)
     else:
-        found = export(given, verb, DIALECT, allow_unknown=allow)
+        found = export(given, verb, options)
     return replace(found, environment={**command.environment, **found.environment})
 
 
@@ -97,9 +96,9 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     words = [*read_document(parse_document(text, path)), *read_pairs(overrides)]
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
-        return export(words, "export", DIALECT, allow_unknown=options.allow_unknown)
+        return export(words, "export", options)
     if not names & _OF_A_TRAINING:
-        return export(words, "chat", DIALECT, allow_unknown=options.allow_unknown)
+        return export(words, "chat", options)
     return _train(words, options, Command(path, environment=inherited(options)))
 
 
@@ -137,20 +136,13 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
 
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:
-    rules = tuple(reading(options.read) if rule is set_data else rule for rule in RULES)
     devices = _processes(command, options)
-    draft = Draft(
-        replace(DIALECT, rules=rules),
-        words,
-        allow_unknown=options.allow_unknown,
-        read=options.read,
-        environment=command.environment,
-        facts={**command.facts, "processes": devices},
-    )
+    command = replace(command, facts={**command.facts, "processes": devices})
+    draft = Draft(DIALECT, words, command, options)
     if devices > 1:
         whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step"
         draft.assume(f"{devices} processes", whole, "batch.size", "parallel.nproc")
-    return in_processes(draft.finish("train", environment=draft.environment), devices, command.engine)
+    return in_processes(draft.finish("train"), devices, command.engine)
 
 
 def _processes(command: Command, options: Options) -> int:
@@ -223,17 +215,16 @@ _TYPES = {
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def export(words: Sequence[Word], verb: str, dialect: Dialect, *, allow_unknown: bool) -> Translation:
+def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
     """verb: export or chat. Every other word is about training and is listed."""
     rows = {  # none speaks for itself here
-        name: replace(row, kind="joint", type=_TYPES.get(name, row.type)) for name, row in dialect.rows.items()
+        name: replace(row, kind="joint", type=_TYPES.get(name, row.type)) for name, row in ROWS.items()
     }
-    about = Dialect(dialect.tool, rows, (), dialect.aliases)
-    draft = Draft(about, words, allow_unknown=allow_unknown)
+    draft = Draft(Dialect(NAME, rows, (), trainer.ALIASES), words, None, options)
     for word in words:
-        name = dialect.aliases.get(word.name, word.name)
-        if name not in _READ and name in dialect.rows:
-            row = dialect.rows[name]
+        name = trainer.ALIASES.get(word.name, word.name)
+        if name not in _READ and name in ROWS:
+            row = ROWS[name]
             other = "is not about exporting" if verb == "export" else "is not about a conversation"
             draft.drop(row.about if row.kind == "listed" else other, name)
     model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]

@@ -21,6 +21,7 @@ from surefoot.interop.script.data import code_notes
 from surefoot.interop.script.literals import Script
 from surefoot.interop.script.reader import PLAIN_TRAINER, ROWS, Reader
 from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set_kernels
+from surefoot.interop.settings import by_name
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Translation
@@ -68,7 +69,7 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
     reader.read()
     if reader.faults:
         raise InputError(reader.faults)
-    own = {row.name: row for row in (*trl.ROWS.values(), *ROWS, *(() if reader.is_trl else PLAIN_TRAINER))}
+    own = by_name(*trl.ROWS.values(), *ROWS, *(() if reader.is_trl else PLAIN_TRAINER))
     if reader.named_by_trainer:
         own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained as it was saved
     rules = (
@@ -81,15 +82,9 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
         *SHARED,
         *trainer.RULES,
     )
-    draft = Draft(
-        Dialect(NAME, own, rules, trl.ALIASES),
-        reader.words,
-        allow_unknown=options.allow_unknown,
-        read=options.read,
-        environment={**reader.machine.defaults, **command.environment, **reader.machine.environment},
-        facts=command.facts,
-    )
-    found = draft.finish("train", environment=draft.environment)
+    environment = {**reader.machine.defaults, **command.environment, **reader.machine.environment}
+    command = replace(command, environment=environment)
+    found = Draft(Dialect(NAME, own, rules, trl.ALIASES), reader.words, command, options).finish("train")
     assert reader.train is not None
     record = options.first(reader.train.source["path"])
     code = code_notes(script, reader.train.code, reader.formatting, record, lambda: options.example(found.config))

@@ -1,11 +1,10 @@
-"""Which data a script trains on: a chain of calls from `load_dataset` to the trainer, followed back link by link.
+"""Which data a script trains on, and what its functions make of a record.
 
-What a script's own functions make of a record, as far as their syntax tree spells it out, and what surefoot trains.
-
+    trace(script, node)                                       # from the trainer back to load_dataset, call by call
     first_text(script, function, {"q": "2+2", "a": "4"})      # "Q: 2+2 A: 4" of a function that returns this f-string
 
-Nothing is executed, so code that changes data is never said to be carried over: both texts of the first record are
-shown, and the reader judges.
+Nothing is executed, so code that changes data is never reported as carried over: the text that it makes of the first
+record and the one that surefoot trains are both shown, and the reader judges.
 """
 
 from __future__ import annotations

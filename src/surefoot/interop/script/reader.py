@@ -1,7 +1,4 @@
-"""The settings of a script's calls: what they are called in TRL's rows, and rows of those that TRL's lack.
-
-What a script says in the calls that matter, as words with their places.
-"""
+"""The settings in a script's calls, as words with their places, under the names that TRL's rows have for them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Draft
 from surefoot.interop.script.machine import KERNELS
 from surefoot.interop.script.reader import Reader
+from surefoot.interop.shared_rules import short_sources
 from surefoot.interop.trl.data import set_examples
 
 SHARED = (trainer.set_checkpointing, trainer.set_do_train)
@@ -16,12 +17,14 @@ SHARED = (trainer.set_checkpointing, trainer.set_do_train)
 def data_rule(reader: Reader) -> Any:
     def rule(draft: Draft) -> None:
         assert reader.train is not None
-        draft.set("data.train", _short(_trained(reader.train.source)), why=f"load_dataset at {reader.train.where}")
+        draft.set(
+            "data.train", short_sources([_trained(reader.train.source)]), why=f"load_dataset at {reader.train.where}"
+        )
         held = reader.evaluation
         if held is not None and held.share is not None and held.is_test:
             draft.set("data.eval", held.share, why=f"train_test_split at {held.where}")
         elif held is not None:
-            draft.set("data.eval", _short(held.source), why=f"load_dataset at {held.where}")
+            draft.set("data.eval", short_sources([held.source]), why=f"load_dataset at {held.where}")
         draft.set("stage", "sft")
         if reader.learned not in (None, "everything"):
             draft.set("data.train_on", reader.learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
@@ -95,7 +98,3 @@ def precision_rule(reader: Reader) -> Any:
 def _trained(source: dict[str, Any]) -> dict[str, Any]:
     """Without the split that is meant unless another is named; evaluation data keep theirs."""
     return {key: value for key, value in source.items() if (key, value) != ("split", "train")}
-
-
-def _short(source: dict[str, Any]) -> Any:
-    return source["path"] if source.keys() == {"path"} else source

@@ -115,9 +115,7 @@ def _at(data: Any, path: str) -> Any:
 
 
 def _translate(words: Sequence[Word], options: Options, processes: int = 1) -> Translation:
-    facts = {"processes": processes}
-    draft = Draft(_DIALECT, words, allow_unknown=options.allow_unknown, facts=facts)
-    return draft.finish("train", environment=draft.environment)
+    return Draft(_DIALECT, words, Command("tune", facts={"processes": processes}), options).finish("train")
 
 
 TORCHTUNE = Tool(NAME, claims_command, from_command, claims_file, from_file)

@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of
+from surefoot.interop.shared_rules import first_of, short_sources
 from surefoot.interop.torchtune.rows import last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
@@ -65,8 +65,9 @@ def set_data(draft: Draft) -> None:
         usual = "torchtune's default for this data set" if draft["dataset.train_on_input"] is None else ""
         draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
     names = [f"dataset.{name}" for name in ("_component_", "source", "data_files", "split", "name")]
-    short = source["path"] if source.keys() == {"path"} else source
-    draft.set("data.train", short, *names, *(name for name in used if name != "dataset.train_on_input"))
+    draft.set(
+        "data.train", short_sources([source]), *names, *(name for name in used if name != "dataset.train_on_input")
+    )
     draft.drop(f"{kind} does not read it", *(f"dataset.{name}" for name in about if f"dataset.{name}" not in used))
 
 

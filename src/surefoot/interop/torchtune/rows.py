@@ -9,6 +9,7 @@ from surefoot.interop.settings import (
     PACKED,
     UNPACKED,
     Row,
+    by_name,
     carried,
     group,
     joint,
@@ -109,7 +110,7 @@ _ROWS: tuple[Row, ...] = (
     refused("fsdp_cpu_offload", False, "surefoot says it with parallel.engine", "leave it out"),
     refused("tensor_parallel_dim", 1, "surefoot says it with parallel.engine", "leave it out"),
 )  # fmt: skip
-ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
+ROWS: Mapping[str, Row] = by_name(*_ROWS)
 
 
 def last_name(component: Any) -> str:

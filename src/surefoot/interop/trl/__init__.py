@@ -24,6 +24,7 @@ from surefoot.interop.settings import (
     UNPACKED,
     Refusal,
     Row,
+    by_name,
     carried,
     joint,
     listed,
@@ -36,8 +37,8 @@ from surefoot.interop.shared_rules import module_names, set_default_targets
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog
 from surefoot.interop.translation import Note, Translation, in_processes
-from surefoot.interop.trl.data import reading
-from surefoot.interop.trl.methods import METHODS, reading_pairs, rows_of
+from surefoot.interop.trl.data import set_data
+from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
 NAME = "TRL"
@@ -123,7 +124,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
     joint("bf16", None, ("precision.compute",), "on unless fp16 is", type=truth),
 )  # fmt: skip
-ROWS: Mapping[str, Row] = {row.name: row for row in (*trainer.ROWS, *OWN_ROWS)}
+ROWS: Mapping[str, Row] = by_name(*trainer.ROWS, *OWN_ROWS)
 ALIASES = {
     **trainer.ALIASES,
     "torch_dtype": "dtype",
@@ -223,9 +224,9 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
         draft.set("precision.base", held, name)
 
 
-def dialect(first: FirstRecord, method: str = "sft") -> Dialect:
-    """first: as in `Options`. method: the command's verb."""
-    data = reading(first) if method == "sft" else reading_pairs(method, first)
+def _dialect(method: str) -> Dialect:
+    """method: the command's verb."""
+    data = set_data if method == "sft" else pairs_rule(method)
     rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
         return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
@@ -278,10 +279,11 @@ def from_command(command: Command, options: Options) -> Translation:
     words = [word for word in words if word.name not in ("config", *_LAUNCH)]
     command = replace(command, environment={**environment, **command.environment})
     if launched is None:
-        return _translate([*held, *words], options, command, method)
+        return Draft(_dialect(method), [*held, *words], command, options).finish("train")
     count, engine, note = launched
     command = replace(command, facts={**command.facts, "processes": count})
-    found = in_processes(_translate([*held, *words], options, command, method), count, engine)
+    found = Draft(_dialect(method), [*held, *words], command, options).finish("train")
+    found = in_processes(found, count, engine)
     return replace(found, notes=(*note, *found.notes))
 
 
@@ -292,7 +294,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     if (possible := _methods(path, words, options.first)) != ["sft"]:
         fix = f"say which: surefoot run -- trl {' or '.join(possible)} --config {path}"
         raise command_error(path, "TRL's command, and no word of its file, says which training this is", fix)
-    return _translate(words, options, command)
+    return Draft(_dialect("sft"), words, command, options).finish("train")
 
 
 def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
@@ -350,17 +352,6 @@ def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, .
         if word is not None
     )
     return count.value, launchers.engine(_PROFILES[profile.value] if profile else {}), notes
-
-
-def _translate(words: Sequence[Word], options: Options, command: Command, method: str = "sft") -> Translation:
-    settings = {
-        "allow_unknown": options.allow_unknown,
-        "environment": command.environment,
-        "facts": command.facts,
-        "read": options.read,
-    }
-    draft = Draft(dialect(options.first, method), words, **settings)
-    return draft.finish("train", environment=draft.environment)
 
 
 TRL = Tool(

@@ -8,7 +8,7 @@ at. Only what TRL itself reads otherwise for texts, and refuses, is looked up in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from surefoot.config.dump import shown
@@ -28,21 +28,12 @@ _ABOUT_DATA = (
 )  # fmt: skip
 
 
-def reading(first: FirstRecord) -> Callable[[Draft], None]:
-    """The rule. first: as in `Options`."""
-
-    def rule(draft: Draft) -> None:
-        _set_data(draft, first)
-
-    return rule
-
-
-def _set_data(draft: Draft, first: FirstRecord) -> None:
+def set_data(draft: Draft) -> None:
     if (sources := _train_sources(draft)) is None:
         draft.drop("there is no training data", *_ABOUT_DATA)
         return
     field = draft["dataset_text_field"]
-    layout = _layout(sources, field, first)
+    layout = _layout(sources, field, draft.options.first)
     if field != "text" and layout in (None, "text"):
         sources = [_named(source, field) for source in sources]
         draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset_text_field")

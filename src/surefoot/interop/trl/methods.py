@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
-from surefoot.interop.launch import FirstRecord
-from surefoot.interop.settings import ALL_POSITIONS, Row, carried, joint, listed, number, refused, text
+from surefoot.interop.settings import ALL_POSITIONS, Row, by_name, carried, joint, listed, number, refused, text
 from surefoot.interop.trl.data import set_sources, set_template
 
 _SYNCED = "the reference of surefoot stays as it is"
@@ -87,27 +86,37 @@ _CPO: tuple[Row, ...] = (
 )
 
 
-def _set_dpo(draft: Draft) -> None:
-    asked = draft["loss_type"]
-    losses = asked if isinstance(asked, list) else [asked]
-    weights = draft["loss_weights"]
+def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
+    """alignment.loss and alignment.sft: one of three losses, and the cross entropy beside it.
+
+    kind, weighing: what the tool calls its losses and their weights; also: another setting that asks for the loss.
+    Whether they could be given.
+    """
+    asked, weights = draft[kind], draft[weighing]
+    losses = asked if isinstance(asked, list) else ["sigmoid"] if asked is None else [asked]
     weights = weights if isinstance(weights, list) else [1.0] * len(losses) if weights is None else [weights]
     main = [loss for loss in losses if loss != "sft"]
     if len(main) != 1 or main[0] not in _LOSSES or len(losses) > 2:
         fix = f"use one of {', '.join(_LOSSES)}, and sft beside it"
-        draft.refuse("loss_type", f"surefoot has no {' + '.join(map(str, losses))}", fix)
-        return
+        draft.refuse(kind, f"surefoot has no {' + '.join(map(str, losses))}", fix)
+        return False
     if len(weights) != len(losses) or any(isinstance(one, bool | str) for one in weights):
-        draft.refuse("loss_weights", f"expected {len(losses)} numbers, one for each loss")
-        return
+        draft.refuse(weighing, f"expected {len(losses)} numbers, one for each loss")
+        return False
     held = dict(zip(losses, weights, strict=True))
     if held[main[0]] != 1:
-        draft.refuse("loss_weights", f"{main[0]} has weight 1 in surefoot", "divide all weights, and multiply the rate")
-        return
-    draft.set("alignment.loss", main[0], "loss_type")
+        draft.refuse(weighing, f"{main[0]} has weight 1 in surefoot", "divide all weights, and multiply the rate")
+        return False
+    draft.set("alignment.loss", main[0], *also, kind)
     if "sft" in held:
-        draft.set("alignment.sft", float(held["sft"]), "loss_type", "loss_weights")
-    draft.note("loss_weights", "carried", "", "alignment.loss")
+        draft.set("alignment.sft", float(held["sft"]), kind, weighing)
+    draft.note(weighing, "carried", "", "alignment.loss")
+    return True
+
+
+def _set_dpo(draft: Draft) -> None:
+    if not set_dpo_losses(draft, "loss_type", "loss_weights"):
+        return
     reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
     draft.set("alignment.reference", reference, "precompute_ref_log_probs")
 
@@ -176,11 +185,11 @@ _SFT_ONLY = {
 def rows_of(name: str, shared: tuple[Row, ...]) -> Mapping[str, Row]:
     """shared: all of `trl sft`."""
     kept = [row for row in (*trainer.ROWS, *shared) if row.name not in _SFT_ONLY]
-    return {row.name: row for row in (*kept, *METHODS[name].rows)}
+    return by_name(*kept, *METHODS[name].rows)
 
 
-def reading_pairs(name: str, first: FirstRecord) -> Callable[[Draft], None]:
-    """The data rule. Texts go through no template, turns through the tokenizer's. first: as in `Options`."""
+def pairs_rule(name: str) -> Callable[[Draft], None]:
+    """The data rule of a method. Texts go through no template, turns through the tokenizer's."""
 
     def rule(draft: Draft) -> None:
         draft.set("stage", METHODS[name].stage)
@@ -189,7 +198,7 @@ def reading_pairs(name: str, first: FirstRecord) -> Callable[[Draft], None]:
         if sources is None:
             draft.drop("there is no training data", *words)
             return
-        record = first(sources[0] if isinstance(sources[0], str) else sources[0]["path"])
+        record = draft.options.first(sources[0] if isinstance(sources[0], str) else sources[0]["path"])
         texts = record is not None and isinstance(record.get("prompt", record.get("chosen")), str)
         set_template(draft, draft[words[0]] if words else None, texts=texts, seen=record is not None)
 
