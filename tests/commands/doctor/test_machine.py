@@ -1,11 +1,8 @@
-"""Lines on the machine, from plain values.
-Versions that are known to go wrong.
-"""
+"""Lines on the machine, from plain values, and versions that are known to go wrong."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,7 +10,6 @@ import pytest
 import torch
 
 from surefoot.commands.doctor import machine
-from surefoot.commands.doctor import machine as libraries
 from surefoot.commands.doctor.machine import (
     disk_line,
     environment_lines,
@@ -97,7 +93,7 @@ def test_what_variables_cost_is_measured_without_them_and_only_where_there_are_a
     assert (costly.gain, other.gain) == (200.0, None)
     assert asked == [("ONEDNN_MAX_CPU_ISA",)]
     with_cost(environment_lines(()), {"bf16": 4e9}, there)
-    assert len(asked) == 1
+    assert len(asked) == 1  # no child is started for nothing
 
 
 def test_a_child_does_without_the_variables(monkeypatch):
@@ -111,9 +107,9 @@ def test_a_child_does_without_the_variables(monkeypatch):
     assert rates_without([], (8, 8), ["fp32"], "cpu", program=program) == {"fp32": 1}
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no json')", ""])
-def test_a_child_that_does_not_answer_says_nothing(code):
-    assert rates_without([], (8, 8), ["fp32"], "cpu", program=[sys.executable, "-c", code]) == {}
+def test_a_child_that_does_not_answer_says_nothing():
+    for code in ("raise SystemExit(3)", "print('no json')", ""):
+        assert rates_without([], (8, 8), ["fp32"], "cpu", program=[sys.executable, "-c", code]) == {}
 
 
 def test_the_child_measures():
@@ -195,30 +191,18 @@ def test_disk(tmp_path, monkeypatch, free, verdict):
     line = disk_line(tmp_path / "not" / "there", DiskForecast(100, 4, 50))
     assert (line.code, line.verdict) == ("DISK", verdict)
     assert asked == [tmp_path]
-
-
-def test_disk_without_a_run_says_what_is_free(tmp_path):
-    line = disk_line(tmp_path, None)
-    assert line.verdict == "ok"
-    assert "checkpoint" not in line.value
-
-
-@pytest.mark.parametrize(("obstacle", "verdict"), [("", "ok"), ("it cannot be reached", "caution")])
-def test_hub(monkeypatch, obstacle, verdict):
-    monkeypatch.setattr(machine, "hub_obstacle", lambda: obstacle)
-    assert machine.hub_line().verdict == verdict
+    assert disk_line(tmp_path, None).verdict == "ok"
 
 
 @pytest.mark.parametrize("obstacle", ["", "it cannot be reached"])
-def test_the_hub_of_a_run_is_asked_where_the_run_reads_from_it(monkeypatch, obstacle):
+def test_the_hub_is_asked_unless_the_run_reads_nothing_from_it(monkeypatch, obstacle):
     asked = []
     monkeypatch.setattr(machine, "hub_obstacle", lambda: asked.append(1) or obstacle)
+    verdict = "caution" if obstacle else "ok"
+    assert machine.hub_line().verdict == verdict
     line = machine.hub_line(["org/base", "org/data"])
-    assert (line.verdict, line.where) == ("caution" if obstacle else "ok", "org/base, org/data")
-    assert len(asked) == 1
-    alone = machine.hub_line([])
-    assert (alone.verdict, alone.value) == ("ok", "not needed: model and data are local folders")
-    assert len(asked) == 1
+    assert (line.verdict, line.where, len(asked)) == (verdict, "org/base, org/data", 2)
+    assert (machine.hub_line([]).verdict, len(asked)) == ("ok", 2)
 
 
 def test_the_form_of_packed_rows_is_told_where_it_was_measured():
@@ -237,11 +221,6 @@ def test_the_form_of_packed_rows_is_told_where_it_was_measured():
 def test_a_form_of_packed_rows_that_is_wrong_is_a_fault():
     (line,) = packed_lines([AttentionTrial("sdpa", 0.0, "the output is off by 0.3")], "sdpa", "bf16")
     assert (line.verdict, line.fix, line.exit_code) == ("fault", "set data.packing: off", 3)
-
-
-def test_no_child_is_started_for_nothing(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("a child was started"))
-    with_cost(environment_lines(()), {"fp32": 1.0}, lambda names: rates_without(names, (8, 8), ["fp32"], "cpu"))
 
 
 CPU = hardware.preset("cpu")
@@ -291,9 +270,9 @@ def test_flash_attn_that_cannot_be_imported(monkeypatch):
     def broken(name):
         raise ImportError("undefined symbol: _ZN3c10")
 
-    monkeypatch.setattr(libraries.importlib, "import_module", broken)
+    monkeypatch.setattr(machine.importlib, "import_module", broken)
     assert found(GOOD | {"flash-attn": "2.8"}) == [("flash-attn", "caution")]
-    monkeypatch.setattr(libraries.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr(machine.importlib, "import_module", lambda name: None)
     assert found(GOOD | {"flash-attn": "2.8"}) == []
 
 
@@ -314,11 +293,8 @@ def test_a_wheel_without_flash_attention(monkeypatch, flash):
     assert found(GOOD, gpu, 1) == ([] if flash else [("torch", "caution")])
 
 
-@pytest.mark.parametrize(("text", "version"), [("2.13.0+cpu", (2, 13, 0)), ("5.23.0.dev0", (5, 23, 0)), ("x", ())])
-def test_numbers(text, version):
-    assert numbers(text) == version
-
-
-def test_a_library_that_is_not_installed_has_no_version():
+def test_numbers():
+    found = [numbers(text) for text in ("2.13.0+cpu", "5.23.0.dev0", "x")]
+    assert found == [(2, 13, 0), (5, 23, 0), ()]
     assert installed_version("torch")
     assert installed_version("no-such-library") is None

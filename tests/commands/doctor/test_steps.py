@@ -1,6 +1,5 @@
-"""What ten steps and a few passes show: every cause is planted, and named; without it there is no such line.
-Where the time goes: every cause is planted, and named with a gain that was measured; without it there is no line.
-The first steps of a run, as `--check N` judges them.
+"""What ten steps and a few passes show: every cause is planted and named, lost time with a gain that was measured;
+without it there is no such line. `--check N` judges the first steps by the same lines.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 
 from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_stage
 from surefoot.commands.doctor import passes, steps
-from surefoot.commands.doctor import steps as check_module
-from surefoot.commands.doctor import steps as times
 from surefoot.commands.doctor.findings import NEAR
 from surefoot.commands.doctor.passes import observed_pass
 from surefoot.commands.doctor.steps import STEPS, check_steps, few, product_line, take
@@ -195,7 +192,7 @@ def slow_backward(one, seconds):
 def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
     """Its time grows with the square of its rows, as where memory swaps."""
     planted = slow_backward(one, lambda rows: SLOW * (rows / 4) ** 2)
-    line = times.backward_line(planted, take(planted), Measurements())
+    line = steps.backward_line(planted, take(planted), Measurements())
     assert (line.code, line.verdict) == ("BWD-RATIO", "caution")
     assert line.fix in ("set batch.micro: 1", "set batch.micro: 2")  # of 4: which of them, the rest of a pass decides
     assert line.gain is not None
@@ -204,7 +201,7 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
 
 def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one):
     planted = slow_backward(one, lambda rows: SLOW * rows / 4)
-    line = times.backward_line(planted, take(planted), Measurements(attention=(FLASH,)))
+    line = steps.backward_line(planted, take(planted), Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict, line.gain) == ("BWD-RATIO", "caution", None)
     assert "--profile" in line.fix
     assert "batch.micro: 2, attention: auto" in line.fix
@@ -212,8 +209,8 @@ def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one):
 
 def test_twin_a_clean_run_has_no_line_about_its_time(one):
     taken = take(one)
-    lines = [times.backward_line(one, taken, Measurements()), times.waiting_line(taken, 0)]
-    lines.append(times.workers_line(one, taken, 0))
+    lines = [steps.backward_line(one, taken, Measurements()), steps.waiting_line(taken, 0)]
+    lines.append(steps.workers_line(one, taken, 0))
     assert [line.verdict for line in lines] == ["ok"] * 3
 
 
@@ -222,7 +219,7 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
         time.sleep(SLOW)
         return one.run.stage.step_batches(step)
 
-    line = times.waiting_line(take(replace(one, batches=late)), 0)
+    line = steps.waiting_line(take(replace(one, batches=late)), 0)
     assert line.verdict == "caution"
     assert line.gain is not None
     assert line.gain > 1
@@ -231,7 +228,7 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
 
 def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
     heavy = slow_backward(one, lambda rows: HEAVY)
-    line = times.workers_line(heavy, take(heavy), 2)
+    line = steps.workers_line(heavy, take(heavy), 2)
     assert line.verdict == "caution"
     assert line.gain is not None
 
@@ -239,7 +236,7 @@ def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do
         time.sleep(4 * SLOW)
         return one.run.stage.step_batches(step)
 
-    assert times.workers_line(one, take(with_stage(one, step_batches=late)), 2).verdict == "ok"
+    assert steps.workers_line(one, take(with_stage(one, step_batches=late)), 2).verdict == "ok"
 
 
 def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):
@@ -264,7 +261,7 @@ def test_lengths_that_recompile(one, dynamic, verdict):
     torch._dynamo.reset()
     norm = causal_model(one.setup.policy).get_decoder().norm
     norm.forward = torch.compile(norm.forward, backend="eager", dynamic=dynamic)
-    line = times.compile_line(take(one), one.run.plan, one)
+    line = steps.compile_line(take(one), one.run.plan, one)
     torch._dynamo.reset()
     assert (line.code, line.verdict) == ("COMPILE-RECOMPILES", verdict), line.value
     assert (line.gain is not None) is (verdict == "caution")
@@ -290,23 +287,23 @@ def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, 
     asked = replace(plan, attention=replace(plan.attention, kernels=replace(plan.attention.kernels, source="user")))
     forced = replace(one, run=replace(one.run, plan=asked))
     for gain, faster in ((0.8, False), (3.0, True)):
-        monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel, gain=gain: gain)
-        line = times.attention_line(forced, MATH, Measurements(attention=(FLASH,)))
+        monkeypatch.setattr(steps, "gain_of_kernel", lambda one, kernel, gain=gain: gain)
+        line = steps.attention_line(forced, MATH, Measurements(attention=(FLASH,)))
         assert (line.verdict, line.gain, line.fix) == ("caution", gain, "set attention: auto")
         assert ("faster" in line.value) is faster
     flash = replace(FLASH, seconds=1e-3)
     for math, verdict in ((7e-4, "ok"), (9e-4, "caution")):  # clearly the faster one, and as fast up to chance
-        line = times.attention_line(forced, MATH, Measurements(attention=(flash, AttentionTrial("math", math, ""))))
+        line = steps.attention_line(forced, MATH, Measurements(attention=(flash, AttentionTrial("math", math, ""))))
         assert line.verdict == verdict
-    monkeypatch.setattr(times, "gain_of_kernel", lambda one, kernel: 0.8)
-    assert times.attention_line(one, MATH, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
+    monkeypatch.setattr(steps, "gain_of_kernel", lambda one, kernel: 0.8)
+    assert steps.attention_line(one, MATH, Measurements(attention=(FLASH,))).verdict == "ok"  # the plan's own choice
 
 
 def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one):
     """Attention drops out in training, which flash on a CPU cannot."""
     for layer in causal_model(one.setup.policy).model.layers:
         layer.self_attn.attention_dropout = 0.1
-    line = times.attention_line(one, MATH, Measurements(attention=(FLASH,)))
+    line = steps.attention_line(one, MATH, Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict) == ("ATTN-MATH", "ok")
 
 
@@ -316,9 +313,9 @@ def config(tmp_path_factory):
     return clean_run(folder, clean_base(folder / "base"))
 
 
-def judged(config, steps=STEPS):
+def judged(config, count=STEPS):
     lines = []
-    return {one.code: one.verdict for one in check_steps(config, steps, lines.append)}, lines
+    return {one.code: one.verdict for one in check_steps(config, count, lines.append)}, lines
 
 
 def test_a_sound_run_is_finite_and_falls_and_nothing_is_written(config, tmp_path):
@@ -331,10 +328,10 @@ def test_a_sound_run_is_finite_and_falls_and_nothing_is_written(config, tmp_path
 
 
 def test_twin_steps_that_climb_are_told(config, monkeypatch):
-    honest = check_module.take
+    honest = steps.take
 
     def climbing(one, *args):
         return honest(one, *args).__class__(**{**vars(honest(one, *args)), "again": 99.0})
 
-    monkeypatch.setattr(check_module, "take", climbing)
+    monkeypatch.setattr(steps, "take", climbing)
     assert judged(config, 2)[0]["LOSS-FALLING"] == "caution"
