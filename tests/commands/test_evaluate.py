@@ -1,4 +1,4 @@
-"""`surefoot evaluate loss` against transformers in fp32 and the run's own eval_loss; `evaluate reward` as it is typed."""
+"""`surefoot evaluate loss` against transformers in fp32 and the eval_loss of a run; `evaluate reward` as typed."""
 
 from __future__ import annotations
 
