@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.conversations import CALL, RESULT, TOKENIZERS, TOOL, ids_and_mask, tokenizer
+from helpers.tiers import representatives
 from surefoot.data.chat import builtin_template as named
 from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.templates import make_template
@@ -56,7 +57,12 @@ def control_tokens(name, family, one):
     return [(number, learned) for number, learned in zip(ids, mask, strict=True) if number in encoder.control]
 
 
-@pytest.mark.parametrize(("name", "family"), PAIRS)
+ONE_EACH = {name: (name, family) for name, family in reversed(PAIRS)}  # the first family of each template
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), representatives(PAIRS, *ONE_EACH.values(), *((OWN, one) for one in TOOLED))
+)
 def test_control_tokens_are_the_templates_alone(name, family):
     row = find_row(name)
     one_prompt = isinstance(row, Prompt)
