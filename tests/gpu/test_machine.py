@@ -15,9 +15,9 @@ from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
 from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.attention import ORDER
-from surefoot.planning.measurements import PointwiseSizes
+from surefoot.planning.measurements import PADDED, PointwiseSizes
 from surefoot.planning.probes.attention import attention_trials
-from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.planning.probes.documents import DocumentsRequest, document_trials
 from surefoot.planning.probes.matmul import product_rates, tf32_rate
 from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.planning.probes.sizes import AttentionRequest

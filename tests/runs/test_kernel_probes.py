@@ -8,10 +8,10 @@ import torch
 
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels import pointwise
-from surefoot.planning.measurements import HELD, AttentionTrial, PointwiseSizes
+from surefoot.planning.measurements import HELD, PADDED, AttentionTrial, PointwiseSizes
 from surefoot.planning.probes import child
 from surefoot.planning.probes.child import run_in_child, run_request
-from surefoot.planning.probes.documents import PADDED, DocumentsRequest
+from surefoot.planning.probes.documents import DocumentsRequest
 from surefoot.planning.probes.kept import Kept
 from surefoot.planning.probes.pointwise import PointwiseRequest
 from surefoot.planning.probes.sizes import AttentionRequest

@@ -78,7 +78,6 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
 # How many times as fast a form must be to replace the default: then a step that spends half of its time on attention
 # gains a fifth. A smaller lead could turn round on the next start of the same run.
 _GAIN = 1.5
-_NO_KERNELS: Choice[tuple[SdpaKernel, ...]] = Choice((), "only SDPA has kernels to choose from", "default")
 EAGER_ROUNDS = "attention: eager rounds"  # a caution begins with it, which doctor tells in another line
 _FIRST = "the first of them that torch can use here"
 
@@ -144,11 +143,13 @@ def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, 
             notes.caution(
                 "flash_attention_2 needs the flash-attn package; whether that machine has it is not known here"
             )
-    return AttentionPlan(
-        implementation=Choice(name, "asked for", "user"),
-        kernels=_NO_KERNELS,
-        expected=Choice(name, "the implementation itself", "default"),
-    )
+    return _outside_sdpa(Choice(name, "asked for", "user"))
+
+
+def _outside_sdpa(implementation: Choice[str]) -> AttentionPlan:
+    """Without kernels to choose from: the run must be seen to use the implementation itself."""
+    none: Choice[tuple[SdpaKernel, ...]] = Choice((), "only SDPA has kernels to choose from", "default")
+    return AttentionPlan(implementation, none, Choice(implementation.value, "the implementation itself", "default"))
 
 
 def _eager_only(reason: str, asked: bool, notes: Notes) -> AttentionPlan:
@@ -157,11 +158,7 @@ def _eager_only(reason: str, asked: bool, notes: Notes) -> AttentionPlan:
         notes.refuse(
             "attention", reason, "use attention.implementation: eager, or flash_attention_2 on a GPU that has it"
         )
-    return AttentionPlan(
-        implementation=Choice("eager", reason, "family"),
-        kernels=_NO_KERNELS,
-        expected=Choice("eager", "the implementation itself", "default"),
-    )
+    return _outside_sdpa(Choice("eager", reason, "family"))
 
 
 def _by_switches(
@@ -241,11 +238,7 @@ def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> Att
 def _measured(winner: AttentionTrial, default: AttentionPlan, trials: Sequence[AttentionTrial]) -> AttentionPlan:
     reason = _times(trials)
     if winner.form == "eager":
-        return AttentionPlan(
-            implementation=Choice("eager", reason, "measured"),
-            kernels=_NO_KERNELS,
-            expected=Choice("eager", "the implementation itself", "default"),
-        )
+        return _outside_sdpa(Choice("eager", reason, "measured"))
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel in (winner.form, "math"))
     return AttentionPlan(
         implementation=default.implementation,

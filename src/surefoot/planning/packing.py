@@ -19,13 +19,12 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.attention import mask_reason
-from surefoot.planning.measurements import AttentionTrial, LengthFacts, times_of
+from surefoot.planning.measurements import PADDED, AttentionTrial, LengthFacts, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan, Source
 from surefoot.system.hardware import Hardware
 
 Form = Literal["matmul", "sdpa", "varlen"]
-PADDED = "padded"  # among the trials: the same documents in padded rows
 _PADDING = 0.05  # of all tokens of padded micro-batches; less is not worth another order of sums
 _GAIN = 1.5  # how many times as fast attention must be where there is no padding to save
 _LOSS = 0.8  # how many times as fast it must be where there is

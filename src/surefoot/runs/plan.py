@@ -177,7 +177,8 @@ def documents_request(
 ) -> DocumentsRequest:
     """The model's heads and documents of the data's lengths, for the probe; as many as a micro-batch has, which a CPU's
     probe does not ask for. rows: of a micro-batch of padded rows."""
-    from surefoot.planning.probes.documents import PADDED, DocumentsRequest
+    from surefoot.planning.measurements import PADDED
+    from surefoot.planning.probes.documents import DocumentsRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
     request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)

@@ -32,29 +32,19 @@ def require_run(folder: Path) -> None:
     """Raises InputError for a folder that is no run."""
     for name in (PLAN, CONFIG):
         if not (folder / name).is_file():
-            raise InputError(
-                Fault(
-                    str(folder), f"is no run folder: it has no {name}", "name the output of a run", code="SF-USE-FOLDER"
-                )
-            )
+            raise _wrong(folder, f"is no run folder: it has no {name}", "name the output of a run")
 
 
 def require_written(folder: Path) -> None:
     """Raises InputError for a folder without anything that could be verified."""
-    told = any((folder / name).is_file() for name in (CERTIFICATE, MANIFEST)) or is_checkpoint(folder)
-    if not told and not any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
-        if is_run(folder):
-            what = "is a run that has no checkpoint yet, so there is nothing to verify"
-            raise InputError(
-                Fault(
-                    str(folder),
-                    what,
-                    "where it died, the same command with --resume starts at step 0",
-                    code="SF-USE-FOLDER",
-                )
-            )
-        what = "is neither a run folder nor a checkpoint nor an export"
-        raise InputError(Fault(str(folder), what, "name one that surefoot wrote", code="SF-USE-FOLDER"))
+    if any((folder / name).is_file() for name in (CERTIFICATE, MANIFEST)) or is_checkpoint(folder):
+        return
+    if any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
+        return
+    if is_run(folder):
+        what = "is a run that has no checkpoint yet, so there is nothing to verify"
+        raise _wrong(folder, what, "where it died, the same command with --resume starts at step 0")
+    raise _wrong(folder, "is neither a run folder nor a checkpoint nor an export", "name one that surefoot wrote")
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -82,14 +72,19 @@ def run_of(folder: Path) -> Path | None:
 def require_failure(folder: Path) -> None:
     """Raises InputError for a folder that records no failure."""
     if not folder.is_dir():
-        raise InputError(
-            Fault(
-                str(folder), "is no folder", "a failure lies in the run folder, as failure-STEP", code="SF-USE-FOLDER"
-            )
-        )
+        raise _wrong(folder, "is no folder", "a failure lies in the run folder, as failure-STEP")
     if not (folder / FAILURE).is_file() and not (folder / FAILED_BATCH).is_file():
-        what = f"records no failure: it has no {FAILURE}"
-        raise InputError(Fault(str(folder), what, "give the folder failure-STEP of a run", code="SF-USE-FOLDER"))
+        raise _wrong(folder, f"records no failure: it has no {FAILURE}", "give the folder failure-STEP of a run")
+
+
+def _wrong(folder: Path, what: str, fix: str) -> InputError:
+    """The folder is not what the command works on."""
+    return InputError(Fault(str(folder), what, fix, code="SF-USE-FOLDER"))
+
+
+def _taken(place: object, what: str, fix: str) -> InputError:
+    """A command may not write there."""
+    return InputError(Fault(str(place), what, fix, code="SF-USE-OUTPUT"))
 
 
 PICTURE_MARK = b"Software\0surefoot"  # in every PNG file of surefoot, as the format names its author
@@ -106,21 +101,17 @@ def require_replaceable(
         AttributeError of it says that it is none.
     """
     if out.is_file():
-        raise InputError(Fault(str(out), "is a file", "choose another folder with --out", code="SF-USE-OUTPUT"))
+        raise _taken(out, "is a file", "choose another folder with --out")
     if not out.is_dir() or not any(out.iterdir()):
         return
     try:
         names = {mark, *written(json.loads(plain_files.read_text(out / mark)))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         what = f"is not empty and no {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
-        raise InputError(Fault(str(out), what, "choose another folder with --out", code="SF-USE-OUTPUT")) from None
+        raise _taken(out, what, "choose another folder with --out") from None
     require_none_but(out, names)
     if not overwrite:
-        raise InputError(
-            Fault(
-                str(out), f"holds an earlier {kind}", "choose another --out, or give --overwrite", code="SF-USE-OUTPUT"
-            )
-        )
+        raise _taken(out, f"holds an earlier {kind}", "choose another --out, or give --overwrite")
 
 
 def require_none_but(folder: Path, written: Container[str]) -> None:
@@ -129,7 +120,7 @@ def require_none_but(folder: Path, written: Container[str]) -> None:
     others = sorted(path.name for path in folder.iterdir() if path.name not in written and path.name[0] != ".")
     if others:
         what = f"holds {first_few(others, 3)}, which surefoot did not write there"
-        raise InputError(Fault(str(folder), what, "move it away, or choose another folder", code="SF-USE-OUTPUT"))
+        raise _taken(folder, what, "move it away, or choose another folder")
 
 
 def require_file_name(where: str, name: str) -> None:
@@ -137,9 +128,7 @@ def require_file_name(where: str, name: str) -> None:
     was given by."""
     if not name.strip(" .") or any(letter in "/\\:" or not letter.isprintable() for letter in name):
         what = f"{name!r} cannot be part of a file's name"
-        raise InputError(
-            Fault(where, what, "use a word such as dora-r16; the folder is named by --out", code="SF-USE-OUTPUT")
-        )
+        raise _taken(where, what, "use a word such as dora-r16; the folder is named by --out")
 
 
 def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
@@ -155,7 +144,7 @@ def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, 
         return
     changed = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
     what = f"holds other findings (not the same: {', '.join(changed)})"
-    raise InputError(Fault(str(file), what, "choose another --out, or give --overwrite", code="SF-USE-OUTPUT"))
+    raise _taken(file, what, "choose another --out, or give --overwrite")
 
 
 def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str, Any] | None:
@@ -182,6 +171,4 @@ def require_own_picture(file: Path) -> None:
 
 
 def _foreign(file: Path) -> InputError:
-    return InputError(
-        Fault(str(file), "was not written by surefoot", "name another place, or move it away", code="SF-USE-OUTPUT")
-    )
+    return _taken(file, "was not written by surefoot", "name another place, or move it away")

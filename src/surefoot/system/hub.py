@@ -235,7 +235,8 @@ def _away(name: str, what: str, fix: str) -> EnvironmentFault:
     return EnvironmentFault(Fault(name, what, fix, code="SF-HUB-OFFLINE"))
 
 
-def _denied(name: str, what: str, fix: str) -> EnvironmentFault:
+def denied(name: str, what: str, fix: str) -> EnvironmentFault:
+    """The hub does not give access to the repository `name`."""
     return EnvironmentFault(Fault(name, what, fix, code="SF-HUB-ACCESS"))
 
 
@@ -250,13 +251,13 @@ def _refusal(name: str, kind: str, revision: str | None, error: HfHubHTTPError) 
     status, signed_in = error.response.status_code, get_token() is not None
     gated = isinstance(error, errors.GatedRepoError)
     if gated and not signed_in:
-        return _denied(name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}")
+        return denied(name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}")
     if status == 401 and signed_in:
         what = "the hub does not accept the token that was sent: it is mistyped, expired or revoked"
-        return _denied(name, what, f"make one at https://huggingface.co/settings/tokens, then {_LOG_IN}")
+        return denied(name, what, f"make one at https://huggingface.co/settings/tokens, then {_LOG_IN}")
     if gated:
         what = "is gated, and this account has no access: its terms are not accepted, or the request is still open"
-        return _denied(name, what, f"accept its terms at {page}")
+        return denied(name, what, f"accept its terms at {page}")
     if isinstance(error, errors.RevisionNotFoundError):
         return _missing(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", f"see {page}/tree/main")
     if isinstance(error, errors.EntryNotFoundError):
@@ -265,7 +266,7 @@ def _refusal(name: str, kind: str, revision: str | None, error: HfHubHTTPError) 
         fix = "check the name" if signed_in else f"check the name; if it is private, {_LOG_IN}"
         return _missing(name, f"the hub has no {'' if signed_in else 'public '}{NOUN[kind]} of this name", fix)
     if status == 403:
-        return _denied(name, "access is forbidden", f"use a token that may read it: {_LOG_IN}")
+        return denied(name, "access is forbidden", f"use a token that may read it: {_LOG_IN}")
     if status == _BUSY:
         return _away(name, "the hub answered 429: too many requests", f"wait a little; {_LOG_IN}")
     return _away(name, f"the hub answered {status}", "try again later")

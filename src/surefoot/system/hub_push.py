@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.hub import bounded_client, hub_faults
+from surefoot.system.hub import bounded_client, denied, hub_faults
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -36,9 +36,7 @@ def require_right(name: str, *, public: bool) -> None:
         fix = "use letters, digits, - _ . and at most 96 characters, without --, .. and .git at the end"
         raise InputError(Fault(name, "is no name that the hub allows", fix, code="SF-HUB-PUSH")) from None
     if get_token() is None:
-        raise EnvironmentFault(
-            Fault(name, "pushing needs a token, and there is none", "log in with `hf auth login`", code="SF-HUB-ACCESS")
-        )
+        raise denied(name, "pushing needs a token, and there is none", "log in with `hf auth login`")
     api = HfApi()
     with hub_faults(name, "model", None), bounded_client():
         _require_owner(name, api.whoami())
@@ -74,14 +72,8 @@ def _require_owner(name: str, who: Mapping[str, Any]) -> None:
 
 
 def _may_not_write(name: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        Fault(
-            name,
-            "the token that was sent may not write there",
-            f"use one with write access to it, from {_TOKENS}",
-            code="SF-HUB-ACCESS",
-        )
-    )
+    fix = f"use one with write access to it, from {_TOKENS}"
+    return denied(name, "the token that was sent may not write there", fix)
 
 
 def _require_visibility(api: HfApi, name: str, public: bool) -> None:

@@ -88,41 +88,36 @@ def find_launch() -> Launch | None:
 
     torchrun, accelerate and deepspeed all say it by the names that torch.distributed reads.
     """
-    told = {name: os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    if told["WORLD_SIZE"] in ("", "0", "1"):
-        return None
-    told["LOCAL_RANK"] = told["LOCAL_RANK"] or "0"
-    told["LOCAL_WORLD_SIZE"] = told["LOCAL_WORLD_SIZE"] or "1"
-    fix = "start it with `parallel.nproc`, torchrun, accelerate launch or deepspeed, or unset WORLD_SIZE"
-    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in needed if not os.environ.get(name, "").strip()]:
-        what = f"is {told['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
-        raise EnvironmentFault(Fault("WORLD_SIZE", what, fix, code="SF-PARALLEL"))
-    parent = os.environ.get(LAUNCHER, "")
-    for name, text in {**told, "MASTER_PORT": os.environ["MASTER_PORT"], LAUNCHER: parent or "0"}.items():
-        if not text.isdecimal():
-            raise EnvironmentFault(Fault(name, f"is {text!r}, not a number", fix, code="SF-PARALLEL"))
-    numbers = {name: int(text) for name, text in told.items()}
-    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
-        raise EnvironmentFault(
-            Fault(
-                "MASTER_PORT", f"is {os.environ['MASTER_PORT']}", "name a free port, such as 29500", code="SF-PARALLEL"
-            )
-        )
-    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
-        raise EnvironmentFault(
-            Fault("RANK", f"is {told['RANK']}, and WORLD_SIZE is {told['WORLD_SIZE']}", fix, code="SF-PARALLEL")
-        )
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if not parent and os.environ.get(_OF_TORCHRUN):
-        parent = str(os.getppid())
-    return Launch(*(numbers[name] for name in names), parent=int(parent) if parent else None)
+    given = {name: os.environ.get(name, "").strip() for name in (*names, "MASTER_ADDR", "MASTER_PORT", LAUNCHER)}
+    if given["WORLD_SIZE"] in ("", "0", "1"):
+        return None
+    fix = "start it with `parallel.nproc`, torchrun, accelerate launch or deepspeed, or unset WORLD_SIZE"
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not given[name]]:
+        what = f"is {given['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        raise _inconsistent("WORLD_SIZE", what, fix)
+    given |= {name: given[name] or usual for name, usual in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
+    for name in (*names, "MASTER_PORT", LAUNCHER):
+        if given[name] and not given[name].isdecimal():
+            raise _inconsistent(name, f"is {given[name]!r}, not a number", fix)
+    if not 0 < int(given["MASTER_PORT"]) < 2**16:
+        raise _inconsistent("MASTER_PORT", f"is {given['MASTER_PORT']}", "name a free port, such as 29500")
+    if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        raise _inconsistent("RANK", f"is {given['RANK']}, and WORLD_SIZE is {given['WORLD_SIZE']}", fix)
+    of_torchrun = os.getppid() if os.environ.get(_OF_TORCHRUN) else None
+    parent = int(given[LAUNCHER]) if given[LAUNCHER] else of_torchrun
+    return Launch(*(int(given[name]) for name in names), parent=parent)
+
+
+def _inconsistent(name: str, what: str, fix: str) -> EnvironmentFault:
+    """name: of the variable."""
+    return EnvironmentFault(Fault(name, what, fix, code="SF-PARALLEL"))
 
 
 def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str, str]:
     """This process's environment for a child that is one of `world` on this machine. threads: for each of them, where
     nobody said otherwise."""
-    told = {
+    own = {
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": rank,
@@ -131,7 +126,7 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
         "MASTER_PORT": port,
         LAUNCHER: os.getpid(),
     }
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **{name: str(value) for name, value in told.items()}}
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **{name: str(value) for name, value in own.items()}}
 
 
 def quiet_sockets() -> None:
@@ -235,8 +230,8 @@ def restart_without_thread_cache() -> None:
 
 def _has_own_allocator() -> bool:
     """Whether the user's environment settles it."""
-    told = {name: os.environ[name] for name in _ALLOCATOR_NAMES if os.environ.get(name)}
-    return bool(told) and told != {_TUNABLES: NO_THREAD_CACHE}
+    given = {name: os.environ[name] for name in _ALLOCATOR_NAMES if os.environ.get(name)}
+    return bool(given) and given != {_TUNABLES: NO_THREAD_CACHE}
 
 
 def bound_product_caches(kind: str) -> None:

@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from surefoot.kernels.packed_attention import FORMS, documents_of
+from surefoot.planning.measurements import PADDED
 from surefoot.planning.probes import documents as module
 from surefoot.planning.probes.attention import GATE
-from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.planning.probes.documents import DocumentsRequest, document_trials
 from surefoot.planning.probes.timing import LIMITS
 
 CPU = torch.device("cpu")

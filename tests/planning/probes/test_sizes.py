@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from surefoot.kernels.packed_attention import FORMS, documents_of
-from surefoot.planning.measurements import HELD, times_of
+from surefoot.planning.measurements import HELD, PADDED, times_of
 from surefoot.planning.probes import attention
 from surefoot.planning.probes import documents as documents_module
 from surefoot.planning.probes.attention import attention_trials
-from surefoot.planning.probes.documents import PADDED, DocumentsRequest, document_trials
+from surefoot.planning.probes.documents import DocumentsRequest, document_trials
 from surefoot.planning.probes.sizes import (
     AttentionRequest,
     Room,

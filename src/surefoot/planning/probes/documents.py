@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.planning.measurements import AttentionTrial
+from surefoot.planning.measurements import PADDED, AttentionTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.attention import (
     ROUNDS,
@@ -38,7 +38,6 @@ from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
 from surefoot.planning.probes.sizes import less_than_asked, padded_halves, room_on, timed_at, timed_documents
 from surefoot.planning.probes.timing import Limits, attempt, one_thread, seconds_or_failures
 
-PADDED = "padded"
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
 _CHECKED = (64, 333, 1, 20)
 _CHECKED_FAR = (704, 90)

@@ -70,8 +70,8 @@ class Kept:
             return answer
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            told = {"asked": asked, "answer": adapter.dump_python(answer, mode="json"), "crowded": crowded}
-            durable.write_json(path, told)
+            record = {"asked": asked, "answer": adapter.dump_python(answer, mode="json"), "crowded": crowded}
+            durable.write_json(path, record)
         except (
             OSError,
             EnvironmentFault,
