@@ -71,17 +71,13 @@ def death_in_a_step(run: Path) -> Death:
     """Raises InputError where there is none that could be computed again, and says why."""
     if folder_lock.is_in_use(run):
         fix = f"replay its last step when that has ended; where none is, delete {run / LOCK}"
-        raise InputError(Fault(str(run), "a process is at work in it", fix, code="SF-CHECKPOINT-DAMAGED"))
+        raise InputError(Fault(str(run), "a process is at work in it", fix, code="SF-FOLDER-BUSY"))
     death = find_death(run)
     if death is None:
         kept = failures_in(run)
         fix = f"what it recorded is in {kept[-1]}: replay that" if kept else "there is no step to replay"
-        raise InputError(
-            Fault(str(run), "its last process ended by itself, or it had none", fix, code="SF-CHECKPOINT-DAMAGED")
-        )
+        raise InputError(Fault(str(run), "its last process ended by itself, or it had none", fix, code="SF-REPLAY"))
     if death.step is None:
         what = f"{death}: in an evaluation, a checkpoint, or the making of the next step's batches"
-        raise InputError(
-            Fault(str(run), what, "go on with --resume; there is no step to replay", code="SF-CHECKPOINT-DAMAGED")
-        )
+        raise InputError(Fault(str(run), what, "go on with --resume; there is no step to replay", code="SF-REPLAY"))
     return death

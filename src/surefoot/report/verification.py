@@ -123,7 +123,7 @@ def _checkpoint(folder: Path) -> Path:
                 str(folder),
                 "has no checkpoint to compare",
                 "name a run folder or a checkpoint",
-                code="SF-CHECKPOINT-DAMAGED",
+                code="SF-CHECKPOINT-NONE",
             )
         )
     newest, _ = newest_verified(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.errors_raised import raises_code
 from surefoot.evaluate.commonsense import protocol as commonsense
 from surefoot.evaluate.commonsense.protocol import (
     ORDER,
@@ -144,45 +145,44 @@ def test_published_averages_are_those_of_their_row():
 def test_sets_by_name():
     assert choose_sets("all") == SETS
     assert [one.name for one in choose_sets("piqa, boolq")] == ["boolq", "piqa"]
-    with pytest.raises(InputError, match="there is no set 'arc-easy'; did you mean ARC-Easy"):
+    with raises_code("SF-EVALUATE", "--sets", naming="ARC-Easy"):
         choose_sets("boolq,arc-easy")
-    with pytest.raises(InputError, match="names no set"):
+    with raises_code("SF-EVALUATE", "--sets"):
         choose_sets(",")
 
 
 RECORD = {"instruction": "Is it? Answer format: true/false", "input": "", "output": "x", "answer": "true"}
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({**RECORD, "answer": "yes"}, "row 2: its answer is 'yes', and those of boolq are true, false"),
-        ({**RECORD, "instruction": "Answer format: false"}, "none of those that its instruction offers"),
-        ({**RECORD, "instruction": 3}, "row 2: has a number in 'instruction'"),
-        ({"instruction": "Is it?"}, "row 2: has no 'answer'"),
-        ("text", "record 2 is text, not an object"),
-    ],
+WRONG = (
+    {**RECORD, "answer": "yes"},
+    {**RECORD, "instruction": "Answer format: false"},
+    {**RECORD, "instruction": 3},
+    {"instruction": "Is it?"},
+    "text",
 )
-def test_a_record_that_is_not_right_is_one_line(tmp_path, record, message):
-    (tmp_path / "boolq").mkdir()
-    (tmp_path / "boolq" / "test.json").write_text(json.dumps([RECORD, record], indent=1))
-    with pytest.raises(InputError) as caught:
-        read_set(tmp_path, BY_NAME["boolq"])
-    (fault,) = caught.value.faults
-    assert message in str(fault)
-    assert fault.where.startswith(str(tmp_path / "boolq" / "test.json:"))
-    assert read_set(tmp_path, BY_NAME["boolq"], 1) == [RECORD] if record != "text" else True
+
+
+def test_a_record_that_is_not_right_is_told_at_its_place(tmp_path):
+    file = tmp_path / "boolq" / "test.json"
+    file.parent.mkdir()
+    for record in WRONG:
+        file.write_text(json.dumps([RECORD, record], indent=1))
+        with pytest.raises(InputError) as caught:
+            read_set(tmp_path, BY_NAME["boolq"])
+        (fault,) = caught.value.faults
+        assert fault.where.startswith(f"{file}:"), record
+        assert fault.code in ("SF-DATA-ROW", "SF-DATA-FORMAT"), record
+        if record != "text":
+            assert read_set(tmp_path, BY_NAME["boolq"], 1) == [RECORD]  # twin: the first one is right
 
 
 def test_a_missing_set_says_what_the_layout_is(tmp_path):
     (tmp_path / "dataset").mkdir()
-    with pytest.raises(InputError, match=r"the set piqa; DATA holds dataset/SET/test.json or SET/test.json"):
+    with raises_code("SF-FILE-MISSING", "piqa/test.json", naming="dataset/SET/test.json or SET/test.json"):
         read_set(tmp_path, BY_NAME["piqa"])
-    with pytest.raises(InputError, match="did you mean") as seen:
+    with raises_code("SF-EVALUATE", str(tmp_path / "datasets"), naming="dataset"):  # not a file in it
         read_set(tmp_path / "datasets", BY_NAME["piqa"])
-    (fault,) = seen.value.faults
-    assert fault.where == str(tmp_path / "datasets"), "the folder that is missing, not a file in it"
-    assert "dataset/SET/test.json or SET/test.json" in fault.what
     (tmp_path / "boolq.json").write_text("[]")
-    with pytest.raises(InputError, match=r"boolq\.json: is a file; .*give the folder"):
+    with raises_code("SF-EVALUATE", "boolq.json", naming=str(tmp_path)):
         read_set(tmp_path / "boolq.json", BY_NAME["boolq"])

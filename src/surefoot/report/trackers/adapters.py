@@ -239,7 +239,7 @@ def require_trackers(names: Iterable[str]) -> None:
     names = list(names)
     missing = [name for name in names if not is_installed(name)]
     fix = f"pip install {' '.join(missing)}, or leave it out of report_to"
-    faults = [Fault("report_to", f"{name} is not installed", fix, code="SF-CHECKPOINT-DAMAGED") for name in missing]
+    faults = [Fault("report_to", f"{name} is not installed", fix, code="SF-PACKAGE") for name in missing]
     if "mlflow" in names and "mlflow" not in missing and (kind := _unopened_database()):
         what = f"names a {kind} database, which mlflow-skinny cannot open"
         faults.append(
@@ -247,7 +247,7 @@ def require_trackers(names: Iterable[str]) -> None:
                 "MLFLOW_TRACKING_URI",
                 what,
                 "pip install mlflow, or name a server or a file: folder",
-                code="SF-CHECKPOINT-DAMAGED",
+                code="SF-PACKAGE",
             )
         )
     if faults:
