@@ -54,9 +54,9 @@ def test_every_config_survives_saving(data: dict[str, Any]) -> None:
     assert yaml.safe_load(dump_config(config)) == plain_config(config)
 
 
-@pytest.mark.parametrize("text", AMBIGUOUS)
-def test_text_that_looks_like_something_else_stays_text(text: str) -> None:
-    check_round_trip(config_with(text))
+def test_text_that_looks_like_something_else_stays_text() -> None:
+    for text in AMBIGUOUS:
+        check_round_trip(config_with(text))
 
 
 def test_twin_without_our_quotes_text_turns_into_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
