@@ -29,7 +29,7 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "tests/commands/test_convert.py::test_a_compiled_model_and_a_base_from_under_an_adapter_load",
         "tests/faults/test_catalogue.py::test_a_base_in_another_layout_trains_to_the_same_bits",
     ),
-    "M12": ("tests/models/test_hub.py::test_licence_not_accepted",),
+    "M12": ("tests/models/test_hub.py::test_refused",),
     "P4": (
         "tests/training/test_scaling.py::test_the_scale_stops_at_its_floor",
         "tests/training/test_step.py::test_an_fp16_overflow_is_the_scalers_business_until_the_floor",

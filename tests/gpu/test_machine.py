@@ -11,6 +11,7 @@ import torch
 
 from gpu.devices import CUDA, DEVICES, take
 from helpers.doctor_runs import clean_base, clean_run
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
 from surefoot.kernels.packed_attention import FORMS, documents_of
@@ -110,7 +111,7 @@ def test_the_forecast_of_a_gpus_memory(tmp_path, monkeypatch, device, case):
     assert abs(forecast / peak - 1) <= OFF, f"forecast {forecast / 2**20:.0f} MiB, peak {peak / 2**20:.0f}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", representatives(CASES, "dora-twice", "full"))
 def test_the_cases_of_the_forecast_run(tmp_path, monkeypatch, case):
     """On the CPU, where the memory of a process that has done other things means nothing."""
     tiny_llama(tmp_path / "base", pad=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from itertools import product
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from gpu.devices import DEVICES, QUIET, device_of, logged, losses_of, take
+from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.report.verification import compare_folders
@@ -52,8 +54,7 @@ def furthest(found, wanted):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("adapter", "precision"), representatives(product(ADAPTERS, TOLERANCE), ("lora", "bf16")))
 def test_losses_are_those_of_the_cpu_in_fp32(place, monkeypatch, on_the_cpu, device, precision, adapter):
     wanted = on_the_cpu(adapter)
     take(device, monkeypatch)
@@ -76,7 +77,7 @@ FUSED = {"attention": {"cudnn": "off"}}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", representatives(TOLERANCE, "bf16"))
 def test_packed_rows_and_sdpa_learn_the_same(place, monkeypatch, on_the_cpu, device, precision):
     take(device, monkeypatch)
     data = {"train": str(place / "train.json"), "max_length": 128, "packing": "on"}
@@ -99,14 +100,16 @@ def stopped_after(last):
 
 
 def straight_and_broken(place, device, resumed=lambda patch: None):
-    """Three runs with dropout: two that nothing disturbed, and one that ended in its fifth step and went on. resumed:
-    changes something while it goes on."""
+    """Runs with dropout: two that nothing disturbed (on a CPU one), and one that ended in its fifth step and went on.
+
+    resumed: changes something while it goes on.
+    """
     ways = {**QUIET, "duration": f"{STEPS} steps", "checkpoint": {"every": "2 steps", "keep": 9}, "precision": "bf16"}
     names = [f"{device}-{name}" for name in ("straight", "again", "broken")]
-    for name in names:
-        shutil.rmtree(place / name, ignore_errors=True)
-    for name in names[:2]:
-        assert heron_train(place, name, **ways).exit_code == 0
+    shutil.rmtree(place / names[2], ignore_errors=True)
+    for name in names[: 1 if device == "cpu" else 2]:
+        if not (place / name).exists():  # the other test's are as good
+            assert heron_train(place, name, **ways).exit_code == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stopped_after(4))
         assert heron_train(place, names[2], **ways).exit_code == 9

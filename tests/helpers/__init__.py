@@ -1,6 +1,7 @@
 """What tests share: models, data, runs, processes and stand-ins for the world outside. Import as `helpers.NAME`.
 
-What only one folder of tests needs lies in that folder (`faults/`, `distributed/`, `equality/`, `conformance/`).
+What only one folder of tests needs lies in that folder (`faults/`, `distributed/`, `equality/`, `conformance/`,
+`models/conftest.py`: tiny models that all its tests share).
 
 Models
     tiny_models        a tiny Llama and word tokenizers in the real layout, built in milliseconds: the usual base
@@ -43,6 +44,9 @@ Outside
     other_tools        commands and configs of other tools, and what each comes to here
     llamafactory_keys  LLaMA-Factory's settings; deepspeed_chat_flags: DeepSpeed-Chat's
     benchmark_programs the programs of benchmarks/ as modules
+
+Assertions
+    expected_faults    a fault by its code, place and numbers, whatever its sentence
 
 Speed
     tiers              which cases of a matrix `make test` runs; the rest is for `make test-long`

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from helpers.expected_faults import refused
 from helpers.plans import attention_plan
-from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import (
     attention_context,
     decoding_context,
@@ -24,8 +24,7 @@ IDS = torch.arange(40).reshape(2, 20)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tiny_llama(tmp_path_factory.mktemp("attention") / "model")
+def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
 
 
@@ -42,7 +41,7 @@ def test_the_planned_kernel_runs_and_another_is_noticed(model, planned, other):
     plan = attention_plan("sdpa", (planned,), expected=planned)
     assert observe_kernels(forward(model, plan)) == {planned}
     assert verify_attention(forward(model, plan), plan) == [planned]
-    with pytest.raises(EnvironmentFault, match=f"planned {planned}, but the profiler saw {other}"):
+    with refused("SF-PLAN-BROKEN", "attention", planned, other):
         verify_attention(forward(model, attention_plan("sdpa", (other,))), plan)
 
 
@@ -90,9 +89,9 @@ def test_two_kernels_in_one_pass_are_both_seen():
                 F.scaled_dot_product_attention(q, q, q)
 
     assert observe_kernels(both) == {"flash", "math"}
-    with pytest.raises(EnvironmentFault, match="flash, math"):
+    with refused("SF-PLAN-BROKEN", "attention", "flash", "math"):
         verify_attention(both, attention_plan("sdpa", ("flash",)))
-    with pytest.raises(EnvironmentFault, match="no attention"):
+    with refused("SF-PLAN-BROKEN", "attention"):
         verify_attention(lambda: q.sum(), attention_plan())
 
 

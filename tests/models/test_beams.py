@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from helpers.tiers import representatives
 from helpers.zoo import ZOO
 from surefoot.models import beams as beams_module
-from surefoot.models.beams import Beam, beam_answers, beam_search
+from surefoot.models.beams import Beam, beam_answers
 
-FAMILIES = ["llama3", "qwen2", "phi3", "opt", "gpt2", "gemma2", "mistral"]
 NEW = 10
 PROMPTS = [[5, 9, 17, 33], [7], [40, 41, 42, 43, 44, 45, 46, 47, 48], [60, 61]]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request, tmp_path_factory):
-    folder = ZOO[request.param](tmp_path_factory.mktemp("beams") / request.param)
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """family -> model and tokenizer."""
+
+    @cache
+    def opened(family):
+        folder = ZOO[family](tmp_path_factory.mktemp("beams") / family)
+        return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+    return opened
+
+
+@pytest.fixture
+def model(models):
+    return models("llama3")
 
 
 MANY = 200  # stop tokens, so that ways end at different steps
@@ -45,17 +58,20 @@ def reference(model, stops: list[int], beams: int, prompts=PROMPTS) -> list[list
 
 
 def ours(model, stops: list[int], beams: int, prompts=PROMPTS) -> list[list[int]]:
-    found = beam_search(model, prompts, beams=beams, max_new_tokens=NEW, stop_ids=frozenset(stops), pad_id=stops[0])
+    with torch.no_grad():
+        found = beams_module._search(model, prompts, beams, NEW, frozenset(stops), stops[0])
     return [list(beam.tokens) for beam in found]
 
 
-@pytest.mark.parametrize(("beams", "width"), [(4, 1), (4, 3), (4, MANY), (1, 1)])
-def test_answers_are_those_of_transformers(model, beams, width):
-    stops = stops_of(model[0], width)
-    expected = reference(model[0], stops, beams)
-    assert ours(model[0], stops, beams) == expected
-    if width == MANY:
-        assert len({len(answer) for answer in expected}) > 1  # else nothing ended early
+@pytest.mark.parametrize("family", representatives(ZOO, "llama3", "gemma2", "gpt2"))
+def test_answers_are_those_of_transformers(models, family):
+    model, _ = models(family)
+    for beams, width in ((4, 1), (4, 3), (4, MANY), (1, 1)):
+        stops = stops_of(model, width)
+        expected = reference(model, stops, beams)
+        assert ours(model, stops, beams) == expected
+        if width == MANY:
+            assert len({len(answer) for answer in expected}) > 1  # else nothing ended early
 
 
 def test_twin_greedy_answers_are_others(model):

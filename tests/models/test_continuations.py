@@ -6,18 +6,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from helpers.tiers import representatives
 from helpers.zoo import ZOO
 from surefoot.models import continuations
 from surefoot.models.continuations import log_likelihoods
 
-FAMILIES = ["llama3", "qwen2", "phi3", "opt", "gpt2", "gemma2", "mistral"]
 PROMPTS = [[5, 9, 17, 33], [7], [40, 41, 42, 43, 44, 45, 46, 47, 48]]
 ONE_DIGIT = [[[20, 21, 22, 30], [20, 21, 22, 31]], [[20, 30], [20, 31], [20, 32]], [[30], [31]]]
 TAILS = [[[20, 21, 22, 30], [20, 21, 31, 32, 33]], [[20], [21, 22]], [[30, 31, 32], [30, 31], [30, 31, 32, 33]]]
 ROUNDING = 2e-5  # nats; sums of a few fp32 log probabilities, computed in batches of other shapes
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=representatives(ZOO, "llama3", "gemma2", "gpt2"))
 def model(request, tmp_path_factory):
     folder = ZOO[request.param](tmp_path_factory.mktemp("options") / request.param)
     return AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -8,15 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers.tiny_models import tiny_llama
 from surefoot.models import embeddings as vocabulary
 from surefoot.models.embeddings import embedding_and_head, is_tied, resize_vocabulary
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[bool, Path]:
-    root = tmp_path_factory.mktemp("vocabulary")
-    return {tied: tiny_llama(root / f"tied-{tied}", tied=tied) for tied in (True, False)}
+def folders(tiny_model) -> dict[bool, Path]:
+    return {tied: tiny_model(tied=tied) for tied in (True, False)}
 
 
 def opened(folder: Path):

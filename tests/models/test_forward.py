@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from helpers import zoo
 from helpers.doc_pages import ROOT, table
 from helpers.plans import adapter_plan, linear_names
-from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.kernels import packed_attention as documents
 from surefoot.models import forward
@@ -24,8 +23,7 @@ LENGTHS = (9, 17, 5)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tiny_llama(tmp_path_factory.mktemp("forward") / "model")
+def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TopPLogitsWarper
 
 from helpers.plans import adapter_plan, attention_plan, linear_names
-from helpers.tiny_models import tiny_llama
 from surefoot.models import generate
 from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context
@@ -23,8 +20,8 @@ LOG_PROBABILITY = 4e-6  # fp32 sums of 40 terms, of logits up to 15: a few ulps 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("generate") / "model", hidden=64)
+def folder(tiny_model):
+    return tiny_model(hidden=64)
 
 
 @pytest.fixture(scope="module")

@@ -45,24 +45,24 @@ def opened(folder, attention=None):
 
 
 @pytest.mark.parametrize("family", zoo.ZOO)
-def test_logits_are_those_of_the_joined_cache(tmp_path, family, little_room):
-    model = opened(zoo.ZOO[family](tmp_path / family))
+def test_logits_are_those_of_the_joined_cache(zoo_model, family, little_room):
+    model = opened(zoo_model(family))
     own = decoded(model, preallocated_cache(model), drop_at=(7, 25))
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
     for one, other in zip(own, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
 
 
-def test_eager_attention_reads_it_too(tmp_path, little_room):
-    model = opened(zoo.llama3(tmp_path / "llama3"), "eager")
+def test_eager_attention_reads_it_too(zoo_model, little_room):
+    model = opened(zoo_model("llama3"), "eager")
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
     for one, other in zip(decoded(model, preallocated_cache(model), drop_at=(7, 25)), plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
 
 
-def test_twin_a_room_that_loses_its_tokens_is_noticed(tmp_path, little_room, monkeypatch):
+def test_twin_a_room_that_loses_its_tokens_is_noticed(zoo_model, little_room, monkeypatch):
     """A room that grows without taking along what it held."""
-    model = opened(zoo.llama3(tmp_path / "llama3"))
+    model = opened(zoo_model("llama3"))
     plain = decoded(model, preallocated_cache(model))
     update = PreallocatedLayer.update
 
@@ -78,8 +78,8 @@ def test_twin_a_room_that_loses_its_tokens_is_noticed(tmp_path, little_room, mon
     assert not torch.allclose(changed[-1], plain[-1], atol=LOGITS)
 
 
-def test_windows_keep_their_own_layers(tmp_path):
-    model = opened(zoo.gemma2(tmp_path / "gemma2"))
+def test_windows_keep_their_own_layers(zoo_model):
+    model = opened(zoo_model("gemma2"))
     own = [type(layer) for layer in preallocated_cache(model).layers]
     plain = [type(layer) for layer in DynamicCache(config=model.config).layers]
     assert PreallocatedLayer in own

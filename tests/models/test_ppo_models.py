@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from helpers import zoo
-from helpers.tiny_models import tiny_llama
+from helpers.tiers import representatives
 from helpers.zoo_adapters import a_batch, adapted, base_model, head_of, saved
 from surefoot.models.forward import logits_at
 from surefoot.models.ppo_models import PPOModels, Role, ScoringRole, last_positions
@@ -15,12 +17,8 @@ from surefoot.models.saved_adapter import open_adapter, read_adapter
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.value_head import ScoredModel
 
+FEW = (("llama3", "lora"), ("phi3", "dora"), ("gemma2", "lora"), ("gpt2", "dora"))  # one for each kind of layer
 PLACES = torch.tensor([0, 3, 7, 12, 13])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("cast") / "model")
 
 
 def shared(folder, tmp_path, kind: str, *, reference: str | None = None, dropout: float = 0.0) -> PPOModels:
@@ -63,10 +61,9 @@ def numbers(cast: PPOModels) -> dict[str, torch.Tensor]:
         }
 
 
-@pytest.mark.parametrize("family", zoo.ZOO)
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_parts_on_one_trunk_equal_models_of_their_own(tmp_path, family, kind):
-    folder = zoo.ZOO[family](tmp_path / "base")
+@pytest.mark.parametrize(("family", "kind"), representatives(product(zoo.ZOO, ["lora", "dora"]), *FEW))
+def test_parts_on_one_trunk_equal_models_of_their_own(zoo_model, tmp_path, family, kind):
+    folder = zoo_model(family)
     together = numbers(shared(folder, tmp_path, kind))
     alone = numbers(separate(folder, tmp_path, kind))
     assert all(torch.equal(together[name], alone[name]) for name in together)

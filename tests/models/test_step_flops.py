@@ -10,6 +10,7 @@ import torch
 from helpers import zoo
 from helpers.architectures import LLAMA, build
 from helpers.plans import adapter_plan, linear_names
+from helpers.tiers import diagonal
 from helpers.zoo_adapters import adapted
 from surefoot.data.batching.batch import Example, collate
 from surefoot.data.batching.packing import pack, unpacked
@@ -95,17 +96,11 @@ def test_twin_without_the_path_the_last_layer_is_as_dear_as_the_others():
     assert plain != pytest.approx(step(batch.tokens, batch.weight, batch.weight), rel=10 * TOLERANCE)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {name: zoo.ZOO[name](tmp_path_factory.mktemp("zoo") / name) for name in sorted(zoo.ZOO)}
-
-
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("family", sorted(zoo.ZOO))
-def test_the_first_layers_input_gets_no_gradient_in_any_family(folders, family, fast):
+@pytest.mark.parametrize(("family", "fast"), diagonal(sorted(zoo.ZOO), [False, True]))
+def test_the_first_layers_input_gets_no_gradient_in_any_family(zoo_model, family, fast):
     """The twin is what a gradient there costs, which is known exactly: one more product of every linear layer that
     reads the first norm, and one of its adapter."""
-    model = adapted(folders[family], "lora", 1).eval()  # without dropout
+    model = adapted(zoo_model(family), "lora", 1).eval()  # without dropout
     if fast:
         adapter_path().install(model)
     batch = collate(

@@ -26,7 +26,7 @@ from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recog
 from surefoot.models.convert.rules import Rule, apply
 from surefoot.models.convert.safetensors_file import lazy_tensors, write_file, write_model
 from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source
-from surefoot.models.convert.tensors import LazyTensor, Tensors
+from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 from surefoot.models.facts import facts_of, model_config
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
 from surefoot.system import durable, hardware
@@ -42,7 +42,7 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     echo("layouts, and the rules that lead from each to transformers' or PEFT's (* --to writes it)")
     for layout in LAYOUTS:
         rules = f"  [{', '.join(layout.rules)}]" if layout.rules else ""
-        echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.told_by.replace('`', '')}{rules}")
+        echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.recognised_by.replace('`', '')}{rules}")
     echo("rules, and what undoes them")
     for name, kind in KINDS.items():
         echo(f"    {name:<16} {kind.sentence}; undone by: {kind.inverse or 'nothing'}")
@@ -179,9 +179,7 @@ def _converted(opened: Source, source: Path, to: str | None, base: Path | None) 
     model, adapter = halves(bare, read_json(place) if place else {})
     if adapter and model and to is None:
         what = f"holds a model of {len(model)} weights and an adapter of {len(adapter)}"
-        raise InputError(
-            Fault(str(source), what, "convert its halves one by one: --to hf and --to peft", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(str(source), what, "convert its halves one by one: --to hf and --to peft")
     if not adapter or (model and to == "hf"):
         heads = {name: tensor for name, tensor in opened.tensors.items() if name not in bare}
         result = _model({**model, **heads}, opened, source, to or "hf", base)
@@ -209,14 +207,7 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
     from surefoot.models.load import expected_tensors
 
     if to not in MODEL_TARGETS:
-        raise InputError(
-            Fault(
-                f"--to {to}",
-                "is a layout of adapters",
-                f"of a model: {', '.join(MODEL_TARGETS)}",
-                code="SF-CONVERT-LAYOUT",
-            )
-        )
+        raise layout_error(f"--to {to}", "is a layout of adapters", f"of a model: {', '.join(MODEL_TARGETS)}")
     config = _config_folder(opened.folder, source, base)
     target = Target(expected_tensors(model_config(config)), facts_of(config))
     found = recognise(tensors, target, str(source))
@@ -245,18 +236,10 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
 def _head_of(base: Path | None, target: Target, source: Path) -> LazyTensor:
     if base is None:
         what = f"has no {target.head}, and config.json does not tie it to the embedding"
-        raise InputError(
-            Fault(str(source), what, "give the model that it was trained from: --base FOLDER", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(str(source), what, "give the model that it was trained from: --base FOLDER")
     head = lazy_tensors(stored_tensors(base)).get(target.head)
     if head is None or head.shape != target.expected[target.head]:
-        raise InputError(
-            Fault(
-                str(base),
-                f"has no {target.head} of shape {list(target.expected[target.head])}",
-                code="SF-CONVERT-LAYOUT",
-            )
-        )
+        raise layout_error(str(base), f"has no {target.head} of shape {list(target.expected[target.head])}")
     return head
 
 
@@ -270,13 +253,11 @@ def _note_dtype(result: Converted, target: Target) -> None:
 def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path | None) -> Converted:
     if to not in ADAPTER_TARGETS:
         what = "is a layout of models, and this is an adapter"
-        raise InputError(
-            Fault(f"--to {to}", what, f"of an adapter: {', '.join(ADAPTER_TARGETS)}", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(f"--to {to}", what, f"of an adapter: {', '.join(ADAPTER_TARGETS)}")
     path = _adapter_config(opened.folder, base)
     if path is None:
         what = f"has no {ADAPTER_CONFIG}, and rank and alpha are not in the weights"
-        raise InputError(Fault(str(source), what, "put it beside them", code="SF-CONVERT-LAYOUT"))
+        raise layout_error(str(source), what, "put it beside them")
     found = recognise_adapter(tensors, read_json(path), str(source))
     target = _base_target(found.config, base)
     if target is not None and to not in ("fused", "split"):
@@ -306,7 +287,7 @@ def _config_folder(folder: Path, source: Path, base: Path | None) -> Path:
         if place is not None and (place / "config.json").is_file() and not (place / ADAPTER_CONFIG).is_file():
             return place
     what = "has no config.json, and the names of weights do not tell the model's sizes"
-    raise InputError(Fault(str(source), what, "give a folder that has it: --base FOLDER", code="SF-CONVERT-LAYOUT"))
+    raise layout_error(str(source), what, "give a folder that has it: --base FOLDER")
 
 
 def _write(result: Converted, folder: Path, opened: Source, base: Path | None) -> None:

@@ -31,9 +31,11 @@ _ONE_STEP = 0.625  # times eps: x (1 + this eps) rounds to the next number whate
 class Factor:
     """f for one state of the weights.
 
-    values: [O], fp32 or wider. fine: f - 1, [O], in the dtype of the products; None where some f is far from 1.
-    rare: in types of 16 bits, where `fine` is not None; see `scale_on_average_`. invertible: nothing in f is so close
-    to 0 that what was multiplied by it cannot be divided by it. magnitude, norm: m and |W + s B A|, [O].
+    values: [O], fp32 or wider.
+    fine: f - 1, [O], in the dtype of the products; None where some f is far from 1.
+    rare: in types of 16 bits, where `fine` is not None; see `scale_on_average_`.
+    invertible: no f is so close to 0 that what was multiplied by it cannot be divided by it.
+    magnitude, norm: m and |W + s B A|, [O].
     """
 
     values: torch.Tensor
@@ -58,17 +60,21 @@ class Rare:
 
 
 @torch.no_grad()
-def factors_of(asked: Sequence[tuple[torch.Tensor, torch.Tensor, torch.dtype]]) -> list[Factor]:
-    """asked: of each layer magnitude and norm, [O], and the dtype of its products; all on one device. The host reads
-    once, for all of them, which are near 1 and invertible: each read waits for whatever a GPU has been given."""
-    magnitudes = [magnitude.to(norm.dtype, copy=True) for magnitude, norm, _ in asked]
-    values = [magnitude / norm for magnitude, (_, norm, _) in zip(magnitudes, asked, strict=True)]
-    told = [((one - 1).abs() <= _NEAR_ONE).all() for one in values] + [
+def factors_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor, torch.dtype]]) -> list[Factor]:
+    """DoRA's factor of each layer.
+
+    layers: of each its magnitude and norm, [O], and the dtype of its products; all on one device.
+
+    The host reads once for all of them which are near 1 and invertible: each read waits for what a GPU has queued.
+    """
+    magnitudes = [magnitude.to(norm.dtype, copy=True) for magnitude, norm, _ in layers]
+    values = [magnitude / norm for magnitude, (_, norm, _) in zip(magnitudes, layers, strict=True)]
+    checks = [((one - 1).abs() <= _NEAR_ONE).all() for one in values] + [
         (one.abs() >= _INVERTIBLE).all() for one in values
     ]
-    answers = torch.stack(told).tolist()
+    answers = torch.stack(checks).tolist()
     found = []
-    for place, (one, magnitude, (_, norm, dtype)) in enumerate(zip(values, magnitudes, asked, strict=True)):
+    for place, (one, magnitude, (_, norm, dtype)) in enumerate(zip(values, magnitudes, layers, strict=True)):
         near_one, invertible = answers[place], answers[len(values) + place]
         fine = (one - 1).to(dtype) if near_one else None
         rare = _rare(one - 1, dtype) if near_one and dtype.itemsize == 2 else None
@@ -143,8 +149,10 @@ def factored_norms(
 ) -> torch.Tensor:
     """|W + s B A| by rows, [O], in the dtype of `squares`.
 
-    weight: [O, I], whose dtype is that of the product W A^T: what it rounds is small beside |W|^2. squares: of
-    `row_squares`. a: [r, I]. b: [O, r].
+    weight: [O, I], whose dtype is that of the product W A^T: what it rounds is small beside |W|^2.
+    squares: [O], of `row_squares`.
+    a: [r, I].
+    b: [O, r].
     """
     wide = squares.dtype
     cross = (weight @ a.to(weight.dtype).T).to(wide)

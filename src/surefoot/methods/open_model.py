@@ -34,7 +34,7 @@ from surefoot.methods.provenance import cautions_about, recorded_base, require_w
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
-from surefoot.models.load import load_model, load_tokenizer, said
+from surefoot.models.load import layout_message, load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.value_head import (
@@ -105,7 +105,7 @@ def open_for_use(
         raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA", code="SF-MODEL-KIND"))
     notes = list(cautions_about(trained, base))
     if saved and saved.layouts:
-        notes.append(said(saved.folder, saved.layouts))
+        notes.append(layout_message(saved.folder, saved.layouts))
     scale = saved_bos_scale(trained, base, plan)
     facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
@@ -121,7 +121,7 @@ def open_for_use(
         attention_implementation="eager" if facts.without_sdpa else "sdpa",
         device=torch.device("cpu") if packed else device,
         vocab_rows=saved.rows if saved else None,
-        say=notes.append,
+        notify=notes.append,
         scored=scored and has_value_head(base),
     )
     if packed:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,14 +46,6 @@ ADAPTER = "default"  # PEFT's name for the only adapter
 AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act
 
 
-@dataclass(frozen=True)
-class ZeroRows:
-    """Rows of a module's weight whose norm is zero in fp32."""
-
-    module: str
-    rows: tuple[int, ...]
-
-
 def add_adapter(
     model: PreTrainedModel,
     plan: AdapterPlan,
@@ -70,9 +61,7 @@ def add_adapter(
     autocast: every forward pass will run under autocast (then it must); saves casts, changes no bit.
     Raises InputError for a target that the model does not have, and for DoRA over rows of norm zero.
     """
-    _check_targets(model, plan.targets.value)
-    if plan.kind.value == "dora":
-        _check_norms(model, plan.targets.value)
+    _check_targets(model, plan)
     with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
         torch.manual_seed(seed)
         adapted = get_peft_model(model, _lora_config(model, plan))
@@ -104,9 +93,7 @@ def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) ->
     the other adapters on the way. Raises InputError as `add_adapter` does."""
     base = model.get_base_model()
     assert isinstance(base, PreTrainedModel)
-    _check_targets(base, plan.targets.value)
-    if plan.kind.value == "dora":
-        _check_norms(base, plan.targets.value)
+    _check_targets(base, plan)
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model.add_adapter(name, _lora_config(base, plan))
@@ -124,14 +111,10 @@ def adapted_modules(model: PeftModel) -> list[str]:
     return [name for name, module in model.get_base_model().named_modules() if isinstance(module, LoraLayer)]
 
 
-def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> list[ZeroRows]:
-    """Rows by whose norm DoRA would divide and get NaN, for the modules named in `targets`."""
-    found = []
-    for name in targets:
-        rows = (_row_norms(_linear(model.get_submodule(name))) == 0).nonzero().flatten().tolist()
-        if rows:
-            found.append(ZeroRows(name, tuple(rows)))
-    return found
+def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> dict[str, list[int]]:
+    """Of the modules named in `targets` those that DoRA would divide by a norm of zero in, and in which rows."""
+    norms = {name: _row_norms(_linear(model.get_submodule(name))) for name in targets}
+    return {name: rows for name, norm in norms.items() if (rows := (norm == 0).nonzero().flatten().tolist())}
 
 
 def compact_targets(names: Collection[str], targets: Collection[str]) -> list[str]:
@@ -166,8 +149,8 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
     )
 
 
-def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
-    modules = dict(model.named_modules())
+def _check_targets(model: nn.Module, plan: AdapterPlan) -> None:
+    modules, targets = dict(model.named_modules()), plan.targets.value
     faults = []
     for target in targets:
         if target not in modules:
@@ -181,17 +164,17 @@ def _check_targets(model: nn.Module, targets: Sequence[str]) -> None:
         raise InputError(
             faults or Fault("adapter.targets", "matches no module", "name linear layers", code="SF-ADAPTER-TARGETS")
         )
+    if plan.kind.value == "dora":
+        _check_norms(model, targets)
 
 
 def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
     faults = []
-    for zero in zero_norm_rows(model, targets):
-        shown = ", ".join(map(str, zero.rows[:5])) + (", …" if len(zero.rows) > 5 else "")
-        what = f"{len(zero.rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
+    for name, rows in zero_norm_rows(model, targets).items():
+        shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+        what = f"{len(rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
         faults.append(
-            Fault(
-                zero.module, what, "use adapter.kind: lora, or leave it out of adapter.targets", code="SF-ADAPTER-DORA"
-            )
+            Fault(name, what, "use adapter.kind: lora, or leave it out of adapter.targets", code="SF-ADAPTER-DORA")
         )
     if faults:
         raise InputError(faults)

@@ -61,31 +61,27 @@ def beam_answers(
     stop_ids: Collection[int],
     pad_id: int,
 ) -> list[Generated]:
-    """One answer per prompt (token ids, at least one each).
+    """One answer per prompt (token ids, at least one each); one that reaches max_new_tokens is finished.
 
     stop_ids: each ends an answer.
     The model's mode is restored.
     """
-    with eval_mode(model):
-        found = beam_search(
-            model, prompts, beams=beams, max_new_tokens=max_new_tokens, stop_ids=frozenset(stop_ids), pad_id=pad_id
-        )
+    if not all(prompts):
+        raise ValueError("a prompt needs at least one token")
+    with torch.no_grad(), eval_mode(model):
+        found = _search(model, prompts, beams, max_new_tokens, frozenset(stop_ids), pad_id)
     return [finish(list(beam.tokens), tokenizer, stop_ids) for beam in found]
 
 
-@torch.no_grad()
-def beam_search(
+def _search(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
-    *,
     beams: int,
     max_new_tokens: int,
     stop_ids: frozenset[int],
     pad_id: int,
 ) -> list[Beam]:
-    """The best finished beam of each prompt; one that reaches max_new_tokens is finished. The model is in eval mode."""
-    if not all(prompts):
-        raise ValueError("a prompt needs at least one token")
+    """The best finished beam of each prompt."""
     device = next(model.parameters()).device
     ids, mask = left_padded(prompts, pad_id, device)
     cache = DynamicCache(config=causal_model(model).config)

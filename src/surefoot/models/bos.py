@@ -148,9 +148,11 @@ def sequence_starts(
 ) -> torch.Tensor:
     """[B, T], True at the first attended token of every sequence among the T tokens of this call.
 
-    embedded: [B, T, H]. mask: [B, S] of real tokens; or the prepared [B, 1, T, S], or several by kind of layer; None:
-    all are real. positions: [B, T] or [1, T]; 0 begins a document of a packed row. cache: transformers' own; what is in
-    it has begun before. Raises ValueError for a mask of another form.
+    embedded: [B, T, H].
+    mask: [B, S] of real tokens; or the prepared [B, 1, T, S], or several by kind of layer; None: all are real.
+    positions: [B, T] or [1, T]; 0 begins a document of a packed row.
+    cache: transformers' own; what is in it has begun before.
+    Raises ValueError for a mask of another form.
     """
     rows, length = embedded.shape[:2]
     if isinstance(mask, Mapping):
@@ -212,9 +214,11 @@ def bake_obstacle(
 ) -> str:
     """Why the factor cannot be written into the embedding's row of BOS, as the end of a sentence; empty where it can.
 
-    It can where the id stands at the start of sequences and nowhere else. ends: EOS and whatever ends an answer.
-    tied: the head is the embedding, so that the logit of BOS would be scaled too. repeats_bos: the template writes BOS
-    before later turns as well.
+    It can where the id stands at the start of sequences and nowhere else.
+
+    ends: EOS and whatever else ends an answer.
+    tied: the head is the embedding, so that the logit of BOS would be scaled too.
+    repeats_bos: the template writes BOS before later turns as well.
     """
     if bos_id is None:
         return "there is no BOS token, so the scaled token is another one each time"
@@ -260,19 +264,14 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     factors, others = found["factor"], found["others_changed"]
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]
     wrong = [factor for factor in factors if not abs(factor - scale) <= tolerance * max(scale, 1)]
-    faults = []
+    differences = []
     if wrong:
-        what = f"planned {scale:g}, but the first layer gets the first token times {wrong[0]:.4g}"
-        faults.append(
-            Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS", code="SF-PLAN-BROKEN")
-        )
+        differences.append(f"planned {scale:g}, but the first layer gets the first token times {wrong[0]:.4g}")
     if others:
-        what = f"other tokens than the first of an example are changed, by up to {others:.2g}"
-        faults.append(
-            Fault("plan: bos.scale", what, "this model cannot be trained with a scaled BOS", code="SF-PLAN-BROKEN")
-        )
-    if faults:
-        raise EnvironmentFault(faults)
+        differences.append(f"other tokens than the first of an example are changed, by up to {others:.2g}")
+    if differences:
+        fix = "this model cannot be trained with a scaled BOS"
+        raise EnvironmentFault([Fault("plan: bos.scale", one, fix, code="SF-PLAN-BROKEN") for one in differences])
     return {
         "planned": scale,
         "factor": [min(factors), max(factors)] if factors else None,

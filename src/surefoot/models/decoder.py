@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from surefoot.models.forward import causal_model, language_models
+from surefoot.models.forward import causal_model, language_models, short_pass
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import LoraLayer
 
@@ -104,7 +105,7 @@ def last_layer(model: nn.Module) -> LastLayer:
     if not linears or linears[-1].output.shape != attention.output[0].shape:
         raise ValueError("the attention of its last layer does not end with a linear layer")
     # An adapted layer calls the one that it adapts, and ends after it.
-    final = [one.module for one in calls if one.given is begin.output and _is_behind(base, one.module)]
+    final = [one.module for one in calls if one.given is begin.output and is_norm(one.module)]
     return LastLayer(layer, norm, attention.module, linears[-1].module, final[0] if final else None)
 
 
@@ -118,11 +119,10 @@ class _Call:
     output: Any
 
 
-@torch.no_grad()
-def _calls(base: nn.Module, layer: nn.Module) -> list[_Call]:
+def _calls(base: PreTrainedModel, layer: nn.Module) -> list[_Call]:
     """The layer's, then those of the modules in it and of the decoder's other children, in the order in which they
     ended. All tensors are kept, so that no two are the same by chance."""
-    decoder = causal_model(base).get_decoder()
+    decoder = base.get_decoder()
     parents = {child: parent for parent in layer.modules() for child in parent.children()}
     watched = dict.fromkeys(
         [layer, *parents, *(one for one in decoder.children() if not isinstance(one, nn.ModuleList))]
@@ -132,23 +132,19 @@ def _calls(base: nn.Module, layer: nn.Module) -> list[_Call]:
     def see(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         seen.append(_Call(module, parents.get(module), _first(inputs, named), output))
 
-    first = next(base.parameters())
-    ids = torch.zeros(1, 2, dtype=torch.long, device=first.device)
-    mixed = first.dtype in (torch.bfloat16, torch.float16)  # adapters are fp32, whatever the base is
     with ExitStack() as stack:
         for module in watched:
             stack.callback(module.register_forward_hook(see, with_kwargs=True).remove)
         stack.enter_context(eval_mode(base))
-        stack.enter_context(torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed))
-        base(input_ids=ids, use_cache=False)
+        short_pass(base)
     own = [one for one in seen if one.module is layer]
     if len(own) != 1:
         raise ValueError("its last layer is called more than once")
     return [*own, *(one for one in seen if one.module is not layer)]
 
 
-def _is_behind(base: nn.Module, module: nn.Module) -> bool:
-    """Whether it is a norm of the decoder's own, with nothing in it."""
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a norm: by the name of its class, and with no module in it."""
     return not any(module.children()) and type(module).__name__.endswith("Norm")
 
 

@@ -1,7 +1,7 @@
 """From a model's name to a folder whose files are checked before any library opens them.
 
-`find_model` takes a local folder as it is and a hub id by way of Hugging Face's cache. Only files that surefoot reads
-are fetched, those of an adapter among them; pickled weights never (messages for the hub's refusals:
+`resolve_folder` takes a local folder as it is and a hub id by way of Hugging Face's cache. Only files that surefoot
+reads are fetched, those of an adapter among them; pickled weights never (messages for the hub's refusals:
 `surefoot.system.hub`). `check_folder` reads `config.json` and the headers of the safetensors files in plain
 Python: a few kilobytes, no torch. That finds a missing shard, a truncated file, pickled weights and a config that would
 fetch code. It cannot find a flipped bit: safetensors keeps no checksum. `base_fingerprint` digests the settings and the
@@ -16,13 +16,21 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import read_json
-from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, StoredTensor, read_header, stored_in
+from surefoot.models.convert.safetensors_file import (
+    INDEX,
+    PICKLED,
+    SINGLE,
+    StoredTensor,
+    indexed_files,
+    read_header,
+    stored_in,
+    weights_error,
+)
 from surefoot.system import plain_files
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.hub import fetch, look_up
@@ -49,18 +57,11 @@ _WEIGHTS = (
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
-@dataclass(frozen=True)
-class FoundModel:
-    """commit: of a model from the hub, which `folder` holds; None for a folder of the user's own."""
-
-    folder: Path
-    commit: str | None
-
-
-def find_model(path: str, revision: str | None = None, *, weights: bool) -> FoundModel:
-    """A model or adapter.
+def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> Path:
+    """The folder of a model or adapter; one from the hub lies in Hugging Face's cache, under its commit.
 
     path: a folder, or a hub id such as org/name.
+    revision: branch, tag or commit, of a hub id alone.
     weights: fetch those as well.
 
     Raises InputError for a folder that does not exist or a model or revision that the hub does not have,
@@ -70,7 +71,7 @@ def find_model(path: str, revision: str | None = None, *, weights: bool) -> Foun
         if revision is not None:
             what = f"{path} is a folder, and only hub models have revisions"
             raise InputError(Fault("model.revision", what, "leave it out", code="SF-CONFIG-CONFLICT"))
-        return FoundModel(Path(path), None)
+        return Path(path)
     if looks_local(path):
         fix = "give a folder, or a hub id such as org/name"
         raise InputError(Fault("model.path", f"folder {path} does not exist", fix, code="SF-FILE-MISSING"))
@@ -78,12 +79,7 @@ def find_model(path: str, revision: str | None = None, *, weights: bool) -> Foun
     patterns = (*_FACTS, *(_WEIGHTS if weights else ()))
     wanted = [name for name in repository.files if any(fnmatchcase(name, pattern) for pattern in patterns)]
     _require_all_shards(path, wanted)
-    return FoundModel(fetch(repository, wanted), repository.commit)
-
-
-def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> Path:
-    """The folder of `find_model`."""
-    return find_model(path, revision, weights=weights).folder
+    return fetch(repository, wanted)
 
 
 def _require_all_shards(path: str, names: Collection[str]) -> None:
@@ -130,14 +126,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             Fault(str(folder), "holds an adapter, not a model", "name its base model instead", code="SF-MODEL-KIND")
         )
     if not path.is_file():
-        raise InputError(
-            Fault(
-                str(folder),
-                "has no config.json",
-                "give a folder with config.json and *.safetensors",
-                code="SF-MODEL-WEIGHTS",
-            )
-        )
+        raise weights_error(folder, "has no config.json", "give a folder with config.json and *.safetensors")
     config = read_json(path)
     faults = list(_hostile_fields(config, str(path)))
     if "quantization_config" in config:
@@ -156,27 +145,16 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model. Raises InputError where there are none, with the way out for pickled ones."""
     if any(folder.glob(_DISTRIBUTED)):
         what = "a distributed checkpoint, whose metadata is pickled and can run code when opened"
-        raise InputError(
-            Fault(str(folder), what, "use a plain safetensors version of this model", code="SF-MODEL-WEIGHTS")
-        )
+        raise weights_error(folder, what, "use a plain safetensors version of this model")
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise InputError(Fault(str(folder / INDEX), "has no weight_map", code="SF-MODEL-WEIGHTS"))
-        names = sorted(set(weight_map.values()))
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise InputError(
-                Fault(str(folder / INDEX), f"points outside its folder: {outside[0]}", code="SF-MODEL-WEIGHTS")
-            )
-        return [folder / name for name in names]
+        return indexed_files(folder)
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         what = f"only pickled weights ({pickled[0]}), which can run code when opened"
-        raise InputError(Fault(str(folder), what, convert_command(folder), code="SF-MODEL-WEIGHTS"))
-    raise InputError(Fault(str(folder), f"no weights: neither {SINGLE} nor {INDEX}", code="SF-MODEL-WEIGHTS"))
+        raise weights_error(folder, what, convert_command(folder))
+    raise weights_error(folder, f"no weights: neither {SINGLE} nor {INDEX}")
 
 
 def convert_command(folder: Path) -> str:

@@ -38,7 +38,10 @@ _packed: ContextVar[bool] = ContextVar("packed", default=False)
 
 
 def register(form: str) -> str:
-    """form: a key of `kernels.documents.FORMS`. Returns the name under which transformers finds it."""
+    """Add a form of packed attention to transformers' registry; returns its name there.
+
+    form: a key of `surefoot.kernels.packed_attention.FORMS`.
+    """
     name = _PREFIX + form
     AttentionInterface.register(name, _attention(FORMS[form]))
     AttentionMaskInterface.register(name, _mask)
@@ -131,6 +134,16 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
         return [model]
     found = [inner for child in model.children() for inner in language_models(child)]
     return list({id(inner): inner for inner in found}.values())
+
+
+@torch.no_grad()
+def short_pass(model: PreTrainedModel) -> Any:
+    """The model's output for two tokens, to see how it is built. Under autocast where the base is held in 16 bits, as
+    its adapters are fp32 nevertheless."""
+    first = next(model.parameters())
+    mixed = first.dtype in (torch.bfloat16, torch.float16)
+    with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
+        return model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=first.device), use_cache=False)
 
 
 def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:

@@ -31,8 +31,8 @@ _ROTARY_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
-class AskedWith:
-    """What the file says of how the model is asked.
+class ChatSettings:
+    """What the file says of how prompts are written and answers end.
 
     bos_id: put before every text; None where none is.
     stops: ids that end an answer, EOS first.
@@ -47,9 +47,15 @@ class AskedWith:
 
 
 def write_gguf(
-    folder: Path, file: Path, tokenizer: PreTrainedTokenizerBase, asked: AskedWith, *, name: str, window: int | None
+    folder: Path, file: Path, tokenizer: PreTrainedTokenizerBase, chat: ChatSettings, *, name: str, window: int | None
 ) -> None:
-    """folder: a model as transformers reads it. window: of layers that see only the last tokens. Raises NotInGguf."""
+    """Write the model in `folder` as one GGUF file. Raises NotInGguf for what this writer does not know.
+
+    folder: a model as transformers reads it.
+    chat: how prompts are written and answers end.
+    name: of the model, for people.
+    window: tokens that layers with sliding attention see; None where all see everything.
+    """
     import gguf
 
     config = model_config(folder)
@@ -59,7 +65,7 @@ def write_gguf(
     vocabulary = gguf_vocabulary(tokenizer, rows)
     writer = gguf.GGUFWriter(file, row.architecture)
     _describe_model(writer, config, name, rows)
-    _describe_tokenizer(writer, vocabulary, tokenizer, asked)
+    _describe_tokenizer(writer, vocabulary, tokenizer, chat)
     names = _gguf_names(gguf, row, config.num_hidden_layers, stored)
     factors = _rotary_factors(config)
     if factors is not None:
@@ -75,7 +81,7 @@ def write_gguf(
     for theirs, ours in names.items():
         with safe_open(stored[ours].file, framework="pt") as opened:
             tensor = opened.get_tensor(ours)
-        writer.write_tensor_data(_data(_laid_out(tensor, theirs, row, config)))
+        writer.write_tensor_data(_data(_in_gguf_order(tensor, theirs, row, config)))
     writer.close()
 
 
@@ -122,7 +128,7 @@ def _describe_model(writer: Any, config: PreTrainedConfig, name: str, rows: int)
 
 
 def _describe_tokenizer(
-    writer: Any, vocabulary: GgufVocabulary, tokenizer: PreTrainedTokenizerBase, asked: AskedWith
+    writer: Any, vocabulary: GgufVocabulary, tokenizer: PreTrainedTokenizerBase, chat: ChatSettings
 ) -> None:
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
@@ -133,20 +139,20 @@ def _describe_tokenizer(
     if vocabulary.scores:
         writer.add_token_scores(vocabulary.scores)
         writer.add_add_space_prefix(True)
-    bos = tokenizer.bos_token_id if asked.bos_id is None else asked.bos_id
+    bos = tokenizer.bos_token_id if chat.bos_id is None else chat.bos_id
     for number, add in (
         (bos, writer.add_bos_token_id),
-        (asked.stops[0] if asked.stops else tokenizer.eos_token_id, writer.add_eos_token_id),
-        (asked.stops[1] if len(asked.stops) > 1 else None, writer.add_eot_token_id),
+        (chat.stops[0] if chat.stops else tokenizer.eos_token_id, writer.add_eos_token_id),
+        (chat.stops[1] if len(chat.stops) > 1 else None, writer.add_eot_token_id),
         (tokenizer.unk_token_id, writer.add_unk_token_id),
-        (asked.pad_id, writer.add_pad_token_id),
+        (chat.pad_id, writer.add_pad_token_id),
     ):
         if isinstance(number, int):
             add(number)
-    writer.add_add_bos_token(asked.bos_id is not None)
+    writer.add_add_bos_token(chat.bos_id is not None)
     writer.add_add_eos_token(False)
-    if asked.chat_template is not None:
-        writer.add_chat_template(asked.chat_template)
+    if chat.chat_template is not None:
+        writer.add_chat_template(chat.chat_template)
 
 
 def _gguf_names(gguf: Any, row: GgufRow, layers: int, stored: dict[str, Any]) -> dict[str, str]:
@@ -179,7 +185,7 @@ def _data(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
 
 
-def _laid_out(tensor: torch.Tensor, theirs: str, row: GgufRow, config: PreTrainedConfig) -> torch.Tensor:
+def _in_gguf_order(tensor: torch.Tensor, theirs: str, row: GgufRow, config: PreTrainedConfig) -> torch.Tensor:
     if not row.paired or (".attn_q." not in theirs and ".attn_k." not in theirs):
         return tensor
     heads = config.num_attention_heads if ".attn_q." in theirs else config.num_key_value_heads

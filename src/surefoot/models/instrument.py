@@ -24,7 +24,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.families.model_facts import ModelFacts
-from surefoot.models.decoder import decoder_layers
+from surefoot.models.decoder import decoder_layers, is_norm
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import LoraLayer
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -32,10 +32,11 @@ from surefoot.system.errors import EnvironmentFault, Fault
 
 @dataclass(frozen=True)
 class Part:
-    """A module inside every decoder layer, or the final norm. path: within the layer; the full name of the final norm.
+    """A module inside every decoder layer, or the final norm.
 
-    roles, sizes: of a linear layer that several are fused in, what they are called and how many outputs each has, in
-    order; of any other linear layer its one role, of a norm none.
+    path: within the layer; the full name of the final norm.
+    roles: of a linear layer; several in order where it is fused of them. Empty for a norm.
+    sizes: outputs of each role.
     """
 
     path: str
@@ -46,7 +47,11 @@ class Part:
 
 @dataclass(frozen=True)
 class LayerParts:
-    """layers: full name of the list of decoder layers. final_norm: None where the model ends without one."""
+    """What there is to see in a model.
+
+    layers: full name of the list of decoder layers.
+    final_norm: None where the model ends without one.
+    """
 
     layers: str
     parts: tuple[Part, ...]
@@ -59,7 +64,7 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     names = {id(module): name for name, module in base.named_modules()}
     family = facts.family
     if family is None:
-        last = [module for module in base.get_decoder().children() if _is_norm(module)]
+        last = [module for module in base.get_decoder().children() if is_norm(module)]
         final = Part(names[id(last[-1])], "norm") if last else None
         return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
     linears = [
@@ -72,10 +77,6 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     return LayerParts(names[id(layers)], (*norms, *linears), final)
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Norm") and not any(module.children())
-
-
 def _shown_parts(layer: nn.Module) -> Iterator[Part]:
     """Of a family without a row: its norms and linear layers, each called by the last word of its name."""
     inside_adapter: tuple[str, ...] = ()
@@ -86,7 +87,7 @@ def _shown_parts(layer: nn.Module) -> Iterator[Part]:
             inside_adapter += (f"{path}.",)
         if isinstance(module, nn.Linear | Conv1D | LoraLayer):
             yield Part(path, "linear", (path.rpartition(".")[2],))
-        elif _is_norm(module):
+        elif is_norm(module):
             yield Part(path, "norm")
 
 

@@ -61,15 +61,16 @@ def load_model(
     attention_implementation: str,
     device: torch.device,
     vocab_rows: int | None = None,
-    say: Callable[[str], object] | None = None,
+    notify: Callable[[str], object] | None = None,
     scored: bool = False,
 ) -> PreTrainedModel:
     """The causal language model in `folder`, in eval mode, all floating-point parameters in `dtype`.
 
-    attention_implementation: eager | sdpa | flash_attention_2. vocab_rows: embedding rows wanted, more than there are
-    (see `resize_vocabulary`). say: is told where the files are in another layout than transformers' and rules apply.
-    scored: of a reward model, whose value head is left to `value_head_tensors`; where it has no output head, which it
-    has no use for, the embedding stands in.
+    attention_implementation: eager | sdpa | flash_attention_2.
+    vocab_rows: embedding rows wanted, more than there are (see `resize_vocabulary`).
+    notify: called with a sentence where the files are in another layout than transformers' and rules apply.
+    scored: a reward model, whose value head is left to `value_head_tensors`; where it has no output head, which it
+        has no use for, the embedding stands in.
     Raises InputError for anything that is not an intact model: each fault names file or tensor.
     """
     config = model_config(folder)
@@ -82,8 +83,8 @@ def load_model(
         converted = other_layout(stored, config, folder)
     given = converted.tensors if converted else lazy_tensors(stored) if scored else None
     model, info = _open(folder, config, dtype, attention_implementation, given)
-    if converted and say:
-        say(said(folder, converted.layouts, value_head=bool(converted.value_head)))
+    if converted and notify:
+        notify(layout_message(folder, converted.layouts, value_head=bool(converted.value_head)))
     tensors = converted.tensors if converted else lazy_tensors(stored)
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
@@ -98,7 +99,7 @@ def layout_caution(folder: Path) -> str | None:
     """What `load_model` would say of the folder's files, without reading a weight. Raises InputError as it does."""
     with _library_faults(folder):
         found = other_layout(stored_tensors(folder), model_config(folder), folder)
-    return said(folder, found.layouts, value_head=bool(found.value_head)) if found else None
+    return layout_message(folder, found.layouts, value_head=bool(found.value_head)) if found else None
 
 
 def _open(
@@ -234,7 +235,7 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
     return found
 
 
-def said(folder: Path, layouts: Sequence[str], *, value_head: bool = False) -> str:
-    """One sentence for the user."""
+def layout_message(folder: Path, layouts: Sequence[str], *, value_head: bool = False) -> str:
+    """That rules are applied to read the folder, as a sentence for the user."""
     head = "; its value head is not part of the model" if value_head else ""
     return f"{folder} is in another layout ({', '.join(layouts)}) and is read through rules{head}"

@@ -43,45 +43,37 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 _NAMES = ("dropout", "attention_dropout", "activation_dropout")
 
 
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Module and attribute of every dropout probability in the model."""
+    places = [(module, "p") for module in model.modules() if isinstance(module, nn.Dropout)]
+    functions = [(module, name) for module in model.modules() for name in _NAMES]
+    return places + [place for place in functions if isinstance(getattr(*place, None), float)]
+
+
 def set_dropout(model: nn.Module, share: float) -> None:
     """Set every dropout probability of the model, of modules and of functional calls.
 
     share: probability, 0 to 1. Layerdrop and config.json stay as they are, as with DeepSpeed-Chat's --dropout.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = share
-        for name in _NAMES:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, share)
+    for place in _dropouts(model):
+        setattr(*place, share)
 
 
 @contextmanager
 def no_dropout(model: nn.Module) -> Iterator[None]:
     """Every dropout probability is 0 inside and restored on exit; training mode is otherwise untouched."""
-    drops = [(module, "p") for module in model.modules() if isinstance(module, nn.Dropout)]
-    functions = [(module, name) for module in model.modules() for name in _NAMES]
-    drops += [place for place in functions if isinstance(getattr(*place, None), float)]
-    before = [getattr(*place) for place in drops]
-    for module, name in drops:
-        setattr(module, name, 0.0)
+    before = [(place, getattr(*place)) for place in _dropouts(model)]
+    set_dropout(model, 0.0)
     try:
         yield
     finally:
-        for (module, name), share in zip(drops, before, strict=True):
-            setattr(module, name, share)
+        for place, share in before:
+            setattr(*place, share)
 
 
 def highest_dropout(model: nn.Module) -> float:
     """The largest dropout probability of any module, adapters included."""
-    shares = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    shares += [
-        share
-        for module in model.modules()
-        for name in _NAMES
-        if isinstance(share := getattr(module, name, None), float)
-    ]
-    return max(shares, default=0.0)
+    return max((getattr(*place) for place in _dropouts(model)), default=0.0)
 
 
 @contextmanager

@@ -54,7 +54,9 @@ def load_adapter_weights(
 ) -> None:
     """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one.
 
-    tensors: in place of the file's, where that is in another layout than PEFT's. name: of the model's adapters.
+    save_embedding: as in `save_adapter`.
+    tensors: in place of the file's, where that is in another layout than PEFT's.
+    name: of the model's adapters.
     """
     path = folder / ADAPTER_WEIGHTS
     if tensors is None:

@@ -79,10 +79,14 @@ _PLAIN_STARTS = (True, False, None, "gaussian")  # others (pissa, olora …) alt
 
 @dataclass(frozen=True)
 class SavedAdapter:
-    """base, revision: as the adapter's author wrote them. rows: of the embedding that the adapter was trained with,
-    where it holds something of embedding or head, trained or not; known once it is `fitted` to its base.
+    """An adapter folder, read but for its weights.
 
-    tensors: under PEFT's names, unread. layouts: those that rules led from; () for PEFT's own.
+    base, revision: as the adapter's author wrote them.
+    rows: of the embedding that the adapter was trained with, where it holds something of embedding or head, trained or
+        not; known once it is `fitted` to its base.
+    settings: of adapter_config.json, those that describe the adapter.
+    tensors: under PEFT's names, unread.
+    layouts: those that rules led from; () for PEFT's own.
     """
 
     folder: Path

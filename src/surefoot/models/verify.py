@@ -183,7 +183,9 @@ def rounding_noise(model: nn.Module, texts: Sequence[Sequence[int]], logits: Seq
     """How far one rounding moves the logits of this model: every embedding of `texts` by one unit in the last place,
     up or down at random (the same in every call). A share of the largest logit.
 
-    model: in the dtype of which the rounding is. logits: what it gives without.
+    model: in the dtype whose rounding is meant.
+    texts: token ids of each.
+    logits: the model's own, as `logits_of` gives them.
     """
 
     def one_unit(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from helpers.architectures import TINY, build
 from helpers.plans import adapter_plan, linear_names
+from helpers.tiers import diagonal
 from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.logprobs import token_logprobs
 from surefoot.methods.losses.sft import sft_loss
@@ -71,12 +72,13 @@ def difference(one, two):
     return max([abs(float((two[0] - one[0]) / one[0])), *shares])
 
 
-@pytest.mark.parametrize("loss", [summed, weighed])
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, "full") for name in sorted(TINY.keys() - CAPPED)] + [("llama", "lora"), ("opt", "lora"), ("qwen2", "dora")],
-)
-def test_every_family(name, kind, loss):
+CASES = [(name, "full") for name in sorted(TINY.keys() - CAPPED)]
+CASES += [("llama", "lora"), ("opt", "lora"), ("qwen2", "dora")]
+
+
+@pytest.mark.parametrize(("case", "loss"), diagonal(CASES, [summed, weighed]))
+def test_every_family(case, loss):
+    name, kind = case
     model = model_of(name, kind)
     assert not head_obstacle(model)
     plain = measured(model, loss)

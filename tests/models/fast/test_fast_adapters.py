@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import zoo
+from helpers.tiers import diagonal
 from helpers.zoo_adapters import a_batch, adapted, base_model, saved
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import leave_casts_to_autocast
@@ -23,23 +24,11 @@ from surefoot.models.peft import PeftModel
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 
-FAMILIES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "opt", "gpt2")
+KINDS = ("lora", "dora")
 EVERYWHERE = torch.arange(18)
 EXACT = 1e-10  # float64 in another order of sums; 2e-15 seen
 FP32 = 2e-5  # of a gradient's norm; 2e-6 seen
 NO_WORSE = 1.15  # mean error against PEFT's; 0.95 to 1.07 seen, where the seeds of one arm spread by 0.1
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = getattr(zoo, family)(tmp_path_factory.mktemp("fast") / family)
-        return made[family]
-
-    return folder
 
 
 @pytest.fixture
@@ -83,10 +72,9 @@ def difference(found, wanted):
     return max(float((found[name] - one).norm() / one.norm().clamp(min=1e-30)) for name, one in wanted.items())
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_learns_the_same(folders, passes, family, kind):
-    model = learner(folders(family), kind, dropout=0.2)
+@pytest.mark.parametrize(("family", "kind"), diagonal(zoo.ZOO, KINDS))
+def test_every_family_learns_the_same(zoo_model, passes, family, kind):
+    model = learner(zoo_model(family), kind, dropout=0.2)
     exact = copy.deepcopy(model).double()
     for one, limit in ((exact, EXACT), (model, FP32)):
         plain = gradients(one)
@@ -101,10 +89,9 @@ def test_every_family_learns_the_same(folders, passes, family, kind):
         assert not passes
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_without_dropout_layers_with_one_input_are_computed_together(folders, passes, family, kind):
-    model = learner(folders(family), kind).double()
+@pytest.mark.parametrize(("family", "kind"), diagonal(zoo.ZOO, KINDS))
+def test_without_dropout_layers_with_one_input_are_computed_together(zoo_model, passes, family, kind):
+    model = learner(zoo_model(family), kind).double()
     plain = gradients(model)
     install(model)
     passes.clear()
@@ -114,8 +101,8 @@ def test_without_dropout_layers_with_one_input_are_computed_together(folders, pa
     assert passes == wanted * layers
 
 
-def test_twin_another_scale_is_seen(folders):
-    model = learner(folders("llama3")).double()
+def test_twin_another_scale_is_seen(zoo_model):
+    model = learner(zoo_model("llama3")).double()
     plain = gradients(model)
     install(model)
     layer = next(module for module in model.modules() if isinstance(module, fast_adapters.LoraLinear))
@@ -124,9 +111,9 @@ def test_twin_another_scale_is_seen(folders):
 
 
 @pytest.mark.parametrize("options", [{"rslora": True}, {"modules_to_save": ("lm_head",)}, {"targets": "q_proj"}])
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_ways_to_adapt(folders, kind, options):
-    model = learner(folders("llama3"), kind, **options).double()
+@pytest.mark.parametrize("kind", KINDS)
+def test_ways_to_adapt(zoo_model, kind, options):
+    model = learner(zoo_model("llama3"), kind, **options).double()
     plain = gradients(model)
     install(model)
     assert difference(gradients(model), plain) < EXACT
@@ -139,12 +126,12 @@ def narrow(model):
     return model
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_bf16_is_as_near_to_float64_as_the_plain_path(folders, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_is_as_near_to_float64_as_the_plain_path(zoo_model, kind):
     errors = {"plain": 0.0, "fast": 0.0}
     for family in ("llama3", "qwen2", "gpt2"):
         for seed in range(4):
-            model = narrow(learner(folders(family), kind, seed))
+            model = narrow(learner(zoo_model(family), kind, seed))
             if kind == "lora":
                 leave_casts_to_autocast(model)
             exact = gradients(copy.deepcopy(model).double())
@@ -157,10 +144,10 @@ def test_bf16_is_as_near_to_float64_as_the_plain_path(folders, kind):
     assert errors["fast"] < NO_WORSE * errors["plain"]
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_masks_in_bf16_are_those_of_the_plain_path(folders, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_in_bf16_are_those_of_the_plain_path(zoo_model, kind):
     """With others the gradients would have little in common."""
-    model = narrow(learner(folders("llama3"), kind, dropout=0.5))
+    model = narrow(learner(zoo_model("llama3"), kind, dropout=0.5))
     plain = gradients(model, bf16)
     install(model)
     assert difference(gradients(model, bf16), plain) < 0.15
@@ -173,9 +160,9 @@ def test_masks_in_bf16_are_those_of_the_plain_path(folders, kind):
     assert difference(other, plain) > 0.3
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_recomputed_layers_give_the_same_bits(folders, kind):
-    model = learner(folders("llama3"), kind)
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_layers_give_the_same_bits(zoo_model, kind):
+    model = learner(zoo_model("llama3"), kind)
     install(model)
     kept = gradients(model)
     enable_gradient_checkpointing(model)
@@ -199,8 +186,8 @@ def masks_held(monkeypatch, model):
     return held, count
 
 
-def test_no_mask_is_held_for_layers_that_are_computed_again(folders, monkeypatch):
-    model = learner(folders("llama3"), dropout=0.2)
+def test_no_mask_is_held_for_layers_that_are_computed_again(zoo_model, monkeypatch):
+    model = learner(zoo_model("llama3"), dropout=0.2)
     install(model)
     plain = gradients(model)
     held, drawn = masks_held(monkeypatch, model)
@@ -216,8 +203,8 @@ SETTINGS = {"betas": (0.9, 0.999), "momentum": None, "eps": 1e-8, "weight_decay"
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "muon", "fused"])
-def test_what_follows_from_the_weights_follows_every_optimizer(folders, name):
-    model = learner(folders("llama3"), "dora")
+def test_what_follows_from_the_weights_follows_every_optimizer(zoo_model, name):
+    model = learner(zoo_model("llama3"), "dora")
     trained = {key: one for key, one in model.named_parameters() if one.requires_grad}
     if name == "fused":  # which does not mark parameters as changed
         optimizer = torch.optim.AdamW(trained.values(), lr=0.1, fused=True)
@@ -236,14 +223,14 @@ def test_what_follows_from_the_weights_follows_every_optimizer(folders, name):
     undo()
 
 
-def test_twin_without_the_clock_a_fused_step_would_not_be_noticed(folders, monkeypatch):
+def test_twin_without_the_clock_a_fused_step_would_not_be_noticed(zoo_model, monkeypatch):
     monkeypatch.setattr(fast_adapters._Clock, "_tick", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_what_follows_from_the_weights_follows_every_optimizer(folders, "fused")
+        test_what_follows_from_the_weights_follows_every_optimizer(zoo_model, "fused")
 
 
-def test_weights_that_are_exchanged_or_written_are_noticed(folders):
-    model = learner(folders("llama3"), "dora")
+def test_weights_that_are_exchanged_or_written_are_noticed(zoo_model):
+    model = learner(zoo_model("llama3"), "dora")
     install(model)
     first = gradients(model)
     own = {name: one.data for name, one in model.named_parameters() if one.requires_grad}
@@ -267,9 +254,9 @@ def logits(model):
     return logits_at(model.eval(), a_batch(), EVERYWHERE)
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_parts_of_one_trunk_play_as_without(folders, kind):
-    trunk = SharedBackbone(learner(folders("llama3"), kind).double())
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_one_trunk_play_as_without(zoo_model, kind):
+    trunk = SharedBackbone(learner(zoo_model("llama3"), kind).double())
     trunk.add_copy("critic", trainable=True)
     for name, parameter in trunk.model.named_parameters():
         parameter.data = parameter.data.double()
@@ -292,9 +279,9 @@ def test_parts_of_one_trunk_play_as_without(folders, kind):
     assert float((plain["default"] - plain[None]).abs().max()) > 1e-3
 
 
-def test_what_it_does_not_know_is_left_to_peft(folders, passes):
+def test_what_it_does_not_know_is_left_to_peft(zoo_model, passes):
     """Two adapters at once, an adapter switched off, merged weights, a base that trains."""
-    trunk = SharedBackbone(learner(folders("llama3")))
+    trunk = SharedBackbone(learner(zoo_model("llama3")))
     trunk.add_copy("critic", trainable=True)
     model = trunk.model
     install(model)
@@ -318,17 +305,17 @@ def test_what_it_does_not_know_is_left_to_peft(folders, passes):
     assert not passes
 
 
-def test_a_16_bit_base_without_autocast_is_left_to_peft_which_computes_the_adapter_in_fp32(folders, passes):
-    model = narrow(learner(folders("llama3")))
+def test_a_16_bit_base_without_autocast_is_left_to_peft_which_computes_the_adapter_in_fp32(zoo_model, passes):
+    model = narrow(learner(zoo_model("llama3")))
     plain = logits(model)
     install(model)
     assert torch.equal(logits(model), plain)
     assert not passes
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_files_are_pefts(folders, tmp_path, kind):
-    folder = folders("qwen2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_pefts(zoo_model, tmp_path, kind):
+    folder = zoo_model("qwen2")
     model = learner(folder, kind)
     install(model)
     before = saved(model, tmp_path / "fast")
@@ -338,8 +325,8 @@ def test_files_are_pefts(folders, tmp_path, kind):
     assert names == set(dict(learner(folder, kind).named_parameters()))
 
 
-def test_a_copy_of_the_model_goes_its_own_way(folders):
-    model = learner(folders("llama3"), "dora")
+def test_a_copy_of_the_model_goes_its_own_way(zoo_model):
+    model = learner(zoo_model("llama3"), "dora")
     install(model)
     before = gradients(model)
     other = copy.deepcopy(model)
@@ -370,9 +357,9 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def reads_of_steps(folders, monkeypatch, kind, **options):
+def reads_of_steps(zoo_model, monkeypatch, kind, **options):
     """Of each of three steps of two micro-batches. transformers looks at the padding of each."""
-    model = learner(folders("llama3"), kind, **options)
+    model = learner(zoo_model("llama3"), kind, **options)
     install(model)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer, counts = torch.optim.SGD(trained, lr=0.1), []
@@ -387,23 +374,23 @@ def reads_of_steps(folders, monkeypatch, kind, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1}], ids=str)
-def test_the_host_reads_once_more_in_a_step_for_the_factors_of_all_layers(folders, monkeypatch, options):
-    plain = reads_of_steps(folders, monkeypatch, "lora", **options)
+def test_the_host_reads_once_more_in_a_step_for_the_factors_of_all_layers(zoo_model, monkeypatch, options):
+    plain = reads_of_steps(zoo_model, monkeypatch, "lora", **options)
     assert plain == [plain[0]] * 3
-    first, *others = reads_of_steps(folders, monkeypatch, "dora", **options)
+    first, *others = reads_of_steps(zoo_model, monkeypatch, "dora", **options)
     assert first > plain[0] + 1  # one for each layer, when it is not known yet which there are
     assert others == [plain[0] + 1] * 2
 
 
-def test_twin_layers_that_ask_for_themselves_alone_read_more_often(folders, monkeypatch):
+def test_twin_layers_that_ask_for_themselves_alone_read_more_often(zoo_model, monkeypatch):
     monkeypatch.setattr(fast_adapters._Known, "used", property(lambda self: False, lambda self, value: None))
-    plain, *_ = reads_of_steps(folders, monkeypatch, "lora")
-    _, *others = reads_of_steps(folders, monkeypatch, "dora")
+    plain, *_ = reads_of_steps(zoo_model, monkeypatch, "lora")
+    _, *others = reads_of_steps(zoo_model, monkeypatch, "dora")
     assert min(others) > plain + 1
 
 
-def test_factors_that_nobody_asks_for_are_not_made_again(folders):
-    model = learner(folders("llama3"), "dora")
+def test_factors_that_nobody_asks_for_are_not_made_again(zoo_model):
+    model = learner(zoo_model("llama3"), "dora")
     install(model)
     group = causal_model(model).model.layers[0].self_attn.q_proj.forward.__self__.group
     made = group._factors._known
@@ -420,9 +407,9 @@ def test_factors_that_nobody_asks_for_are_not_made_again(folders):
     assert len(made) == layers
 
 
-def test_the_first_blocks_input_gets_no_gradient(folders):
+def test_the_first_blocks_input_gets_no_gradient(zoo_model):
     """Nothing in front of it trains."""
-    model = learner(folders("llama3"))
+    model = learner(zoo_model("llama3"))
     install(model)
     seen = []
     first = causal_model(model).model.layers[0].self_attn.q_proj

@@ -20,33 +20,10 @@ from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.fast.pointwise import install, norm_form, obstacle
 from surefoot.models.forward import logits_at
 
-# norms and attention layers that are found, of 2 layers (gemma3: 6)
-FOUND = {
-    "llama2": (5, 2),
-    "llama3": (5, 2),
-    "mistral": (5, 2),
-    "qwen2": (5, 2),
-    "qwen3": (9, 2),
-    "phi3": (5, 2),
-    "gemma2": (9, 2),
-    "gemma3": (37, 6),
-}
-WITHOUT = ("opt", "gpt2")
+WITHOUT = ("opt", "gpt2")  # neither RMSNorm nor rotary positions
 FP32 = 2e-5  # of a gradient's norm; 2.4e-6 seen
 DOUBLE = 2e-5  # the same: transformers' norms compute in fp32 in a float64 model as well
 NO_WORSE = 1.15  # mean error against float64, as a multiple of the plain path's; the seeds of one arm spread by 0.1
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = zoo.ZOO[family](tmp_path_factory.mktemp("pointwise") / family)
-        return made[family]
-
-    return folder
 
 
 def learner(folder):
@@ -74,17 +51,27 @@ def difference(found, wanted):
     return max(float((found[name] - one).norm() / one.norm().clamp(min=1e-30)) for name, one in wanted.items())
 
 
+def norms(model):
+    return sum(type(module).__name__.endswith("Norm") for module in model.modules())
+
+
+def norms_and_turns(model):
+    """All there are: every norm, and each layer's attention."""
+    return norms(model) + model.config.num_hidden_layers
+
+
 def patched(model):
     return [module for module in model.modules() if "forward" in vars(module)]
 
 
-@pytest.mark.parametrize("family", FOUND)
-def test_every_family_learns_the_same(folders, family):
-    model = learner(folders(family))
+@pytest.mark.parametrize("family", [name for name in zoo.ZOO if name not in WITHOUT])
+def test_every_family_learns_the_same(zoo_model, family):
+    model = learner(zoo_model(family))
+    assert obstacle(model) == ""
     for one, limit in ((copy.deepcopy(model).double(), DOUBLE), (model, FP32)):
         plain = gradients(one)
         undo = install(one)
-        assert len(patched(one)) == sum(FOUND[family])
+        assert len(patched(one)) == norms_and_turns(one)
         found = gradients(one)
         assert 0 < difference(found, plain) < limit
         undo()
@@ -92,25 +79,16 @@ def test_every_family_learns_the_same(folders, family):
         assert difference(gradients(one), plain) == 0
 
 
-@pytest.mark.parametrize("family", FOUND)
-def test_what_is_found_is_all_norms_and_turns(folders, family):
-    model = learner(folders(family))
-    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
-    assert FOUND[family][0] == len(norms)
-    assert FOUND[family][1] == model.config.num_hidden_layers
-    assert obstacle(model) == ""
-
-
 @pytest.mark.parametrize("family", WITHOUT)
-def test_models_without_are_left_alone(folders, family):
-    model = learner(folders(family))
+def test_models_without_are_left_alone(zoo_model, family):
+    model = learner(zoo_model(family))
     assert "none of its norms" in obstacle(model)
     install(model)
     assert not patched(model)
 
 
-def test_twin_another_inner_product_is_seen(folders, monkeypatch):
-    model = learner(folders("llama3"))
+def test_twin_another_inner_product_is_seen(zoo_model, monkeypatch):
+    model = learner(zoo_model("llama3"))
     plain = gradients(model)
 
     right = pointwise.norm_backward
@@ -126,10 +104,10 @@ def test_twin_another_inner_product_is_seen(folders, monkeypatch):
 
 @pytest.mark.parametrize("way", ["weights", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_as_near_to_float64_as_the_plain_path(folders, dtype, way):
+def test_16_bits_are_as_near_to_float64_as_the_plain_path(zoo_model, dtype, way):
     errors = {"plain": 0.0, "fused": 0.0}
     for family in ("llama3", "qwen3", "gemma2"):
-        model = learner(folders(family))
+        model = learner(zoo_model(family))
         exact = gradients(copy.deepcopy(model).double())
         if way == "weights":
             model.to(dtype)
@@ -142,8 +120,8 @@ def test_16_bits_are_as_near_to_float64_as_the_plain_path(folders, dtype, way):
     assert errors["fused"] < NO_WORSE * errors["plain"]
 
 
-def test_types_between_modules_are_those_of_the_plain_path(folders):
-    model = learner(folders("llama3"))
+def test_types_between_modules_are_those_of_the_plain_path(zoo_model):
+    model = learner(zoo_model("llama3"))
     seen = []
     for module in model.modules():
         module.register_forward_hook(lambda module, given, output: seen.append(getattr(output, "dtype", None)))
@@ -158,8 +136,8 @@ def test_types_between_modules_are_those_of_the_plain_path(folders):
         seen.clear()
 
 
-def test_hooks_on_norms_and_attention_fire_forward_and_backward(folders):
-    model = learner(folders("qwen3"))
+def test_hooks_on_norms_and_attention_fire_forward_and_backward(zoo_model):
+    model = learner(zoo_model("qwen3"))
     install(model)
     fired = []
     modules = patched(model)
@@ -170,8 +148,8 @@ def test_hooks_on_norms_and_attention_fire_forward_and_backward(folders):
     assert set(fired) == {*range(len(modules)), *(-1 - number for number in range(len(modules)))}
 
 
-def test_a_copy_of_a_model_computes_with_its_own_weights(folders):
-    model = learner(folders("llama3"))
+def test_a_copy_of_a_model_computes_with_its_own_weights(zoo_model):
+    model = learner(zoo_model("llama3"))
     install(model)
     before = gradients(model)
     other = copy.deepcopy(model)
@@ -180,20 +158,20 @@ def test_a_copy_of_a_model_computes_with_its_own_weights(folders):
         other.model.layers[0].self_attn.q_proj.weight.mul_(2)
     assert difference(gradients(model), before) == 0
     assert difference(gradients(other), before) > 0.1
-    assert len(patched(other)) == sum(FOUND["llama3"])
+    assert len(patched(other)) == norms_and_turns(other)
 
 
 @pytest.mark.parametrize("family", ["llama3", "gemma3"])
-def test_recomputed_layers_give_the_same_bits(folders, family):
-    model = learner(folders(family))
+def test_recomputed_layers_give_the_same_bits(zoo_model, family):
+    model = learner(zoo_model(family))
     install(model)
     kept = gradients(model)
     enable_gradient_checkpointing(model)
     assert difference(gradients(model), kept) == 0
 
 
-def test_names_and_values_of_parameters_stay(folders):
-    model = learner(folders("gemma2"))
+def test_names_and_values_of_parameters_stay(zoo_model):
+    model = learner(zoo_model("gemma2"))
     before = {name: one.clone() for name, one in model.state_dict().items()}
     install(model)
     gradients(model)
@@ -203,7 +181,7 @@ def test_names_and_values_of_parameters_stay(folders):
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_beside_the_adapters_own_kernels_layers_with_one_input_stay_together(folders, kind, monkeypatch):
+def test_beside_the_adapters_own_kernels_layers_with_one_input_stay_together(zoo_model, kind, monkeypatch):
     together = []
     plain = fast_adapters.adapted
 
@@ -211,7 +189,7 @@ def test_beside_the_adapters_own_kernels_layers_with_one_input_stay_together(fol
         together.append(len(layers.projections))
         return plain(layers, *others)
 
-    model = adapted(folders("llama3"), kind, 1).train()
+    model = adapted(zoo_model("llama3"), kind, 1).train()
     wanted = gradients(model)
     fast_adapters.install(model)
     install(model)
@@ -220,18 +198,18 @@ def test_beside_the_adapters_own_kernels_layers_with_one_input_stay_together(fol
     assert together == [3, 1, 2, 1] * 2
 
 
-def test_norms_that_peft_trains_a_copy_of(folders):
-    model = adapted(folders("llama3"), "lora", 1, modules_to_save=("norm",)).train()
+def test_norms_that_peft_trains_a_copy_of(zoo_model):
+    model = adapted(zoo_model("llama3"), "lora", 1, modules_to_save=("norm",)).train()
     wanted = gradients(model)
     assert any("modules_to_save" in name for name in wanted)
     install(model)
-    assert len(patched(model)) > sum(FOUND["llama3"])  # the copies as well
+    assert len(patched(model)) == norms_and_turns(model)  # the copies as well
     assert difference(gradients(model), wanted) < FP32
 
 
 @torch.no_grad()
-def test_answers_are_written_with_a_cache_as_before(folders):
-    model = learner(folders("mistral")).eval()
+def test_answers_are_written_with_a_cache_as_before(zoo_model):
+    model = learner(zoo_model("mistral")).eval()
     ids = torch.arange(5, 25).unsqueeze(0)
     plain = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
     logits = logits_at(model, a_batch(), torch.arange(18))
@@ -273,13 +251,13 @@ def interleaved(q, k, cos, sin):
     return turn(q), turn(k)
 
 
-def test_attention_that_turns_otherwise_is_left_alone(folders, monkeypatch):
-    model = learner(folders("llama3"))
+def test_attention_that_turns_otherwise_is_left_alone(zoo_model, monkeypatch):
+    model = learner(zoo_model("llama3"))
     layer = type(model.model.layers[0].self_attn)
     monkeypatch.setitem(layer.forward.__globals__, fast_pointwise._TURN, interleaved)
     undo = install(model)
-    assert len(patched(model)) == FOUND["llama3"][0]
+    assert len(patched(model)) == norms(model)
     undo()
     monkeypatch.undo()
     install(model)
-    assert len(patched(model)) == sum(FOUND["llama3"])
+    assert len(patched(model)) == norms_and_turns(model)

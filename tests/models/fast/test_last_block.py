@@ -12,6 +12,7 @@ import torch
 
 from helpers import zoo
 from helpers.architectures import GPT2, OPT, build
+from helpers.tiers import diagonal
 from helpers.zoo_adapters import adapted, base_model
 from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.data.batching.packing import pack
@@ -56,11 +57,6 @@ OTHERS = {
     "opt 350m": OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False},
     "mixtral": _GROUPED | {"model_type": "mixtral", "num_local_experts": 4},
 }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {name: zoo.ZOO[name](tmp_path_factory.mktemp("zoo") / name) for name in sorted(zoo.ZOO)}
 
 
 def examples():
@@ -126,20 +122,19 @@ def differs_by(model, batch=BATCH, context: Any = nullcontext) -> float:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", sorted(zoo.ZOO))
-def test_every_family_learns_the_same(folders, narrowed, family, kind):
-    model = learner(folders[family], kind).double()
+@pytest.mark.parametrize(("family", "kind"), diagonal(sorted(zoo.ZOO), KINDS))
+def test_every_family_learns_the_same(zoo_model, narrowed, family, kind):
+    model = learner(zoo_model(family), kind).double()
     assert not obstacle(model)
     assert differs_by(model) <= EXACT
     assert narrowed == [BATCH.weight]
 
 
 @pytest.mark.parametrize("more", [3, 1000])
-def test_some_more_rows_that_nobody_reads_change_nothing(folders, narrowed, monkeypatch, more):
+def test_some_more_rows_that_nobody_reads_change_nothing(zoo_model, narrowed, monkeypatch, more):
     """As 16-bit products get them; never more than there are."""
     monkeypatch.setattr(last_block_module, "round_up_rows", lambda rows, dtype, device: rows + more)
-    assert differs_by(learner(folders[min(folders)]).double()) <= EXACT
+    assert differs_by(learner(zoo_model(min(zoo.ZOO))).double()) <= EXACT
     assert narrowed == [min(BATCH.weight + more, BATCH.input_ids.numel())]
 
 
@@ -153,23 +148,22 @@ def test_layers_that_are_built_otherwise(narrowed, name):
 
 @pytest.mark.parametrize("wrong", ["_spread", "_at"])
 @pytest.mark.parametrize("family", ["llama3", "gpt2", "gemma2"])
-def test_twin_rows_in_another_order_are_seen(folders, monkeypatch, family, wrong):
+def test_twin_rows_in_another_order_are_seen(zoo_model, monkeypatch, family, wrong):
     plain = getattr(last_block_module, wrong)
     monkeypatch.setattr(last_block_module, wrong, lambda rows, places, *shape: plain(rows, places.roll(1), *shape))
-    assert differs_by(learner(folders[family]).double()) > 100 * EXACT
+    assert differs_by(learner(zoo_model(family)).double()) > 100 * EXACT
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("family", ["llama3", "phi3", "opt", "gpt2"])
-def test_under_adapters_of_our_own(folders, narrowed, family, kind):
-    model = learner(folders[family], kind).double()
+@pytest.mark.parametrize(("family", "kind"), diagonal(["llama3", "phi3", "opt", "gpt2"], ["lora", "dora"]))
+def test_under_adapters_of_our_own(zoo_model, narrowed, family, kind):
+    model = learner(zoo_model(family), kind).double()
     adapter_path().install(model)
     assert differs_by(model) <= EXACT
     assert narrowed == [BATCH.weight]
 
 
-def test_over_norms_and_rotations_of_our_own(folders, narrowed):
-    model = learner(folders["llama3"], "lora")
+def test_over_norms_and_rotations_of_our_own(zoo_model, narrowed):
+    model = learner(zoo_model("llama3"), "lora")
     pointwise_path("cpu").install(model)
     assert not obstacle(model)
     assert differs_by(model) <= FP32
@@ -177,17 +171,17 @@ def test_over_norms_and_rotations_of_our_own(folders, narrowed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_autocast(folders, narrowed, kind):
-    model = learner(folders["llama3"], kind)
+def test_under_autocast(zoo_model, narrowed, kind):
+    model = learner(zoo_model("llama3"), kind)
     assert differs_by(model, context=lambda: torch.autocast("cpu", torch.bfloat16)) <= BF16
     assert narrowed == [BATCH.weight]
 
 
 @pytest.mark.parametrize("layers", [None, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_layers_are_computed_again(folders, narrowed, kind, layers):
+def test_where_layers_are_computed_again(zoo_model, narrowed, kind, layers):
     """In all of them the last one is, too; it is computed again for the same rows, where nobody says which."""
-    model = learner(folders["llama3"], kind).double()
+    model = learner(zoo_model("llama3"), kind).double()
     plain = measured(model)
     last_block_path().install(model)
     enable_gradient_checkpointing(model, layers)
@@ -196,27 +190,27 @@ def test_where_layers_are_computed_again(folders, narrowed, kind, layers):
     assert decoder_layers(model)[-1].gradient_checkpointing == (layers is None)
 
 
-def test_packed_rows(folders, narrowed):
-    model = learner(folders["llama3"], "lora").double()
+def test_packed_rows(zoo_model, narrowed):
+    model = learner(zoo_model("llama3"), "lora").double()
     packed_attention("matmul").install(model)
     assert differs_by(model, pack(examples())) <= EXACT
     assert narrowed == [BATCH.weight]
 
 
-def test_padding_in_front(folders, narrowed):
-    assert differs_by(learner(folders["llama3"]).double(), collate(examples(), 0, "left")) <= EXACT
+def test_padding_in_front(zoo_model, narrowed):
+    assert differs_by(learner(zoo_model("llama3")).double(), collate(examples(), 0, "left")) <= EXACT
     assert narrowed == [BATCH.weight]
 
 
-def test_noise_on_the_embeddings_is_the_same(folders):
-    model = learner(folders["llama3"]).double()
+def test_noise_on_the_embeddings_is_the_same(zoo_model):
+    model = learner(zoo_model("llama3")).double()
     noise = lambda: noisy_embeddings(model, 5.0, BATCH.lengths)  # noqa: E731
     assert differs_by(model, context=noise) <= EXACT
     assert difference(measured(model, context=noise), measured(model)) > EXACT
 
 
-def test_what_is_read_is_what_would_have_been_gathered(folders):
-    model = learner(folders["qwen3"]).double()
+def test_what_is_read_is_what_would_have_been_gathered(zoo_model):
+    model = learner(zoo_model("qwen3")).double()
     with torch.no_grad():
         whole = hidden_states(model, BATCH).flatten(0, 1)
         logits = logits_at(model, BATCH, PLACES)
@@ -227,8 +221,8 @@ def test_what_is_read_is_what_would_have_been_gathered(folders):
 
 
 @torch.no_grad()
-def test_a_prompt_fills_the_same_cache(folders, narrowed):
-    model = learner(folders["llama3"]).double().eval()
+def test_a_prompt_fills_the_same_cache(zoo_model, narrowed):
+    model = learner(zoo_model("llama3")).double().eval()
     caches = []
     last = torch.tensor([13, 27, 41])  # of each of three rows of 14
     for _ in range(2):
@@ -264,30 +258,30 @@ def scaling(model):
 
 
 @pytest.mark.parametrize("somebody", [dropping, watching, scaling])
-def test_the_pass_is_plain_where_other_rows_matter(folders, narrowed, somebody):
-    model = learner(folders["llama3"], "lora").double()
+def test_the_pass_is_plain_where_other_rows_matter(zoo_model, narrowed, somebody):
+    model = learner(zoo_model("llama3"), "lora").double()
     last_block_path().install(model)
     with somebody(model):
         found = measured(model)
         assert not narrowed
     if somebody is not dropping:
-        undone = learner(folders["llama3"], "lora").double()
+        undone = learner(zoo_model("llama3"), "lora").double()
         with somebody(undone):
             assert difference(found, measured(undone)) == 0
         measured(model)
         assert narrowed  # twin
 
 
-def test_nothing_or_everything_read_is_a_plain_pass(folders, narrowed):
-    model = learner(folders["llama3"]).double()
+def test_nothing_or_everything_read_is_a_plain_pass(zoo_model, narrowed):
+    model = learner(zoo_model("llama3")).double()
     last_block_path().install(model)
     for places in (PLACES[:0], torch.arange(BATCH.input_ids.numel())):
         assert logits_at(model, BATCH, places).shape[0] == len(places)
     assert not narrowed
 
 
-def test_it_saves_products(folders):
-    model = learner(folders["llama3"])
+def test_it_saves_products(zoo_model):
+    model = learner(zoo_model("llama3"))
     counts = []
     for _ in range(2):
         with ProductFlops() as seen:
@@ -297,8 +291,8 @@ def test_it_saves_products(folders):
     assert counts[1] < counts[0]
 
 
-def test_a_copy_of_a_model_narrows_by_itself(folders, narrowed):
-    model = learner(folders["llama3"]).double()
+def test_a_copy_of_a_model_narrows_by_itself(zoo_model, narrowed):
+    model = learner(zoo_model("llama3")).double()
     plain = measured(model)
     undo = last_block_path().install(model)
     other = copy.deepcopy(model)
@@ -310,8 +304,8 @@ def test_a_copy_of_a_model_narrows_by_itself(folders, narrowed):
     assert narrowed == [BATCH.weight]
 
 
-def test_taken_out_nothing_is_left(folders):
-    model = learner(folders["llama3"])
+def test_taken_out_nothing_is_left(zoo_model):
+    model = learner(zoo_model("llama3"))
     before = {
         name: (set(vars(one)), len(one._forward_hooks), len(one._forward_pre_hooks)) for name, one in named(model)
     }
@@ -343,10 +337,10 @@ def test_layers_that_are_not_understood_are_left_alone(config, why):
 @pytest.mark.parametrize(
     "arrange", [lambda: collate(examples(), 0), lambda: pack(examples())], ids=["padded", "packed"]
 )
-def test_scores_read_the_last_tokens_alone(folders, narrowed, arrange):
+def test_scores_read_the_last_tokens_alone(zoo_model, narrowed, arrange):
     """Three answers of which the loss of a reward model reads one value each."""
     rows = arrange()
-    scored = ScoredModel(learner(folders["llama3"]), ValueHead(32))
+    scored = ScoredModel(learner(zoo_model("llama3")), ValueHead(32))
     if rows.documents:
         packed_attention("matmul").install(scored.backbone)
     with torch.no_grad():
@@ -361,9 +355,9 @@ def test_scores_read_the_last_tokens_alone(folders, narrowed, arrange):
     assert narrowed == [3]  # nobody said which
 
 
-def test_the_loss_of_a_reward_model_reads_no_more(folders, narrowed):
+def test_the_loss_of_a_reward_model_reads_no_more(zoo_model, narrowed):
     answers = [*examples(), examples()[0]]
-    scored = ScoredModel(learner(folders["llama3"]), ValueHead(32))
+    scored = ScoredModel(learner(zoo_model("llama3")), ValueHead(32))
     batch = PairBatch(collate(answers, 0), (0, 0), 2)
     objective = reward_objective("last")
     with torch.no_grad():

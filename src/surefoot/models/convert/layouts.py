@@ -12,19 +12,21 @@ from typing import Any
 from surefoot.models.convert.recognise import Target, groups
 from surefoot.models.convert.recognise_adapter import regrouped_config, regrouping
 from surefoot.models.convert.rules import Rule, apply
-from surefoot.models.convert.tensors import LazyTensor, Tensors
-from surefoot.system.errors import Fault, InputError
+from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 
 
 @dataclass(frozen=True)
 class Layout:
-    """told_by: what the names or shapes show. rules: kinds of `surefoot.models.convert.rules` that lead away from it.
+    """A layout of weights.
 
+    name: as `surefoot convert` calls it.
+    recognised_by: what in the names or shapes shows it.
+    rules: kinds of `surefoot.models.convert.rules` that lead away from it.
     to: whether `surefoot convert --to NAME` writes it.
     """
 
     name: str
-    told_by: str
+    recognised_by: str
     rules: tuple[str, ...] = ()
     to: bool = False
 
@@ -82,34 +84,19 @@ def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) ->
         return drop
     if layout == "tied-head":
         if not target.facts.tied:
-            raise InputError(
-                Fault("--to tied-head", "config.json does not tie the head to the embedding", code="SF-CONVERT-LAYOUT")
-            )
+            raise layout_error("--to tied-head", "config.json does not tie the head to the embedding")
         return [] if there else [Rule("copy tied head", tied)]
     if layout == "deepspeed-chat":
         if not value_head:
-            raise InputError(
-                Fault(
-                    "--to deepspeed-chat",
-                    "the model has no value head",
-                    "convert a reward model",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
+            raise layout_error("--to deepspeed-chat", "the model has no value head", "convert a reward model")
         if not target.facts.tied:
             what = "a DeepSpeed-Chat reward model has no output head, and this one's is not tied to the embedding"
-            raise InputError(Fault("--to deepspeed-chat", what, code="SF-CONVERT-LAYOUT"))
+            raise layout_error("--to deepspeed-chat", what)
         front = {"piece": target.facts.embedding.partition(".")[0], "at": [""], "but": ["v_head."]}
         outer = {"piece": "rwtransformer", "at": [""], "but": ["v_head."]}
         return [*drop, Rule("drop value bias", {}), Rule("unwrap", front), Rule("wrap", outer)]
     if not target.linears:
-        raise InputError(
-            Fault(
-                f"--to {layout}",
-                f"no family row describes {target.facts.model_type}'s layers",
-                code="SF-CONVERT-LAYOUT",
-            )
-        )
+        raise layout_error(f"--to {layout}", f"no family row describes {target.facts.model_type}'s layers")
     if layout == "transposed":
         modules = [linear.path for linear in target.linears]
         return [*drop, Rule("transpose", {"layers": target.layers, "modules": modules})]
@@ -137,7 +124,7 @@ def adapter_rules_to(
         return [rule], apply(rule, after), settings
     if target is None:
         what = "the sizes of the base model's matrices are wanted"
-        raise InputError(Fault(f"--to {layout}", what, "give its folder: --base FOLDER", code="SF-CONVERT-LAYOUT"))
+        raise layout_error(f"--to {layout}", what, "give its folder: --base FOLDER")
     rules = []
     for group in groups(target):
         rule = regrouping(after, group, fuse=layout == "fused")
@@ -148,12 +135,12 @@ def adapter_rules_to(
     if not rules:
         kind = "the parts of" if layout == "fused" else "a matrix for all of"
         what = f"the adapter is on none of {target.facts.model_type}'s layers that would change: not on {kind} q, k, v "
-        raise InputError(Fault(f"--to {layout}", f"{what}nor of gate, up", code="SF-CONVERT-LAYOUT"))
+        raise layout_error(f"--to {layout}", f"{what}nor of gate, up")
     return rules, after, settings
 
 
 def _some_rules(rules: list[Rule], layout: str, target: Target) -> list[Rule]:
     if not rules:
         what = f"nothing here is to be {layout}: {target.facts.model_type} has its matrices so, or has none such"
-        raise InputError(Fault(f"--to {layout}", what, code="SF-CONVERT-LAYOUT"))
+        raise layout_error(f"--to {layout}", what)
     return rules

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import read_json
-from surefoot.models.convert.safetensors_file import lazy_tensors, read_header
+from surefoot.models.convert.safetensors_file import lazy_tensors, read_header, weights_error
 from surefoot.models.convert.tensors import LazyTensor
 from surefoot.models.convert.unpickle import REFUSED, STRUCTURE, TENSORS
-from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault
 
 _SECONDS = 120  # to import torch on a busy machine, and some
 _BYTES_PER_SECOND = 20_000_000  # a slow disk
@@ -79,25 +79,25 @@ def open_pickled(wanted: Sequence[Wanted], folder: Path) -> list[Any]:
     except subprocess.TimeoutExpired:
         what = f"took more than {seconds:.0f} s to open"
         raise EnvironmentFault(
-            Fault(_at(wanted, places), what, "the file is hostile, or the disk very slow", code="SF-MODEL-WEIGHTS")
+            Fault(str(_at(wanted, places)), what, "the file is hostile, or the disk very slow", code="SF-MODEL-WEIGHTS")
         ) from None
     if child.returncode == REFUSED:
-        raise InputError(
-            Fault(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300], code="SF-MODEL-WEIGHTS")
-        )
+        raise weights_error(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300])
     if child.returncode:
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it was killed"]
         what = f"cannot be opened: {last[0][:200]}"
-        raise EnvironmentFault(Fault(_at(wanted, places), what, "is there memory for it?", code="SF-MODEL-WEIGHTS"))
+        raise EnvironmentFault(
+            Fault(str(_at(wanted, places)), what, "is there memory for it?", code="SF-MODEL-WEIGHTS")
+        )
     return [
         _rebuilt(read_json(place / STRUCTURE)["value"], lazy_tensors(read_header(place / TENSORS))) for place in places
     ]
 
 
-def _at(wanted: Sequence[Wanted], places: Sequence[Path]) -> str:
+def _at(wanted: Sequence[Wanted], places: Sequence[Path]) -> Path:
     """The file that the child had come to: a finished one has its structure on the disk."""
     open_ones = (one.file for one, place in zip(wanted, places, strict=True) if not (place / STRUCTURE).is_file())
-    return str(next(open_ones, wanted[-1].file))
+    return next(open_ones, wanted[-1].file)
 
 
 def state_dict(value: Any, source: Path) -> dict[str, LazyTensor]:
@@ -108,11 +108,7 @@ def state_dict(value: Any, source: Path) -> dict[str, LazyTensor]:
         found = [flat for key in _CONTAINERS if isinstance(value.get(key), dict) and (flat := _tensors(value[key]))]
         if len(found) == 1:
             return found[0]
-    raise InputError(
-        Fault(
-            str(source), "holds no mapping of names to tensors", "give a file of model weights", code="SF-MODEL-WEIGHTS"
-        )
-    )
+    raise weights_error(source, "holds no mapping of names to tensors", "give a file of model weights")
 
 
 def _tensors(value: dict[str, Any]) -> dict[str, LazyTensor]:

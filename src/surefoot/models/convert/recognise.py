@@ -7,15 +7,14 @@ model has (`Target`), else the error counts what is missing and what is left ove
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from surefoot.families.family import Linear
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.convert.rules import Rule, apply
-from surefoot.models.convert.tensors import LazyTensor, Tensors, in_layers, some
-from surefoot.system.errors import Fault, InputError
+from surefoot.models.convert.tensors import LazyTensor, Tensors, in_layers, layout_error, some
+from surefoot.system.errors import Fault
 
 QKV_NAMES = ("qkv_proj", "qkv", "Wqkv", "c_attn", "in_proj")  # q, k, v one after the other
 GATE_UP_NAMES = ("gate_up_proj", "gate_up")
@@ -122,16 +121,16 @@ class Recognised:
     faults: tuple[Fault, ...]
 
 
-class _Reading:
-    """Tensors on the way, and the rules so far."""
+class Conversion:
+    """Tensors on their way to another layout, with the rules that were applied and the layouts that they lead from."""
 
-    def __init__(self, tensors: Tensors):
+    def __init__(self, tensors: Tensors, layouts: Iterable[str] = (), rules: Iterable[Rule] = ()):
         self.tensors: dict[str, LazyTensor] = dict(tensors)
-        self.layouts: list[str] = []
-        self.rules: list[Rule] = []
+        self.layouts = list(layouts)
+        self.rules = list(rules)
 
-    def change(self, layout: str, kind: str, settings: Mapping[str, Any]) -> None:
-        rule = Rule(kind, settings)
+    def change(self, layout: str, rule: Rule) -> None:
+        """Apply the rule, which leads away from `layout`."""
         self.tensors = apply(rule, self.tensors)
         self.rules.append(rule)
         if layout not in self.layouts:
@@ -145,16 +144,16 @@ def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
 
     A head that the config ties may be there or not. Raises InputError for what is ambiguous.
     """
-    reading = _Reading(tensors)
-    _unwrap(reading, target)
-    value_head = _value_head(reading)
-    _backbone(reading, target)
-    _buffers(reading, target)
-    _refuse_adapters(reading, where)
-    _orientation_and_groups(reading, target, where)
-    kept = {name: tensor for name, tensor in reading.tensors.items() if not name.startswith(VALUE_HEAD)}
+    conversion = Conversion(tensors)
+    _unwrap(conversion, target)
+    value_head = _value_head(conversion)
+    _backbone(conversion, target)
+    _buffers(conversion, target)
+    _refuse_adapters(conversion, where)
+    _orientation_and_groups(conversion, target, where)
+    kept = {name: tensor for name, tensor in conversion.tensors.items() if not name.startswith(VALUE_HEAD)}
     faults = tuple(misfits(kept, target, where))
-    return Recognised(tuple(reading.layouts), tuple(reading.rules), kept, value_head, faults)
+    return Recognised(tuple(conversion.layouts), tuple(conversion.rules), kept, value_head, faults)
 
 
 def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
@@ -182,35 +181,28 @@ def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
     return faults
 
 
-def unwrap_fronts(reading: _Reading) -> None:
+def _unwrap(conversion: Conversion, target: Target) -> None:
     """Prefixes that every name bears, from the outside in; wrappers' pieces elsewhere; `.base_layer`."""
-    while (front := _front(reading.tensors)) is not None:
-        reading.change(_wrapper_layout(front), "unwrap", {"piece": front, "at": [""], "but": [VALUE_HEAD]})
+    while (front := _front(conversion.tensors)) is not None:
+        layout = "deepspeed-chat" if front == "rwtransformer" else "wrapped"
+        conversion.change(layout, Rule("unwrap", {"piece": front, "at": [""], "but": [VALUE_HEAD]}))
     for piece, layout in (*((piece, "wrapped") for piece in WRAPPERS), ("base_layer", "base-layer")):
-        at = sorted({place for name in reading.tensors for place in places(name, piece)})
+        at = sorted({place for name in conversion.tensors for place in places(name, piece)})
         if at:
-            reading.change(layout, "unwrap", {"piece": piece, "at": at, "but": []})
-
-
-def _unwrap(reading: _Reading, target: Target) -> None:
-    unwrap_fronts(reading)
+            conversion.change(layout, Rule("unwrap", {"piece": piece, "at": at, "but": []}))
     fronts = {
-        name.removesuffix(target.embedding)[:-1] for name in reading.tensors if name.endswith(f".{target.embedding}")
+        name.removesuffix(target.embedding)[:-1] for name in conversion.tensors if name.endswith(f".{target.embedding}")
     }
-    if len(fronts) == 1 and target.embedding not in reading.tensors:
+    if len(fronts) == 1 and target.embedding not in conversion.tensors:
         piece = fronts.pop()
-        if all(name.startswith((f"{piece}.", VALUE_HEAD)) for name in reading.tensors):
-            reading.change("wrapped", "unwrap", {"piece": piece, "at": [""], "but": [VALUE_HEAD]})
+        if all(name.startswith((f"{piece}.", VALUE_HEAD)) for name in conversion.tensors):
+            conversion.change("wrapped", Rule("unwrap", {"piece": piece, "at": [""], "but": [VALUE_HEAD]}))
 
 
 def _front(tensors: Tensors) -> str | None:
     """The first known wrapper in front of every name; a value head stands beside the model and has none."""
     names = [name for name in tensors if not name.startswith(VALUE_HEAD)]
     return next((one for one in FRONTS if names and all(name.startswith(f"{one}.") for name in names)), None)
-
-
-def _wrapper_layout(front: str) -> str:
-    return "deepspeed-chat" if front == "rwtransformer" else "wrapped"
 
 
 def places(name: str, piece: str) -> list[str]:
@@ -224,34 +216,33 @@ def places(name: str, piece: str) -> list[str]:
     return places
 
 
-def _value_head(reading: _Reading) -> dict[str, LazyTensor]:
-    if "v_head.weight" in reading.tensors:
-        reading.change("deepspeed-chat", "add value bias", {})
-    head = {name: tensor for name, tensor in reading.tensors.items() if name.startswith(VALUE_HEAD)}
-    if head and "deepspeed-chat" not in reading.layouts:
-        reading.layouts.append("value-head")
+def _value_head(conversion: Conversion) -> dict[str, LazyTensor]:
+    if "v_head.weight" in conversion.tensors:
+        conversion.change("deepspeed-chat", Rule("add value bias", {}))
+    head = {name: tensor for name, tensor in conversion.tensors.items() if name.startswith(VALUE_HEAD)}
+    if head and "deepspeed-chat" not in conversion.layouts:
+        conversion.layouts.append("value-head")
     return head
 
 
-def _backbone(reading: _Reading, target: Target) -> None:
+def _backbone(conversion: Conversion, target: Target) -> None:
     """A base model saved without its causal class bears no `model.`; the head, if there, never does."""
-    if target.embedding in reading.tensors:
+    if target.embedding in conversion.tensors:
         return
     parts = target.facts.embedding.split(".")
     for number in range(1, len(parts)):
         piece, rest = ".".join(parts[:number]), ".".join(parts[number:])
-        if f"{rest}.weight" in reading.tensors:
-            reading.change(
-                "backbone", "wrap", {"piece": piece, "at": [""], "but": [VALUE_HEAD, target.facts.head + "."]}
-            )
+        if f"{rest}.weight" in conversion.tensors:
+            settings = {"piece": piece, "at": [""], "but": [VALUE_HEAD, target.facts.head + "."]}
+            conversion.change("backbone", Rule("wrap", settings))
             return
 
 
-def _buffers(reading: _Reading, target: Target) -> None:
-    surplus = sorted(reading.tensors.keys() - target.expected.keys())
-    names = [name for name in surplus if _BUFFERS.fullmatch(name) or is_mask(name, reading.tensors[name])]
+def _buffers(conversion: Conversion, target: Target) -> None:
+    surplus = sorted(conversion.tensors.keys() - target.expected.keys())
+    names = [name for name in surplus if _BUFFERS.fullmatch(name) or is_mask(name, conversion.tensors[name])]
     if names:
-        reading.change("buffers", "drop buffers", {"names": names})
+        conversion.change("buffers", Rule("drop buffers", {"names": names}))
 
 
 def is_mask(name: str, tensor: LazyTensor) -> bool:
@@ -261,28 +252,26 @@ def is_mask(name: str, tensor: LazyTensor) -> bool:
     return bool(_MASK.fullmatch(name)) and (square or tensor.dtype in ("U8", "BOOL"))
 
 
-def _refuse_adapters(reading: _Reading, where: str) -> None:
-    if names := [name for name in reading.tensors if _ADAPTER.search(name)]:
+def _refuse_adapters(conversion: Conversion, where: str) -> None:
+    if names := [name for name in conversion.tensors if _ADAPTER.search(name)]:
         what = f"holds an adapter beside the model, {len(names)} weights: {some(names)}"
-        raise InputError(
-            Fault(where, what, "convert its two halves apart: --to peft and --to hf", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(where, what, "convert its two halves apart: --to peft and --to hf")
 
 
-def _orientation_and_groups(reading: _Reading, target: Target, where: str) -> None:
-    plan = [(group, *_stored_as(reading.tensors, target, group, where)) for group in groups(target)]
-    turned = _turned(reading.tensors, target, plan, where)
+def _orientation_and_groups(conversion: Conversion, target: Target, where: str) -> None:
+    plan = [(group, *_stored_as(conversion.tensors, target, group, where)) for group in groups(target)]
+    turned = _turned(conversion.tensors, target, plan, where)
     dim = int(target.transposed != turned)
     for group, fused, parts in plan:
         settings = {"layers": target.layers, "sizes": list(group.sizes), "dim": dim}
         if fused and not group.own_is_fused:
             own = list(group.parts[0])
-            reading.change("fused", "split", {**settings, "fused": fused, "parts": own})
+            conversion.change("fused", Rule("split", {**settings, "fused": fused, "parts": own}))
         elif parts and group.own_is_fused:
-            reading.change("split", "fuse", {**settings, "fused": group.fused[0], "parts": list(parts)})
+            conversion.change("split", Rule("fuse", {**settings, "fused": group.fused[0], "parts": list(parts)}))
     if turned:
         modules = [linear.path for linear in target.linears]
-        reading.change("transposed", "transpose", {"layers": target.layers, "modules": modules})
+        conversion.change("transposed", Rule("transpose", {"layers": target.layers, "modules": modules}))
 
 
 def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tuple[str, tuple[str, ...]]:
@@ -292,21 +281,12 @@ def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tu
     parts = [paths for paths in group.parts if any(f"{first}{path}.weight" in tensors for path in paths)]
     if len(fused) + len(parts) > 1:
         names = [f"{first}{path}.weight" for path in (*fused, *(path for paths in parts for path in paths))]
-        raise InputError(
-            Fault(where, f"holds the same matrices more than once: {some(names)}", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(where, f"holds the same matrices more than once: {some(names)}")
     if not fused and not parts:
         unclear = [n for n in tensors if n.startswith(first) and n.split(".")[-2] in _GROUPED]
         if unclear:
             what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not tell"
-            raise InputError(
-                Fault(
-                    where,
-                    what,
-                    "convert it to transformers' layout with the tool that wrote it",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
+            raise layout_error(where, what, "convert it to transformers' layout with the tool that wrote it")
     return (fused[0] if fused else ""), (parts[0] if parts else ())
 
 
@@ -333,5 +313,5 @@ def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple
             votes[(tensor.shape == inputs_first) != target.transposed].append(name)
     if votes[True] and votes[False]:
         what = f"some linear weights are turned and others not: {some(votes[True])}, but not {some(votes[False])}"
-        raise InputError(Fault(where, what, code="SF-CONVERT-LAYOUT"))
+        raise layout_error(where, what)
     return bool(votes[True])

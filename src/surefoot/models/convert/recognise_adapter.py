@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.models.convert.recognise import WRAPPERS, Group, Target, groups, places
-from surefoot.models.convert.rules import OLD_MAGNITUDE, Rule, apply, is_stacked, shares_a
-from surefoot.models.convert.tensors import LazyTensor, Tensors, some
+from surefoot.models.convert.recognise import WRAPPERS, Conversion, Group, Target, groups, places
+from surefoot.models.convert.rules import OLD_MAGNITUDE, Rule, is_stacked, shares_a
+from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error, some
 from surefoot.system.errors import Fault, InputError
 
 PEFT_FRONT = "base_model.model"
@@ -32,7 +32,13 @@ _EDGES = 3  # neighbours of a float that are tried for alpha
 
 @dataclass(frozen=True)
 class RecognisedAdapter:
-    """layouts: () for PEFT's own. config: of adapter_config.json, changed where a rule asks for it."""
+    """What an adapter's state dict was recognised as.
+
+    layouts: () for PEFT's own.
+    rules: in order to apply.
+    tensors: after them.
+    config: settings of adapter_config.json, changed where a rule changes what they describe.
+    """
 
     layouts: tuple[str, ...]
     rules: tuple[Rule, ...]
@@ -68,63 +74,42 @@ def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
     config: adapter_config.json's.
     Raises InputError for what is unknown or ambiguous.
     """
-    layouts: list[str] = []
-    rules: list[Rule] = []
-
-    def change(layout: str, kind: str, settings: Mapping[str, Any]) -> None:
-        nonlocal tensors
-        rules.append(Rule(kind, settings))
-        tensors = apply(rules[-1], tensors)
-        if layout not in layouts:
-            layouts.append(layout)
-
+    conversion = Conversion(tensors)
     for piece in ("module", *WRAPPERS):
-        anywhere = sorted({place for name in tensors for place in places(name, piece)})
-        at = anywhere if piece in WRAPPERS else [""] if all(name.startswith(f"{piece}.") for name in tensors) else []
+        at = sorted({place for name in conversion.tensors for place in places(name, piece)})
+        if piece not in WRAPPERS:  # "module" can be a module's own name within
+            at = [""] if all(name.startswith(f"{piece}.") for name in conversion.tensors) else []
         if at:
-            change("wrapped", "unwrap", {"piece": piece, "at": at, "but": []})
-    while all(name.startswith(f"{PEFT_FRONT}.{PEFT_FRONT}.") for name in tensors):
-        change("wrapped", "unwrap", {"piece": PEFT_FRONT, "at": [""], "but": []})
-    if not all(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
-        if any(name.startswith(f"{PEFT_FRONT}.") for name in tensors):
-            outside = [name for name in tensors if not name.startswith(f"{PEFT_FRONT}.")]
-            raise InputError(
-                Fault(
-                    where,
-                    f"{len(outside)} names do not begin with {PEFT_FRONT}: {some(outside)}",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
-        change("live-peft", "wrap", {"piece": PEFT_FRONT, "at": [""], "but": []})
-    adapters = sorted({found[1] for name in tensors if (found := _NAMED.search(name))})
+            conversion.change("wrapped", Rule("unwrap", {"piece": piece, "at": at, "but": []}))
+    while all(name.startswith(f"{PEFT_FRONT}.{PEFT_FRONT}.") for name in conversion.tensors):
+        conversion.change("wrapped", Rule("unwrap", {"piece": PEFT_FRONT, "at": [""], "but": []}))
+    if not all(name.startswith(f"{PEFT_FRONT}.") for name in conversion.tensors):
+        if any(name.startswith(f"{PEFT_FRONT}.") for name in conversion.tensors):
+            outside = [name for name in conversion.tensors if not name.startswith(f"{PEFT_FRONT}.")]
+            raise layout_error(where, f"{len(outside)} names do not begin with {PEFT_FRONT}: {some(outside)}")
+        conversion.change("live-peft", Rule("wrap", {"piece": PEFT_FRONT, "at": [""], "but": []}))
+    adapters = sorted({found[1] for name in conversion.tensors if (found := _NAMED.search(name))})
     if len(adapters) > 1:
         what = f"holds {len(adapters)} adapters: {', '.join(adapters)}"
-        raise InputError(
-            Fault(where, what, "save the one that you want with PEFT's save_pretrained", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(where, what, "save the one that you want with PEFT's save_pretrained")
     if adapters:
-        change("live-peft", "unname adapter", {"name": adapters[0]})
-    if any(name.endswith(OLD_MAGNITUDE) for name in tensors):
-        change("old-dora", "new magnitude", {})
-    modern = _modern(config, where, dora="old-dora" in layouts)
-    return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, modern)
+        conversion.change("live-peft", Rule("unname adapter", {"name": adapters[0]}))
+    if any(name.endswith(OLD_MAGNITUDE) for name in conversion.tensors):
+        conversion.change("old-dora", Rule("new magnitude", {}))
+    modern = _modern(config, where, dora="old-dora" in conversion.layouts)
+    return RecognisedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, modern)
 
 
 def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> RecognisedAdapter:
     """The adapter on the modules that the base has. Raises InputError where that cannot be exact."""
-    tensors, config = adapter.tensors, dict(adapter.config)
-    layouts, rules = list(adapter.layouts), list(adapter.rules)
+    config = dict(adapter.config)
+    conversion = Conversion(adapter.tensors, adapter.layouts, adapter.rules)
     for group in groups(target):
-        rule = regrouping(tensors, group, fuse=group.own_is_fused)
-        if rule is None:
-            continue
-        config = regrouped_config(config, rule, where)
-        tensors = apply(rule, tensors)
-        rules.append(rule)
-        layout = "split" if group.own_is_fused else "fused"
-        if layout not in layouts:
-            layouts.append(layout)
-    return RecognisedAdapter(tuple(layouts), tuple(rules), tensors, config)
+        rule = regrouping(conversion.tensors, group, fuse=group.own_is_fused)
+        if rule is not None:
+            config = regrouped_config(config, rule, where)
+            conversion.change("split" if group.own_is_fused else "fused", rule)
+    return RecognisedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, config)
 
 
 def regrouping(tensors: Tensors, group: Group, *, fuse: bool) -> Rule | None:
@@ -161,21 +146,10 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     if isinstance(targets, list):
         kept = [name for name in targets if _leaf(name) not in gone]
         if len(kept) == len(targets) or any("." in name for name in targets if name not in kept):
-            raise InputError(
-                Fault(
-                    where, f"target_modules {targets} do not name {', '.join(gone)} plainly", code="SF-CONVERT-LAYOUT"
-                )
-            )
+            raise layout_error(where, f"target_modules {targets} do not name {', '.join(gone)} plainly")
         config["target_modules"] = sorted({*kept, *come})
     elif isinstance(targets, str) and targets != "all-linear":
-        raise InputError(
-            Fault(
-                where,
-                f"target_modules is a pattern, {targets!r}",
-                "list the names of the modules",
-                code="SF-CONVERT-LAYOUT",
-            )
-        )
+        raise layout_error(where, f"target_modules is a pattern, {targets!r}", "list the names of the modules")
     usual_rank, usual_alpha = config.get("r", 8), config.get("lora_alpha", 8)  # PEFT's own defaults
     old, alpha = (
         _of_pattern(config, pattern, usual, gone, come, where)
@@ -185,9 +159,7 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     if rule.settings["stacked"]:
         if rule.kind == "split adapter" and old % len(parts):
             what = f"rank {old} of {fused} is no multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
-            raise InputError(
-                Fault(where, what, "the config and the weights are of two adapters", code="SF-CONVERT-LAYOUT")
-            )
+            raise layout_error(where, what, "the config and the weights are of two adapters")
         new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
         alpha = _scaled_alpha(float(alpha), old, new, bool(config.get("use_rslora")), where)
     for pattern, value, usual in (("rank_pattern", new, usual_rank), ("alpha_pattern", alpha, usual_alpha)):
@@ -205,15 +177,11 @@ def _of_pattern(
     entries = config.get(pattern) or {}
     if unclear := sorted(name for name in entries if name not in gone and _leaf(name) in (*gone, *come)):
         what = f"{pattern} names {some(unclear)}, which would change"
-        raise InputError(
-            Fault(where, what, f"name {', '.join(gone)} plainly, for all layers", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(where, what, f"name {', '.join(gone)} plainly, for all layers")
     values = {name: entries.get(name, usual) for name in gone}
     if len(set(values.values())) > 1:
         shown = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise InputError(
-            Fault(where, f"{pattern} gives the parts of one matrix different values: {shown}", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(where, f"{pattern} gives the parts of one matrix different values: {shown}")
     return values[gone[0]]
 
 
@@ -230,9 +198,7 @@ def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) ->
             if scale(value, new) == scale(alpha, old):
                 return int(value) if value.is_integer() else value
         low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
-    raise InputError(
-        Fault(where, f"no alpha keeps the scale {scale(alpha, old)!r} at rank {new}", code="SF-CONVERT-LAYOUT")
-    )
+    raise layout_error(where, f"no alpha keeps the scale {scale(alpha, old)!r} at rank {new}")
 
 
 def _modern(config: Mapping[str, Any], where: str, dora: bool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from surefoot.models.convert.tensors import (
     in_layers,
     is_zero,
     joined,
+    layout_error,
     part,
     renamed,
     require_free,
@@ -40,7 +41,6 @@ from surefoot.models.convert.tensors import (
     turned,
     zeros,
 )
-from surefoot.system.errors import Fault, InputError
 
 Settings = Mapping[str, Any]
 
@@ -62,27 +62,26 @@ def unwrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         return kept
 
     changed = renamed(tensors, rename)
-    if renamed(changed, lambda name: _wrapped(name, settings)).keys() != tensors.keys():
+    if wrap(changed, settings).keys() != tensors.keys():
         what = f"{piece} stands in some names and not in others of the same module"
-        raise InputError(
-            Fault("", what, "the names come from two layouts; save the model again in one", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error("", what, "the names come from two layouts; save the model again in one")
     return changed
 
 
 def wrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    return renamed(tensors, lambda name: _wrapped(name, settings))
+    """Put `piece` in behind each module of `at`; the inverse of `unwrap`."""
 
-
-def _wrapped(name: str, settings: Settings) -> str:
-    if name.startswith(tuple(settings["but"])):
+    def rename(name: str) -> str:
+        if name.startswith(tuple(settings["but"])):
+            return name
+        for place in sorted(settings["at"], key=len, reverse=True):  # inner ones first: the outer names then still fit
+            if not place:
+                name = f"{settings['piece']}.{name}"
+            elif name.startswith(place + "."):
+                name = f"{place}.{settings['piece']}.{name.removeprefix(place + '.')}"
         return name
-    for place in sorted(settings["at"], key=len, reverse=True):  # inner ones first: the outer names then still fit
-        if not place:
-            name = f"{settings['piece']}.{name}"
-        elif name.startswith(place + "."):
-            name = f"{place}.{settings['piece']}.{name.removeprefix(place + '.')}"
-    return name
+
+    return renamed(tensors, rename)
 
 
 def split(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
@@ -97,7 +96,7 @@ def split(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         dim = settings["dim"] if len(tensor.shape) == 2 else 0
         if tensor.shape[dim] != sum(sizes):
             what = f"is {list(tensor.shape)}: {' + '.join(map(str, sizes))} do not fit"
-            raise InputError(Fault(name, what, "the config belongs to another model", code="SF-CONVERT-LAYOUT"))
+            raise layout_error(name, what, "the config belongs to another model")
         stops = list(accumulate(sizes))
         for path, size, stop in zip(settings["parts"], sizes, stops, strict=True):
             new = f"{found['front']}.{path}.{found['kind']}"
@@ -120,16 +119,14 @@ def fuse(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         new = f"{front}.{settings['fused']}.{kind}"
         require_free(new, tensors)
         if missing := [path for path in parts if path not in group]:
-            raise InputError(
-                Fault(new, f"cannot be put together: {front}.{missing[0]}.{kind} is missing", code="SF-CONVERT-LAYOUT")
-            )
+            raise layout_error(new, f"cannot be put together: {front}.{missing[0]}.{kind} is missing")
         members = [group[path] for path in parts]
         dim = settings["dim"] if len(members[0].shape) == 2 else 0
         widths = [tensor.shape[dim] for tensor in members]
         rest = {tuple(size for d, size in enumerate(tensor.shape) if d != dim) for tensor in members}
         if widths != list(sizes) or len(rest) > 1 or len({tensor.dtype for tensor in members}) > 1:
             what = "cannot be put together: its parts differ in dtype or do not have the sizes that the config gives"
-            raise InputError(Fault(new, what, code="SF-CONVERT-LAYOUT"))
+            raise layout_error(new, what)
         result[new] = joined(members, dim)
     return result
 
@@ -146,7 +143,7 @@ def drop_head(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     head, embedding = settings["head"], settings["embedding"]
     if not same_bits(tensors[head], tensors[embedding]):
         what = f"differs from {embedding}, and the config ties them"
-        raise InputError(Fault(head, what, "set tie_word_embeddings to false in config.json", code="SF-CONVERT-LAYOUT"))
+        raise layout_error(head, what, "set tie_word_embeddings to false in config.json")
     return {name: tensor for name, tensor in tensors.items() if name != head}
 
 
@@ -166,7 +163,7 @@ def drop_value_bias(tensors: Tensors, settings: Settings) -> dict[str, LazyTenso
     summary = {"v_head.summary.weight", "v_head.summary.bias"}
     if "v_head.summary.bias" in tensors and not is_zero(tensors["v_head.summary.bias"]):
         what = "is not zero, and a DeepSpeed-Chat value head has no bias"
-        raise InputError(Fault("v_head.summary.bias", what, "keep it in the layout hf", code="SF-CONVERT-LAYOUT"))
+        raise layout_error("v_head.summary.bias", what, "keep it in the layout hf")
     rest = {name: tensor for name, tensor in tensors.items() if name not in summary}
     return {**rest, "v_head.weight": tensors["v_head.summary.weight"]}
 
@@ -190,20 +187,16 @@ def unname_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor
         return re.sub(rf"\.modules_to_save\.{name}\.", ".", key)
 
     changed = renamed(tensors, rename)
-    if _with_name(changed, settings["name"]).keys() != tensors.keys():
+    if name_adapter(changed, settings).keys() != tensors.keys():
         what = f"some names hold the adapter's name {settings['name']} and others do not"
-        raise InputError(
-            Fault("", what, "the names come from two layouts; save the adapter again in one", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error("", what, "the names come from two layouts; save the adapter again in one")
     return changed
 
 
 def name_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     """The way back."""
-    return _with_name(tensors, settings["name"])
+    name = settings["name"]
 
-
-def _with_name(tensors: Tensors, name: str) -> dict[str, LazyTensor]:
     def rename(key: str) -> str:
         if key.endswith(MAGNITUDE):
             return f"{key}.{name}.weight"
@@ -222,7 +215,7 @@ def new_magnitude(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
     for name, tensor in tensors.items():
         if name.endswith(OLD_MAGNITUDE):
             if len(tensor.shape) != 2 or tensor.shape[1] != 1:
-                raise InputError(Fault(name, f"is {list(tensor.shape)}, not [outputs, 1]", code="SF-CONVERT-LAYOUT"))
+                raise layout_error(name, f"is {list(tensor.shape)}, not [outputs, 1]")
             result[name.removesuffix(OLD_MAGNITUDE) + MAGNITUDE] = reshaped(tensor, tensor.shape[:1])
         else:
             result[name] = tensor
@@ -246,13 +239,7 @@ def split_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
         a, b = result.pop(f"{whole}.lora_A.weight"), result.pop(f"{whole}.lora_B.weight")
         magnitude = result.pop(f"{whole}{MAGNITUDE}", None)
         if b.shape[0] != sum(sizes):
-            raise InputError(
-                Fault(
-                    whole,
-                    f"has {b.shape[0]} outputs: {' + '.join(map(str, sizes))} do not fit",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
+            raise layout_error(whole, f"has {b.shape[0]} outputs: {' + '.join(map(str, sizes))} do not fit")
         blocks = settings["stacked"]
         rank = a.shape[0] // len(parts)
         for number, (path, size, stop) in enumerate(zip(parts, sizes, accumulate(sizes), strict=True)):
@@ -276,25 +263,12 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         members = [f"{front}.{path}" for path in parts]
         if missing := [member for member in members if f"{member}.lora_A.weight" not in tensors]:
             what = f"has no adapter, and {front}.{fused} takes one for all its rows"
-            raise InputError(
-                Fault(
-                    missing[0],
-                    what,
-                    f"train an adapter on all of {', '.join(parts)}, or merge it",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
+            raise layout_error(missing[0], what, f"train an adapter on all of {', '.join(parts)}, or merge it")
         a = [result.pop(f"{member}.lora_A.weight") for member in members]
         b = [result.pop(f"{member}.lora_B.weight") for member in members]
         magnitudes = [one for member in members if (one := result.pop(f"{member}{MAGNITUDE}", None)) is not None]
         if [one.shape[0] for one in b] != list(sizes) or len({(one.shape, one.dtype) for one in a}) > 1:
-            raise InputError(
-                Fault(
-                    f"{front}.{fused}",
-                    "cannot be put together: ranks, dtypes or sizes differ",
-                    code="SF-CONVERT-LAYOUT",
-                )
-            )
+            raise layout_error(f"{front}.{fused}", "cannot be put together: ranks, dtypes or sizes differ")
         whole = f"{front}.{fused}"
         if settings["stacked"]:
             rank = a[0].shape[0]
@@ -303,11 +277,7 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         else:
             if not all(same_bits(a[0], other) for other in a[1:]):
                 what = "cannot be put together at this rank: the parts have different A"
-                raise InputError(
-                    Fault(
-                        whole, what, "use the stacked form, whose rank is the sum of theirs", code="SF-CONVERT-LAYOUT"
-                    )
-                )
+                raise layout_error(whole, what, "use the stacked form, whose rank is the sum of theirs")
             result[f"{whole}.lora_A.weight"], result[f"{whole}.lora_B.weight"] = a[0], joined(b, 0)
         if magnitudes:
             result[f"{whole}{MAGNITUDE}"] = joined(magnitudes, 0)
@@ -316,10 +286,7 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 
 def _placed(b: LazyTensor, block: int, blocks: int, rank: int) -> LazyTensor:
     """[size, rank] -> [size, blocks · rank]: zero but for its own columns."""
-    before, after = (
-        zeros((b.shape[0], block * rank), b.dtype),
-        zeros((b.shape[0], (blocks - 1 - block) * rank), b.dtype),
-    )
+    before, after = (zeros((b.shape[0], count * rank), b.dtype) for count in (block, blocks - 1 - block))
     return joined([before, b, after], 1)
 
 
@@ -386,7 +353,7 @@ def inverse(rule: Rule) -> Rule:
     """The rule that undoes it, bit for bit. Raises InputError where there is none."""
     kind = KINDS[rule.kind].inverse
     if kind is None:
-        raise InputError(Fault(rule.kind, "has no inverse: what it leaves out is not kept", code="SF-CONVERT-LAYOUT"))
+        raise layout_error(rule.kind, "has no inverse: what it leaves out is not kept")
     return Rule(kind, rule.settings)
 
 

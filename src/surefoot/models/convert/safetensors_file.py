@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.families.files import read_json
 from surefoot.models.convert.tensors import TORCH_NAMES, LazyTensor, Tensors, as_bytes, bytes_of
 from surefoot.system.errors import Fault, InputError
 
@@ -22,6 +23,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes of what torch pickles instead
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
+
+
+def weights_error(where: Path, what: str, fix: str = "") -> InputError:
+    """A file or folder of weights that is missing, damaged or of a kind that is not read; arguments as in `Fault`."""
+    return InputError(Fault(str(where), what, fix, code="SF-MODEL-WEIGHTS"))
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,7 @@ class StoredTensor:
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """Name -> tensor, from the header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
     if not file.is_file():
-        raise InputError(
-            Fault(
-                str(file), f"missing, but {INDEX} names it", "copy or download the model again", code="SF-MODEL-WEIGHTS"
-            )
-        )
+        raise weights_error(file, f"missing, but {INDEX} names it", "copy or download the model again")
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -58,14 +60,23 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             }
             end, wrong = _places(tensors, {name: tuple(entry["data_offsets"]) for name, entry in entries.items()})
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise InputError(
-                Fault(str(file), "not a safetensors file", "copy or download the model again", code="SF-MODEL-WEIGHTS")
-            ) from error
+            raise weights_error(file, "not a safetensors file", "copy or download the model again") from error
     if wrong:
-        raise InputError(Fault(str(file), f"damaged: {wrong}", "copy or download it again", code="SF-MODEL-WEIGHTS"))
+        raise weights_error(file, f"damaged: {wrong}", "copy or download it again")
     if size != 8 + length + end:
         raise _cut(file, size, f"{8 + length + end:,} bytes")
     return tensors
+
+
+def indexed_files(folder: Path, index: str = INDEX) -> list[Path]:
+    """The files that an index of shards names, by name. Raises InputError where it names none, or one elsewhere."""
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise weights_error(folder / index, "has no weight_map")
+    names = sorted(set(weight_map.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise weights_error(folder / index, f"points outside its folder: {json.dumps(outside[0])}")
+    return [folder / name for name in names]
 
 
 def _places(tensors: Mapping[str, StoredTensor], places: Mapping[str, tuple[int, int]]) -> tuple[int, str]:
@@ -91,14 +102,7 @@ def _size(value: object) -> int:
 
 
 def _cut(file: Path, size: int, expected: str) -> InputError:
-    return InputError(
-        Fault(
-            str(file),
-            f"damaged: {size:,} bytes, expected {expected}",
-            "copy or download it again",
-            code="SF-MODEL-WEIGHTS",
-        )
-    )
+    return weights_error(file, f"damaged: {size:,} bytes, expected {expected}", "copy or download it again")
 
 
 def lazy_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:

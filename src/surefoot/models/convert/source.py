@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.families.files import read_json
 from surefoot.models.convert import zero
 from surefoot.models.convert.pickled import Wanted, open_pickled, state_dict
-from surefoot.models.convert.safetensors_file import INDEX, PICKLED, SINGLE, lazy_tensors, stored_in
+from surefoot.models.convert.safetensors_file import (
+    INDEX,
+    PICKLED,
+    SINGLE,
+    indexed_files,
+    lazy_tensors,
+    stored_in,
+    weights_error,
+)
 from surefoot.models.convert.tensors import LazyTensor
 from surefoot.system.errors import Fault, InputError
 
@@ -23,7 +29,12 @@ _ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are m
 
 @dataclass
 class Source:
-    """files: those that were read. folder: where config and tokenizer may stand. zero: a ZeRO checkpoint."""
+    """Weights, unread, and where they come from.
+
+    folder: may hold config and tokenizer too.
+    files: those that the weights are in.
+    zero: a ZeRO checkpoint.
+    """
 
     folder: Path
     files: list[Path]
@@ -64,13 +75,7 @@ def open_source(path: Path, scratch: Scratch) -> Source:
     tensors: dict[str, LazyTensor] = {}
     for file, more in zip(files, _read(files, scratch), strict=True):
         if twice := sorted(more.keys() & tensors.keys()):
-            raise InputError(
-                Fault(
-                    str(file),
-                    f"{len(twice)} weights stand in another file as well, first {twice[0]}",
-                    code="SF-MODEL-WEIGHTS",
-                )
-            )
+            raise weights_error(file, f"{len(twice)} weights stand in another file as well, first {twice[0]}")
         tensors |= more
     head = path / VALUE_HEAD_FILE
     if head.is_file():
@@ -84,9 +89,7 @@ def weight_files(path: Path) -> list[Path] | Path:
     names alone: nothing is opened, and torch not imported."""
     if path.is_file():
         if path.suffix not in WEIGHTS:
-            raise InputError(
-                Fault(str(path), f"is no file of weights: {', '.join(WEIGHTS)} are read", code="SF-MODEL-WEIGHTS")
-            )
+            raise weights_error(path, f"is no file of weights: {', '.join(WEIGHTS)} are read")
         return [path]
     if not path.is_dir():
         raise InputError(Fault(str(path), "no such file or folder", code="SF-FILE-MISSING"))
@@ -115,28 +118,11 @@ def _weights(folder: Path) -> list[Path]:
     if len(loose) == 1:
         return loose
     what = f"holds {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
-    raise InputError(
-        Fault(
-            str(folder),
-            what if loose else "holds no weights",
-            "give the file" if loose else "",
-            code="SF-MODEL-WEIGHTS",
-        )
-    )
+    raise weights_error(folder, what if loose else "holds no weights", "give the file" if loose else "")
 
 
 def _shards(folder: Path, index: str) -> list[Path]:
-    weight_map = read_json(folder / index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InputError(Fault(str(folder / index), "has no weight_map", code="SF-MODEL-WEIGHTS"))
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if Path(name).name != name:
-            raise InputError(
-                Fault(str(folder / index), f"points outside its folder: {json.dumps(name)}", code="SF-MODEL-WEIGHTS")
-            )
-        if not (folder / name).is_file():
-            raise InputError(
-                Fault(str(folder / name), f"missing, but {index} names it", "copy all shards", code="SF-MODEL-WEIGHTS")
-            )
-    return [folder / name for name in names]
+    files = indexed_files(folder, index)
+    if missing := [file for file in files if not file.is_file()]:
+        raise weights_error(missing[0], f"missing, but {index} names it", "copy all shards")
+    return files

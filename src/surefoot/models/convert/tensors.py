@@ -37,7 +37,10 @@ _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """dtype: the safetensors name, such as "BF16". read: gives the whole tensor, of that shape and dtype.
+    """A tensor that is not read yet.
+
+    dtype: the safetensors name, such as "BF16".
+    read: returns the whole tensor, of that shape and dtype.
 
     `tensor[...]` reads, as a slice of a safetensors file does: transformers loads from either.
     """
@@ -55,6 +58,11 @@ class LazyTensor:
 
 
 Tensors = Mapping[str, LazyTensor]
+
+
+def layout_error(where: str, what: str, fix: str = "") -> InputError:
+    """Weights that cannot be brought into another layout exactly; arguments as in `Fault`."""
+    return InputError(Fault(where, what, fix, code="SF-CONVERT-LAYOUT"))
 
 
 def bytes_of(shape: Sequence[int], dtype: str) -> int:
@@ -151,16 +159,14 @@ def renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, LazyTen
     for name, tensor in tensors.items():
         new = rename(name)
         if new in result:
-            raise InputError(Fault(name, f"two weights would be called {new}", code="SF-CONVERT-LAYOUT"))
+            raise layout_error(name, f"two weights would be called {new}")
         result[new] = tensor
     return result
 
 
 def require_free(name: str, tensors: Tensors) -> None:
     if name in tensors:
-        raise InputError(
-            Fault(name, "is there already: the file holds a weight both fused and split", code="SF-CONVERT-LAYOUT")
-        )
+        raise layout_error(name, "is there already: the file holds a weight both fused and split")
 
 
 def in_layers(layers: str, paths: Iterable[str]) -> re.Pattern[str]:

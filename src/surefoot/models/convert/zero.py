@@ -47,6 +47,10 @@ _OPTIMIZER = tuple(
 )
 
 
+def _error(where: Path, what: str, fix: str = "") -> InputError:
+    return InputError(Fault(str(where), what, fix, code="SF-CONVERT-ZERO"))
+
+
 def find_checkpoint(folder: Path) -> Path | None:
     """The folder with the ranks' files: `folder`, or the one that its file `latest` names. None: no ZeRO checkpoint."""
     if any(_OPTIM.fullmatch(path.name) for path in folder.glob("*_optim_states.pt")):
@@ -55,9 +59,7 @@ def find_checkpoint(folder: Path) -> Path | None:
         return None
     tag = (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()
     if Path(tag).name != tag or not (folder / tag).is_dir():
-        raise InputError(
-            Fault(str(folder / "latest"), f"names {tag!r}, which is no folder beside it", code="SF-CONVERT-ZERO")
-        )
+        raise _error(folder / "latest", f"names {tag!r}, which is no folder beside it")
     return find_checkpoint(folder / tag)
 
 
@@ -73,9 +75,7 @@ def consolidate(folder: Path, open_files: Open) -> dict[str, LazyTensor]:
     states = dict(zip(here, opened[len(ranks) :], strict=True))
     stage, world = _stage(optimizers[0], folder), _world(optimizers[0], folder)
     if len(ranks) != world:
-        raise InputError(
-            Fault(str(folder), f"{world} ranks wrote it and the files of {len(ranks)} are here", code="SF-CONVERT-ZERO")
-        )
+        raise _error(folder, f"{world} ranks wrote it and the files of {len(ranks)} are here")
     model_files = _model_files(folder, world if stage == 3 else 1)
     models = [states[path] for path in model_files]
     flat = [[piece for piece in one[_FLAT[stage]] if piece is not None] for one in optimizers]
@@ -96,9 +96,7 @@ def _ranks(folder: Path) -> list[Path]:
     }
     if any(model_rank for _, model_rank in found):
         what = "was trained with tensor parallelism, which cuts matrices in ways that the files do not tell"
-        raise InputError(
-            Fault(str(folder), what, "consolidate it with the code that trained it", code="SF-CONVERT-ZERO")
-        )
+        raise _error(folder, what, "consolidate it with the code that trained it")
     return [found[key] for key in sorted(found)]
 
 
@@ -107,14 +105,7 @@ def _model_files(folder: Path, count: int) -> list[Path]:
         return [folder / "mp_rank_00_model_states.pt"]
     files = [folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(count)]
     if missing := [path.name for path in files if not path.is_file()]:
-        raise InputError(
-            Fault(
-                str(folder),
-                f"{len(missing)} files are missing: {some(missing)}",
-                "copy all of it",
-                code="SF-CONVERT-ZERO",
-            )
-        )
+        raise _error(folder, f"{len(missing)} files are missing: {some(missing)}", "copy all of it")
     return files
 
 
@@ -131,7 +122,7 @@ def _stage(optimizer: Mapping[str, Any], folder: Path) -> int:
     if isinstance(value, dict):  # an enumeration of DeepSpeed's
         value = int(next(iter(value.get("arguments", [])), 0))
     if value not in _FLAT:
-        raise InputError(Fault(str(folder), f"ZeRO stage {value!r} is not known", code="SF-CONVERT-ZERO"))
+        raise _error(folder, f"ZeRO stage {value!r} is not known")
     return value
 
 
@@ -140,9 +131,7 @@ def _world(optimizer: Mapping[str, Any], folder: Path) -> int:
     counts = set(count) if isinstance(count, list) else {count}
     if len(counts) != 1:
         what = f"its groups were cut over {some(map(str, counts))} ranks, as with experts"
-        raise InputError(
-            Fault(str(folder), what, "consolidate it with the code that trained it", code="SF-CONVERT-ZERO")
-        )
+        raise _error(folder, what, "consolidate it with the code that trained it")
     return counts.pop()
 
 
@@ -160,7 +149,7 @@ def _cut_by_group(
         padding = 2 * len(pieces)  # DeepSpeed aligns each rank's piece to 4 bytes: two fp16 elements
         if not wanted <= there < wanted + padding:
             what = f"group {number} holds {there:,} values, its parameters have {wanted:,}"
-            raise InputError(Fault(str(folder), what, "a file is missing or from another run", code="SF-CONVERT-ZERO"))
+            raise _error(folder, what, "a file is missing or from another run")
         start = 0
         for name, shape in group.items():
             tensors[name] = _between(pieces, start, shape)
@@ -178,7 +167,7 @@ def _cut_by_parameter(
     for rank in flat:
         if (there := sum(piece.shape[0] for piece in rank)) != wanted:
             what = f"a rank holds {there:,} values, its share of the parameters is {wanted:,}"
-            raise InputError(Fault(str(folder), what, "a file is missing or from another run", code="SF-CONVERT-ZERO"))
+            raise _error(folder, what, "a file is missing or from another run")
     for name, shape in shapes.items():
         share = math.ceil(math.prod(shape) / world)
         tensors[name] = _whole([_between(rank, start, (share,)) for rank in flat], shape)
@@ -193,9 +182,7 @@ def _frozen(models: list[Mapping[str, Any]], stage: int, folder: Path) -> dict[s
         pieces = [fragment.get(name) for fragment in fragments]
         held = [piece for piece in pieces if isinstance(piece, LazyTensor)]
         if len(held) != len(models):
-            raise InputError(
-                Fault(str(folder), f"the frozen weight {name} is missing in a rank's file", code="SF-CONVERT-ZERO")
-            )
+            raise _error(folder, f"the frozen weight {name} is missing in a rank's file")
         tensors[name] = _whole([_flattened(piece) for piece in held], shape) if stage == 3 else held[0]
     return tensors
 

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from surefoot.kernels.adapters import Layers, Projection, adapted
 from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.forward import language_models
+from surefoot.models.forward import language_models, short_pass
 from surefoot.models.peft import DoraLinearLayer, LoraLinear
 
 
@@ -73,7 +73,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The one adapter that a layer hears.
+    """The one active adapter of a layer.
 
     drops: its input goes through `dropout` now.
     """
@@ -116,7 +116,7 @@ class _Slot:
         return self.layer.get_base_layer().bias  # pyright: ignore[reportReturnType]
 
     def adapter(self, x: torch.Tensor) -> _Adapter | None:
-        """What is heard, None where PEFT's own forward must run."""
+        """The active adapter; None where PEFT's own forward must run."""
         layer = self.layer
         names = [name for name in layer.active_adapters if name in layer.lora_A]
         if layer.disable_adapters or layer.merged or len(names) != 1 or not self._is_frozen():
@@ -169,8 +169,8 @@ class _Group:
         self._input, self._ready = None, {}
         on = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
-        heard = {one: one.adapter(x) for one in self.slots[self.slots.index(slot) :]}
-        adapters = {one: adapter for one, adapter in heard.items() if adapter is not None}
+        active = {one: one.adapter(x) for one in self.slots[self.slots.index(slot) :]}
+        adapters = {one: adapter for one, adapter in active.items() if adapter is not None}
         if slot not in adapters:
             return None
         if any(adapter.drops for adapter in adapters.values()):  # masks are drawn when a layer is called
@@ -265,15 +265,15 @@ class _Factors:
         return known.factor
 
     def _renew(self, place: _Place, adapter: _Adapter) -> None:
-        asked = {place: adapter}
+        outdated = {place: adapter}
         for other, known in list(self._known.items()):
             if known.state != self._clock.state(known.adapter):
                 del self._known[other]
                 if known.used:
-                    asked.setdefault(other, known.adapter)
-        states = [self._clock.state(one) for one in asked.values()]
-        factors = factors_of([_parts(slot, one, dtype) for (slot, _, dtype), one in asked.items()])
-        for (at, one), state, factor in zip(asked.items(), states, factors, strict=True):
+                    outdated.setdefault(other, known.adapter)
+        states = [self._clock.state(one) for one in outdated.values()]
+        factors = factors_of([_parts(slot, one, dtype) for (slot, _, dtype), one in outdated.items()])
+        for (at, one), state, factor in zip(outdated.items(), states, factors, strict=True):
             self._known[at] = _Known(one, state, factor)
 
 
@@ -302,13 +302,9 @@ def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
     """The slots in groups that are called, one after the other, with the same tensor; every one in exactly one."""
     of: dict[nn.Module, _Slot] = {slot.layer: slot for slot in slots}
     groups: list[list[_Slot]] = []
-    with _watching(of) as calls, torch.no_grad():
+    with _watching(of) as calls:
         for language_model in language_models(model):
-            first = next(language_model.parameters())
-            ids = torch.zeros(1, 2, dtype=torch.long, device=first.device)
-            mixed = first.dtype in (torch.bfloat16, torch.float16)  # adapters are fp32, whatever the base is
-            with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
-                language_model(input_ids=ids, use_cache=False)
+            short_pass(language_model)
     seen: set[_Slot] = set()
     before: torch.Tensor | None = None
     for slot, given in calls:

@@ -20,10 +20,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from transformers import PreTrainedModel
 
 from surefoot.kernels.chunked_loss import Head
 from surefoot.models.fast.path import FastPath, Undo
-from surefoot.models.forward import language_models, output_head
+from surefoot.models.forward import language_models, output_head, short_pass
 from surefoot.models.modes import eval_mode
 
 _ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by output head; a copy of a model is not in it
@@ -86,8 +87,7 @@ def head_obstacle(model: nn.Module) -> str:
     return "" if _logits_are_the_heads(base, head) else "the model caps or scales what its head computes"
 
 
-@torch.no_grad()
-def _logits_are_the_heads(model: nn.Module, head: nn.Linear) -> bool:
+def _logits_are_the_heads(model: PreTrainedModel, head: nn.Linear) -> bool:
     """Whether the model returns what its head returns. Tried with numbers of our own, so that it depends neither on the
     weights nor on how small the logits happen to be."""
     shown = torch.linspace(-_FAR, _FAR, head.out_features, device=head.weight.device)
@@ -97,13 +97,8 @@ def _logits_are_the_heads(model: nn.Module, head: nn.Linear) -> bool:
 
     hook = head.register_forward_hook(show)
     try:
-        kind = head.weight.device.type
-        with (
-            eval_mode(model),
-            torch.autocast(kind, dtype=head.weight.dtype, enabled=head.weight.dtype != torch.float32),
-        ):
-            ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
-            logits = model(input_ids=ids, use_cache=False).logits
+        with eval_mode(model):
+            logits = short_pass(model).logits
     finally:
         hook.remove()
     return torch.equal(logits, shown.to(logits.dtype).expand_as(logits))

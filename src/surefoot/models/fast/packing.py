@@ -26,7 +26,7 @@ NO_LEAK = 1e-2
 
 
 def packed_attention(form: str) -> FastPath:
-    """form: a key of `kernels.documents.FORMS`."""
+    """form: a key of `surefoot.kernels.packed_attention.FORMS`."""
 
     def install(model: nn.Module) -> Undo:
         inner = causal_model(model)
@@ -51,10 +51,10 @@ def obstacle(model: nn.Module) -> str:
 @torch.no_grad()
 def documents_fault(model: nn.Module) -> str:
     """Why packed rows cannot go through this model, tried with a row of two short documents; empty where they can, and
-    neither document hears of the other. The model is as it was afterwards.
+    neither document changes the other. The model is as it was afterwards.
 
-    For a whole model: where an engine has shared its weights out, all ranks wait for one another in the middle of the
-    pass. What a run goes by is tried with its own examples as well, and by its own form (`runs.parity.fast_paths`).
+    Only for a model whose weights are whole: where an engine has sharded them, all ranks wait for one another in the
+    middle of the pass. A run also compares packed with padded rows of its own (`surefoot.runs.parity.fast_paths`).
     """
     if why := obstacle(model):
         return why

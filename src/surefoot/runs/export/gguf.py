@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from surefoot.families.gguf_rows import CONVERTER
-from surefoot.models.gguf import AskedWith, NotInGguf, write_gguf
+from surefoot.models.gguf import ChatSettings, NotInGguf, write_gguf
 from surefoot.models.load import load_tokenizer
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.verify import compare_logits, logits_of
@@ -59,7 +59,7 @@ def add_gguf(
     dtype: DType = record["dtype"]
     file = folder / f"{out.name}-{_OUT_TYPES[dtype]}.gguf"
     tokenizer = load_tokenizer(folder)
-    asked = AskedWith(
+    asked = ChatSettings(
         bos_id=parts.bos_id,
         stops=parts.tokens.stop.value,
         pad_id=parts.tokens.pad_id,

@@ -59,7 +59,7 @@ def merged_model(
         attention_implementation="eager" if parts.facts.without_sdpa else "sdpa",
         device=device,
         vocab_rows=parts.chain[0].rows if parts.chain else None,
-        say=account.said.append,
+        notify=account.said.append,
     )
     wanted: list[torch.Tensor] = []
     for number, saved in enumerate(parts.chain):
