@@ -45,7 +45,12 @@ AnyConfig = RunConfig | LoadedConfig | Mapping[str, Any] | str | os.PathLike[str
 
 @dataclass(frozen=True)
 class TrainResult:
-    """finished: False when a signal stopped the run; then resume=True goes on. results: what all_results.json holds."""
+    """How a run ended.
+
+    folder: the run folder.
+    finished: False when a signal stopped the run; then resume=True goes on.
+    results: what all_results.json holds.
+    """
 
     folder: Path
     finished: bool
@@ -66,10 +71,15 @@ def train(
 ) -> TrainResult:
     """Run a config to its end, as `surefoot train` does.
 
-    config: a YAML file, a mapping with the same keys, or what `load_config` gave. overrides: "key=value", for a file.
-    objective: (model, batch) -> LossSum, in place of the stage's loss. metrics: functions of all answers by the name
-    under which metrics.names lists them. read_record: what reads a record where data.format is custom. reward: scores
-    answers in stage ppo: (prompts, responses) -> a number for each. stream: where to talk, stdout unless given.
+    config: a YAML file, a mapping with the same keys, or what `load_config` gave.
+    overrides: "key=value", for a file.
+    resume: go on from the newest checkpoint that verifies.
+    overwrite: replace the run that lies in the output folder.
+    objective: (model, batch) -> LossSum, in place of the stage's loss.
+    metrics: functions of all answers, by the name under which metrics.names lists them.
+    read_record: what reads a record where data.format is custom.
+    reward: scores answers in stage ppo: (prompts, responses) -> a number for each.
+    stream: where to print; stdout unless given.
 
     Raises surefoot.system.errors.SurefootError, whose text is what the command line would print, but for its flags.
     """

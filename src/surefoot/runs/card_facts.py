@@ -23,7 +23,11 @@ _LOOKED_AT = 32  # examples, of which one surely ends as all do
 
 
 def card_facts(run: Prepared, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
-    """results: all_results.json. plots: file names."""
+    """Gather what the model card says of a finished run.
+
+    results: all_results.json.
+    plots: file names of the curves.
+    """
     config, plan, data, tokenizer = run.config, run.plan, run.stage.data, run.tokenizer
     optim = config.optim
     return CardFacts(

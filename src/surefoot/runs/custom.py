@@ -27,9 +27,14 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Custom:
-    """objective: takes the place of the stage's loss. metrics: by the name that metrics.names lists. read_record: of
-    data sources whose format is custom; returns messages or a text. reward: scores answers in stage ppo; called with
-    prompts and responses, returns a number for each. named_loss: identity of an objective that the config names."""
+    """Functions of the user's own.
+
+    objective: takes the place of the stage's loss.
+    metrics: by the name that metrics.names lists.
+    read_record: of data sources whose format is custom; returns messages or a text.
+    reward: scores answers in stage ppo; called with prompts and responses, returns a number for each.
+    named_loss: identity of an objective that the config names.
+    """
 
     objective: Objective | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)

@@ -44,9 +44,15 @@ def make_evaluate(
     activity: Activity,
     at_hand: AtHand,
 ) -> Callable[[int], EvalReport | None]:
-    """step -> report; None when a signal asked to stop in between. run: its stage has its models. metrics: those that
-    the config may name. at_hand: is told of the batches of the loss. Every rank evaluates its share; answers, which are
-    few, each of them writes all, so that ranks that share weights keep step."""
+    """The run's evaluation: step -> report, None when a signal asked to stop in between.
+
+    run: its stage has its models.
+    metrics: those that the config may name.
+    at_hand: keeps the batch that the loss is at, for a failure's record.
+
+    Every rank evaluates its share of the loss. Answers are few, and each rank writes all of them, so that ranks that
+    share weights keep step.
+    """
     config, stage, engine = run.config, run.stage, setup.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
 

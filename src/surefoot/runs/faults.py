@@ -25,8 +25,12 @@ _FIX = (
 
 @contextmanager
 def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
-    """Raises EnvironmentFault for a device that failed inside, and what `memory_faults` raises. phase: what the run was
-    doing, as a place."""
+    """Turn a device that fails inside into one line with a remedy.
+
+    phase: what the run is doing, as a place.
+
+    Raises EnvironmentFault, also for what `memory_faults` raises.
+    """
     with memory_faults(phase, config, plan):
         try:
             yield
@@ -44,7 +48,12 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 @contextmanager
 def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
-    """Raises EnvironmentFault for an allocation that failed inside. phase: what the run was doing, as a place."""
+    """Turn an allocation that fails inside into one line with remedies.
+
+    phase: what the run is doing, as a place.
+
+    Raises EnvironmentFault.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -94,8 +94,12 @@ def require_base(checkpoint: Checkpoint, base: Path) -> None:
 
 
 def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
-    """Cautions about a changed environment. others: what else is computed in another way from here on. Raises
-    IntegrityError where data, tokenizer or base changed."""
+    """Cautions about an environment that is not the run's.
+
+    others: what else is computed in another way from here on.
+
+    Raises IntegrityError where data, tokenizer or base changed.
+    """
     then = saved_identity(checkpoint)
     faults = [
         Fault(str(checkpoint.folder), what, "restore it, or start another run", code="SF-RESUME-CHANGED")

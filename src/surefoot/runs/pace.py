@@ -38,9 +38,12 @@ class _Begun:
 
 
 class PaceObserver:
-    """An observer in front of another one, which is told everything. say: a caution. rollouts: the model runs while
-    batches are made, for as long as its answers are long: that time is not judged. alone: no other rank is on this
-    machine."""
+    """An observer in front of another one, to which it hands everything on.
+
+    say: prints a caution.
+    rollouts: the model runs while batches are made, for as long as its answers are long: that time is not judged.
+    alone: no other rank is on this machine.
+    """
 
     def __init__(
         self, observer: Observer, arithmetic: Arithmetic, say: Callable[[str], None], *, rollouts: bool, alone: bool

@@ -164,8 +164,12 @@ def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
 def attention_request(
     model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, rows: int, window: int | None = None
 ) -> AttentionRequest:
-    """The model's heads at `length` tokens, for the probe. kind: cpu | cuda. rows: of a micro-batch, which a CPU's
-    probe does not ask for. window: of the model, where an example reaches beyond it and every form gets a mask."""
+    """The model's heads at `length` tokens, for the probe.
+
+    kind: cpu | cuda.
+    rows: of a micro-batch; a CPU's probe takes one.
+    window: of the model, where an example reaches beyond it and every form gets a mask.
+    """
     from surefoot.planning.probes.sizes import AttentionRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
@@ -175,8 +179,10 @@ def attention_request(
 def documents_request(
     model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
 ) -> DocumentsRequest:
-    """The model's heads and documents of the data's lengths, for the probe; as many as a micro-batch has, which a CPU's
-    probe does not ask for. rows: of a micro-batch of padded rows."""
+    """The model's heads and documents of the data's lengths, for the probe.
+
+    rows: of a micro-batch of padded rows, whose tokens a GPU's probe packs; a CPU's takes few.
+    """
     from surefoot.planning.measurements import PADDED
     from surefoot.planning.probes.documents import DocumentsRequest
 

@@ -52,9 +52,14 @@ def prepare(
     phases: Phases | None = None,
     origin: Origin | None = None,
 ) -> Prepared:
-    """Plan, read the data; show each, of a resumed run what is new. Every refusal that needs no weights happens here.
-    commits: those that another rank found, in place of the hub's word. phases: is told how long each part took.
-    origin: as in RunPlan."""
+    """Plan, read the data, and show both; of a resumed run what is new.
+
+    Every refusal that needs no weights happens here.
+
+    commits: those that another rank found, in place of the hub's answer.
+    phases: records how long each part took.
+    origin: as in RunPlan.
+    """
     asked, phases = config, phases or Phases()
     with _with_faults_of(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already

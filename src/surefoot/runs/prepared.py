@@ -26,8 +26,13 @@ from surefoot.training.optimizer import Schedule
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before the model is loaded and the run folder is touched. config: with the commits in place of
-    the hub's branches. base: folder of the base model. identity: see `run_identity`."""
+    """All that is known before the model is loaded and the run folder is touched.
+
+    config: with the commits in place of the hub's branches.
+    found: what lay in the run folder.
+    base: folder of the base model.
+    identity: see `run_identity`.
+    """
 
     config: RunConfig
     commits: Commits
@@ -84,7 +89,12 @@ def make_timetable(
     *,
     eval_at_start: bool = False,
 ) -> Timetable:
-    """tokens_of_step: real input tokens of step 1, 2, …; asked only when a duration is given in tokens."""
+    """The run's durations as optimizer steps.
+
+    steps_per_epoch: optimizer steps in which every example is seen once.
+    tokens_of_step: real input tokens of step 1, 2, …; called only when a duration is given in tokens.
+    eval_at_start: whether step 0 is evaluated.
+    """
     total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
 
     def due(every: Duration | None) -> frozenset[int]:

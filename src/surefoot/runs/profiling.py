@@ -59,7 +59,11 @@ _KEPT = 100  # operators in profile.json
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """every: print forward and backward times of every N-th step. steps: profile so many steps after some warm-up."""
+    """Which steps are timed.
+
+    every: print forward and backward times of every N-th step.
+    steps: profile so many steps after some warm-up.
+    """
 
     every: int | None = None
     steps: int | None = None

@@ -43,7 +43,12 @@ _STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
 
 @dataclass(frozen=True)
 class Published:
-    """results: what all_results.json holds. step: whose weights the run folder has. cautions: what went less well."""
+    """What a run published.
+
+    results: what all_results.json holds.
+    step: whose weights the run folder has.
+    cautions: what went less well.
+    """
 
     results: dict[str, Any]
     step: int
@@ -59,7 +64,12 @@ def is_published(run: Path, step: int) -> bool:
 
 
 def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
-    """state: the last one. rows: of the log. more: figures that go into all_results.json besides the usual ones."""
+    """Make the chosen checkpoint's model the run folder's own, with results, pictures, report and card.
+
+    state: the last one.
+    rows: of the log.
+    more: figures that go into all_results.json besides the usual ones.
+    """
     config, folder = run.config, run.folder
     durable.remove(folder / MANIFEST)
     step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")

@@ -41,8 +41,12 @@ HUB = "hub"  # key of data.json
 
 
 def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
-    """The config with commits for revisions, and these commits. known: taken as they are; the others the hub is asked
-    for. Raises InputError for a name or revision that it does not have, EnvironmentFault where it cannot say."""
+    """The config with commits for revisions, and these commits.
+
+    known: commits that are taken as they are; the hub is asked for the others.
+
+    Raises InputError for a name or revision that it does not have, EnvironmentFault where it cannot say.
+    """
     commits: dict[Name, Commit] = {}
 
     def commit(kind: str, name: str, revision: str | None) -> str:

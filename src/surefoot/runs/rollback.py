@@ -49,8 +49,10 @@ def make_stage(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: 
 def roll_back(run: Path, data: Stage, rollbacks: Sequence[Rollback], error: StepsLost) -> Recorded | str:
     """Write down that the run goes back, and how; or say why it does not.
 
-    data: the stage without rollbacks. rollbacks: those that have happened. Raises EnvironmentFault where the disk
-    refuses.
+    data: the stage without rollbacks.
+    rollbacks: those that have happened.
+
+    Raises EnvironmentFault where the disk refuses.
     """
     if len(rollbacks) >= MOST:
         return f"guard.rollback: the run went back {times(len(rollbacks))} already, and ends here"

@@ -83,11 +83,11 @@ def train_run(
 
     typed: the words of the command, for the resume hint; none where there was no command.
     dry_run: everything up to the run folder, then stop.
-    figures: further figures of the trained model for all_results.json. prompt: one that the last lines offer to try,
-    else one of the data's.
-    custom: what a Python caller brings of its own.
+    figures: further figures of the trained model for all_results.json.
+    prompt: one that the last lines offer to try, else one of the data's.
+    custom: functions of the caller's own.
     profile: which steps are timed.
-    origin: the words of another tool that the config came from; its log lines are said beside surefoot's.
+    origin: the words of another tool that the config came from; its log lines are printed besides surefoot's.
     commits: what names on the hub mean, where somebody has asked.
     """
     imports = hardware.process_seconds() if typed else 0.0

@@ -51,11 +51,14 @@ ORIGIN = "training_args.json"  # the words of another tool that the config came 
 
 @dataclass(frozen=True)
 class FolderState:
-    """What was found in the run folder. checkpoint: where to continue, None to start at step 0.
+    """What was found in the run folder.
 
-    rejected: newer checkpoints that did not verify. changes: config keys that differ and may.
-    plan: the saved plan, None where there is no checkpoint. steps: of all checkpoints, good or not. rollbacks: those
-    that the run has made.
+    checkpoint: where to continue, None to start at step 0.
+    rejected: newer checkpoints that did not verify.
+    changes: config keys that differ and may.
+    plan: the saved plan, None where there is no checkpoint.
+    steps: of all checkpoints, good or not.
+    rollbacks: those that the run has made.
     """
 
     folder: Path

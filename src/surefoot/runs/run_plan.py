@@ -125,7 +125,12 @@ _STEPS = 64  # drawn
 
 @dataclass(frozen=True)
 class StepTokens:
-    """real: of the examples. padded: in padded rows. shared: the same, what pairs begin with computed once."""
+    """Tokens of a few steps, by how they are laid out.
+
+    real: of the examples.
+    padded: in padded rows.
+    shared: in padded rows, where what both answers of a pair begin with is computed once.
+    """
 
     real: int
     padded: int
@@ -141,8 +146,11 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
 def length_facts(
     data: PreparedData, answer: int = 0, *, size: int = 16, micro: int | Literal["auto"] = "auto"
 ) -> LengthFacts:
-    """answer: tokens that are yet to be written behind each example, all of which carry loss. size, micro: as in the
-    config, of which the share of padding depends."""
+    """What the plan needs to know of the examples' lengths.
+
+    answer: tokens that are yet to be written behind each example, all of which carry loss.
+    size, micro: as in the config; the share of padding depends on them.
+    """
     train = data.train
     longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
     supervised = float((train.supervised_counts / train.lengths).max())

@@ -67,8 +67,11 @@ def set_up(
     checkpoint: Checkpoint | None,
     ranks: Ranks = ALONE,
 ) -> Setup:
-    """base: folder of the base model. checkpoint: where to continue, None at the start. ranks: with a process group
-    where there are several, which all set up.
+    """Load, adapt and share out the models of a plan, restore a checkpoint, and compare the result with the plan.
+
+    base: folder of the base model.
+    checkpoint: where to continue, None at the start.
+    ranks: with a process group where there are several, which all set up.
 
     Raises InputError for a model that is not intact and EnvironmentFault where reality differs from the plan.
     """

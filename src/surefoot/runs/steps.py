@@ -93,7 +93,11 @@ def take_steps(
     profile: ProfileOptions,
     phases: Phases | None = None,
 ) -> Outcome:
-    """trackers: under which id each tracker knows the run. phases: of this start, so far."""
+    """Take the run's steps, with evaluations and checkpoints.
+
+    trackers: under which id each tracker knows the run.
+    phases: of this start, so far.
+    """
     engine, total = setup.engine, run.timetable.total_steps
     engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
     with (

@@ -39,8 +39,11 @@ _CLOCKS: Mapping[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu"
 
 @dataclass(frozen=True)
 class Rival:
-    """What a trial has to keep up with. seconds: of the same steps, from the last one before the timed ones on. margin:
-    times as long as these a trial may take, step by step in sum, before it is given up."""
+    """What a trial has to keep up with.
+
+    seconds: of the same steps, from the last one before the timed ones on.
+    margin: times as long as these a trial may take, step by step in sum, before it is given up.
+    """
 
     seconds: tuple[float, ...]
     margin: float
@@ -52,13 +55,20 @@ class Rival:
 
 @dataclass(frozen=True)
 class Trial:
-    """losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite. last: seconds of
-    the last of these. seconds, waiting: of a timed step, its best round, and what of it went by before its batches were
-    there. tokens: real input tokens, by timed step. memory: bytes at the peak, above what the process held before.
-    forecast: the plan's. spread: how many times as long its slowest round took as its fastest. held_up: share of the
-    time that went by without this process at work on a CPU, as where other programs run; 0 with several threads, whose
-    processor time does not tell. beside: None where all steps were taken; else how many times as fast as the rival it
-    was until it was given up."""
+    """What a few timed steps showed.
+
+    losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite.
+    last: seconds of the last of these.
+    seconds: of each timed step, its best round.
+    waiting: seconds of that round before the step's batches were there.
+    tokens: real input tokens, by timed step.
+    memory: bytes at the peak, above what the process held before.
+    forecast: the plan's memory, in bytes.
+    spread: how many times as long its slowest round took as its fastest.
+    held_up: share of the time that went by without this process at work on a CPU, as where other programs run; 0 with
+        several threads, whose processor time does not tell.
+    beside: None where all steps were taken; else how many times as fast as the rival it was until it was given up.
+    """
 
     losses: tuple[float | None, ...]
     grad_norms: tuple[float | None, ...]
@@ -193,8 +203,12 @@ def run_trial(
 
 
 def held_up(wall: float, cpu: float, device: str, threads: int) -> float:
-    """Share of the wall time in which other programs had the processor. On one thread, which is otherwise at work all
-    the time; with several, or beside a GPU, waiting is part of the work, and this says 0. wall, cpu: seconds."""
+    """Share of the wall time in which other programs had the processor.
+
+    wall, cpu: seconds.
+
+    One thread is otherwise at work all the time. With several, or with a GPU, waiting is part of the work: 0.
+    """
     return max(0.0, 1 - cpu / wall) if device == "cpu" and threads == 1 else 0.0
 
 

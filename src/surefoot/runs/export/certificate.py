@@ -41,8 +41,13 @@ RELOADED_LIMIT: Mapping[DType, float] = {
 
 
 def merged_limit(effect: float, noise: float) -> float:
-    """The share of the largest logit that merging may change. effect: what the adapter changes, noise: what one
-    rounding does (`rounding_noise`), shares as well. Not finite numbers give the strictest limit."""
+    """The share of the largest logit that merging may change.
+
+    effect: what the adapter changes, as a share of the same.
+    noise: what one rounding does (`rounding_noise`), also as a share.
+
+    Numbers that are not finite give the strictest limit.
+    """
     limits = [one for one in (EFFECT_LIMIT * effect, NOISE_LIMIT * noise) if math.isfinite(one)]
     return min(MERGED_LIMIT, max(limits, default=0.0))
 

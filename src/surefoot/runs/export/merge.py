@@ -33,9 +33,12 @@ from surefoot.system.folders import run_of
 
 @dataclass
 class Account:
-    """What happens to the model on its way, as the certificate tells it. hidden: adapters whose whole effect is within
-    the limit of their comparison. baked: the factor that is in the row of BOS. said: sentences for the user alone, for
-    they name folders."""
+    """What happens to the model on its way, as the certificate has it.
+
+    hidden: adapters whose whole effect is within the limit of their comparison.
+    baked: the factor that is in the row of BOS.
+    said: sentences for the user alone, for they name folders.
+    """
 
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
     merged_layers: int = 0
@@ -149,7 +152,11 @@ BUILT_IN = (
 
 @dataclass(frozen=True)
 class PromptSet:
-    """ids: of each text, BOS included where the model uses one. source: a sentence's end, where they come from."""
+    """Prompts on which two models are compared.
+
+    ids: of each text, BOS included where the model uses one.
+    source: where they come from, as the end of a sentence.
+    """
 
     ids: tuple[tuple[int, ...], ...]
     source: str
@@ -162,8 +169,15 @@ class PromptSet:
 def choose_prompts(
     file: Path | None, trained: Path, template: Template | None, encoder: TextEncoder, bos_id: int | None, longest: int
 ) -> PromptSet:
-    """file: one prompt per line. trained: the folder whose data.json may hold examples. template: None for a model
-    that continues texts. longest: positions of the model. Raises InputError for a file without a prompt."""
+    """The prompts of a certificate: the user's, else examples of the training, else a few of surefoot's own.
+
+    file: one prompt per line.
+    trained: the folder whose data.json may hold examples.
+    template: None for a model that continues texts.
+    longest: positions of the model, in tokens.
+
+    Raises InputError for a file without a prompt.
+    """
 
     def lay_out(text: str) -> list[int]:
         return _laid_out(text, template, encoder, bos_id)

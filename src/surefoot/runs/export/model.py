@@ -58,7 +58,11 @@ _SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer 
 
 @dataclass(frozen=True)
 class Exported:
-    """record: what export.json holds. cautions: sentences that the user should read."""
+    """An export that was published.
+
+    record: what export.json holds.
+    cautions: sentences that the user should read.
+    """
 
     folder: Path
     record: dict[str, Any]
@@ -83,12 +87,16 @@ def export_model(
 ) -> Exported:
     """Write what `path` names to the folder `out`.
 
-    path: a model, an adapter (which records its base) or a run of either kind, as folder or hub id. adapters: to be put
-    over the model `path`, merged one after the other. merge: needed for adapters; without it the adapter is copied as
-    it is. dtype: of the written weights; stored: the base's. max_shard_size: bytes per file. device: where to compute.
-    drop_bos_scale: leave a scaled BOS embedding out where the format cannot carry it. threshold: share of the largest
-    logit that rounding to the dtype may change. prompts: a file with one per line, for the certificate. overwrite: an
-    earlier export in `out`.
+    path: a model, an adapter (which records its base) or a run of either kind, as folder or hub id.
+    adapters: to be put over the model `path`, merged one after the other.
+    merge: needed for adapters; without it the adapter is copied as it is.
+    dtype: of the written weights; "stored" is the base's.
+    max_shard_size: bytes per file.
+    device: where to compute.
+    drop_bos_scale: leave a scaled BOS embedding out where the format cannot carry it.
+    threshold: share of the largest logit that rounding to the dtype may change.
+    prompts: a file with one per line, for the certificate.
+    overwrite: replace an earlier export in `out`.
 
     Raises InputError for what cannot be exported as asked and where the dtype changes the model too much;
     EnvironmentFault for a disk without room and a merge that does not agree with the adapter. Then nothing is

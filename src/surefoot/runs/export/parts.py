@@ -22,11 +22,18 @@ from surefoot.system.locations import looks_local
 
 @dataclass(frozen=True)
 class ExportParts:
-    """base_name: as the user or the adapter calls it; base_revision: the hub's, where it is known. trained: the folder
-    of the last adapter, or of the model. with_tokenizer: whose tokenizer goes along. bos_id: put before every text;
-    None where none is. bos_scale: of the embedding of the first token; None where it is not scaled. packed: trained
-    over 4 bits. elsewhere: adapters that were trained over other weights than the base has. cautions: what else is not
-    as a run left it."""
+    """The files and facts that an export is made of.
+
+    base_name: as the user or the adapter calls it.
+    base_revision: the hub's, where it is known.
+    trained: the folder of the last adapter, or of the model.
+    with_tokenizer: the folder whose tokenizer goes along.
+    bos_id: put before every text; None where none is.
+    bos_scale: of the embedding of the first token; None where it is not scaled.
+    packed: trained over 4 bits.
+    elsewhere: adapters that were trained over other weights than the base has.
+    cautions: what else is not as a run left it.
+    """
 
     base: Path
     base_name: str
@@ -67,8 +74,13 @@ class ExportParts:
 
 
 def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
-    """path: a model, or an adapter, which records its base. adapters: over the model, in this order. Raises InputError
-    where something is missing or does not go together."""
+    """Find base, adapters, tokenizer and BOS facts of an export.
+
+    path: a model, or an adapter, which records its base.
+    adapters: over the model, in this order.
+
+    Raises InputError where something is missing or does not go together.
+    """
     base, first = find_parts(path, adapters[0] if adapters else None)
     check_folder(base)
     chain = [first] if first else []

@@ -59,10 +59,18 @@ _PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
 
 @dataclass(frozen=True)
 class Replayed:
-    """then: as recorded. now: what was seen, None where an exception was raised, which is `error`, at module `place`.
-    plain: by the plain fp32 path. cautions: in what this process differs from the run. start: the step of the
-    checkpoint from which the steps before it were taken again, 0 for the base model; None where none were. reached:
-    whether these went through."""
+    """What a replay saw beside what was recorded.
+
+    then: as recorded.
+    now: what was seen, None where an exception was raised.
+    error: the exception, as type and message.
+    place: the module that raised it.
+    plain: whether it ran by the plain fp32 path.
+    cautions: in what this process differs from the run.
+    start: step of the checkpoint from which the steps before it were taken again, 0 for the base model; None where none
+        were.
+    reached: whether these steps went through.
+    """
 
     then: Failure
     now: Finding | None
@@ -116,9 +124,13 @@ class Replayed:
 
 
 def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, custom: Custom = NOTHING) -> Replayed:
-    """folder: `failure-STEP` of a run. moved: overrides of the config that say where base and data lie now. plain: in
-    fp32 throughout, with attention written out and no kernel of surefoot's own, to tell whether a kernel or the model
-    is to blame. custom: what a Python caller brought to the run.
+    """Run again what a failure folder records.
+
+    folder: `failure-STEP` of a run.
+    moved: overrides of the config that say where base and data lie now.
+    plain: in fp32 throughout, with attention written out and no kernel of surefoot's own, to tell whether a kernel or
+        the model is to blame.
+    custom: what a Python caller brought to the run.
 
     Raises InputError for a folder that records no failure, IntegrityError for a damaged one, and where data or base
     model are not those of the run, EnvironmentFault where the device fails.
@@ -258,8 +270,12 @@ def _found(folder: Path, moved: Sequence[str]) -> RunConfig:
 
 
 def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None:
-    """A loss that a Python caller brought is not in the folder: no code is. name: of that which the run had, None for
-    the stage's own."""
+    """A loss that a Python caller brought is not in the folder, because no code is.
+
+    name: of the loss that the run had, None for the stage's own.
+
+    Raises InputError where that is not the loss at hand.
+    """
     own = "the loss of its stage"
     if name != custom.objective_name:
         what = f"the step was computed with {name or own}, not {custom.objective_name or own}"

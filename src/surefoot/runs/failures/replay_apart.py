@@ -29,10 +29,20 @@ _REFUSALS: dict[int, type[SurefootError]] = {
 
 @dataclass(frozen=True)
 class TakenAgain:
-    """start: step of the checkpoint that it began at, 0 for the base model. ended: how it ended its process, by a
-    signal's name or a number; empty where it did not. inside: whether that was in the step itself. where: how far it
-    had come, in words. line: of Python, where that was seen. error: type and words of an exception, in module `place`.
-    report: of a step that went through. plain: by the plain fp32 path."""
+    """How the step ended in a process of its own.
+
+    death: what is known of the process that died in it.
+    start: step of the checkpoint that it began at, 0 for the base model.
+    ended: how it ended its process, by a signal's name or a number; empty where it did not.
+    inside: whether that was in the step itself.
+    where: how far it had come, in words.
+    line: of Python, where that was seen.
+    error: type and words of an exception.
+    place: the module that raised it.
+    report: of a step that went through.
+    plain: whether it ran by the plain fp32 path.
+    cautions: in what this process differs from the run.
+    """
 
     death: Death
     start: int

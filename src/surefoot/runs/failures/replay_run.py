@@ -67,10 +67,15 @@ def take_again(
     plain: bool = False,
     custom: Custom = NOTHING,
 ) -> None:
-    """begun: the line of flight.jsonl. tell: hears what the head of this module lists, but faults. moved, plain: see
-    `replay`. custom: what a Python caller brought to the run.
+    """Take the step in which a run's last process died.
 
-    Raises InputError and IntegrityError as `replay` does, EnvironmentFault where the device fails."""
+    begun: the line of flight.jsonl.
+    tell: called with what the head of this module lists, but faults.
+    moved, plain: see `replay`.
+    custom: what a Python caller brought to the run.
+
+    Raises InputError and IntegrityError as `replay` does, EnvironmentFault where the device fails.
+    """
     config, plan = saved(run, moved)
     custom = with_named(config, custom)
     checkpoint, _, rollbacks = find_checkpoint(run)

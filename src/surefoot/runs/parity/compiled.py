@@ -27,9 +27,11 @@ _OFF = "set compile: off"
 def try_compiled(
     run: Prepared, setup: Setup, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What is recorded of a run that compiles: what it differs by, limits, seconds of both ways and of compiling. say,
-    warn: are told in a line. Every rank must ask.
+    """Compare the compiled model with the same model run eagerly. Every rank must call it.
 
+    say, warn: print a line.
+
+    Returns the record: differences, limits, seconds of both and of compiling.
     Raises EnvironmentFault where compiling fails, or a run that is not resumed would compute something else.
     """
     plan, engine = setup.plan, setup.engine

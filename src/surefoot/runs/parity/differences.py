@@ -46,7 +46,11 @@ _OF = {"gradient": "a gradient", "length": "the gradients' length", "loss": "the
 
 @dataclass(frozen=True)
 class Pass:
-    """loss: summed over the micro-batches and all ranks. gradients: by name, a sample of this rank's."""
+    """One forward and backward pass.
+
+    loss: summed over the micro-batches and all ranks.
+    gradients: by name, a sample of this rank's.
+    """
 
     loss: float
     gradients: Mapping[str, torch.Tensor]
