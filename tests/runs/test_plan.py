@@ -9,13 +9,13 @@ import pytest
 import surefoot.planning.probes.attention
 import surefoot.planning.probes.child
 import surefoot.planning.probes.matmul
+from helpers.errors_raised import raises_code
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.runs.plan import make_plan
 from surefoot.system import hardware as machine
-from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware, preset
 
 WIDE = LLAMA31_8B | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -220,5 +220,5 @@ def test_an_unknown_family_is_read_off_its_module_tree(tmp_path, probes):
 
 def test_a_config_that_would_fetch_code_is_refused_before_anything_is_planned(folder):
     model_facts(Path(folder), WIDE | {"_attn_implementation": "someone/kernels"})
-    with pytest.raises(InputError, match="code to download"):
+    with raises_code("SF-MODEL-KIND", "config.json"):
         make_plan(run_config(model=folder), hardware=preset("cpu"))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from helpers.errors_raised import raises_code
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
 from helpers.tiers import representatives
@@ -16,7 +17,7 @@ from surefoot.report.console import Console
 from surefoot.runs import requirements as required
 from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
-from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.system.errors import EnvironmentFault
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
 NF4 = {"compute": "fp32", "base": "nf4"}
@@ -140,7 +141,7 @@ def test_a_compiler_that_is_missing_ends_the_plan(workplace, tmp_path, monkeypat
 
 
 def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
-    with pytest.raises(InputError, match="4 bits, which cannot train"):
+    with raises_code("SF-CONFIG-CONFLICT", "adapter.modules_to_save"):
         make_plan(
             config(
                 workplace,

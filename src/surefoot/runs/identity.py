@@ -208,7 +208,7 @@ def check_base(run: Path, base: Path, now: Digests) -> None:
         others = f", nor are {more} others" if more else ""
         what = f"{name} is not what it was when this run began (SHA-256 differs){others}"
         raise IntegrityError(
-            Fault(str(base / file), what, "get the file again, or start another run", code="SF-CONFIG-CONFLICT")
+            Fault(str(base / file), what, "get the file again, or start another run", code="SF-RESUME-CHANGED")
         )
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from helpers.errors_raised import raises_code
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.methods import sft as sft_module
@@ -18,7 +19,6 @@ from surefoot.runs.failures import recorder as failures_module
 from surefoot.runs.failures import replay as replay_module
 from surefoot.runs.failures.replay import replay
 from surefoot.system.durable import write_json
-from surefoot.system.errors import InputError
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import Largest, read_failure
 from surefoot.training.manifest import manifest, sealed
@@ -499,5 +499,5 @@ def test_a_loss_of_a_python_caller_is_asked_for(kept, tmp_path):
     told = json.loads((copy / "MANIFEST.json").read_text())
     told["identity"]["objective"] = "mine.loss"
     write_json(copy / "MANIFEST.json", sealed(told))
-    with pytest.raises(InputError, match=r"computed with mine\.loss"):
+    with raises_code("SF-OWN-FUNCTION", "failure-3"):
         replay(copy)
