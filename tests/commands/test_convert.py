@@ -35,7 +35,7 @@ def call(*arguments):
 
 def load(folder, said=None):
     say = said.append if said is not None else None
-    return load_model(folder, dtype=torch.float32, attention_implementation="eager", device=CPU, say=say)
+    return load_model(folder, dtype=torch.float32, attention_implementation="eager", device=CPU, notify=say)
 
 
 def logits(model):
