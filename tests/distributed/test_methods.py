@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
-from helpers.tiers import representatives
+from helpers.tiers import has_slow, representatives
 from helpers.tiny_models import tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
@@ -65,7 +65,7 @@ SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
-QUICK = [("ppo-judged", "fsdp2", "lora"), ("dpo", "zero2", "dora")]
+QUICK = [("ppo-judged", "fsdp2", "lora"), ("dpo", "ddp", "dora")]
 MATRIX = representatives(product(METHODS, ENGINES, ADAPTERS), *QUICK)
 
 
@@ -100,8 +100,8 @@ def world(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer(deepspeed=True) as running:
+def server(request) -> Iterator[ForkServer]:
+    with ForkServer(deepspeed=has_slow(request)) as running:
         yield running
 
 

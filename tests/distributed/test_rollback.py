@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, rollback_world, write_config
-from helpers.tiers import representatives
+from helpers.tiers import has_slow, representatives
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback import RECORD
 from surefoot.training.checkpoint import list_checkpoints
@@ -73,8 +73,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with ForkServer(deepspeed=find_spec("deepspeed") is not None) as server:
+def world(tmp_path_factory, request):
+    with ForkServer(deepspeed=find_spec("deepspeed") is not None and has_slow(request)) as server:
         yield World(tmp_path_factory.mktemp("world"), server)
 
 
@@ -90,7 +90,7 @@ def same(first: Path, second: Path) -> bool:
     return a.keys() == b.keys() and all((a[name] - b[name]).abs().max() <= WEIGHT_TOLERANCE for name in a)
 
 
-@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "zero3"))
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp"))
 def test_two_ranks_go_back_as_one_does(world, engine):
     one, _ = world.straight("")
     two, said = world.straight(engine)
@@ -130,6 +130,7 @@ def test_a_rank_that_is_killed_within_the_rollback_changes_nothing(world, engine
     assert compare_folders(straight, world.folder / name) == []
 
 
+@pytest.mark.slow
 def test_at_most_twice_then_all_ranks_end_as_diverged(world):
     code, said = world.run("thrice", "ddp", bad=world.all_bad)
     assert code == 5, said

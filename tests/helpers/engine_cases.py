@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -22,7 +23,7 @@ from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
-from surefoot.system.errors import EnvironmentFault
+from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
 from surefoot.training.engine.base import Members, own_part
@@ -391,8 +392,15 @@ def origin(ranks: Ranks, case: Case, choice: EngineChoice) -> str | None:
     return said
 
 
-def replicas(ranks: Ranks, choice: EngineChoice, when: str) -> str | None:
-    """The fault of ranks whose weights are not the same: from the beginning, or from a flipped bit later on."""
+def refusal(ranks: Ranks, case: Case, choice: EngineChoice) -> tuple[str, str]:
+    """Code and place of the fault that refuses such an engine."""
+    with pytest.raises(InputError) as caught:
+        engine_for(case, choice, ranks)
+    return caught.value.faults[0].code, caught.value.faults[0].where
+
+
+def replicas(ranks: Ranks, choice: EngineChoice, when: str) -> tuple[str, str] | None:
+    """Code and place of the fault of ranks whose weights differ: from the beginning, or from a flipped bit later on."""
     case = Case()
     model = tiny("lora")
     parameter = next(one for one in model.parameters() if one.requires_grad)
@@ -406,6 +414,6 @@ def replicas(ranks: Ranks, choice: EngineChoice, when: str) -> str | None:
         if when == "later" and ranks.rank == 1:
             engine.optimizer.state[parameter]["exp_avg"].view(torch.int32).view(-1)[0] ^= 1
         engine.check_replicas()
-    except EnvironmentFault as fault:
-        return str(fault)
+    except EnvironmentFault as error:
+        return error.faults[0].code, error.faults[0].where
     return None

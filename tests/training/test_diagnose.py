@@ -14,7 +14,7 @@ from surefoot.training import diagnose
 from surefoot.training.diagnose import Origin, TensorFacts, _watch, find_origin, largest_finite, place_of_error
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
-from surefoot.training.step import accumulate_gradients, draw
+from surefoot.training.step import accumulate_gradients, draw_number, seed_micro_batch
 
 
 def origin_of(engine, batches, objective=toy_loss):
@@ -74,7 +74,7 @@ def test_replays_the_draws_of_the_step(monkeypatch):
     engine.model.dropout.register_forward_hook(poison)
     origin = origin_of(engine, batches)
     assert (origin.module, origin.examples) == ("dropout", batches[1].examples)
-    monkeypatch.setattr("surefoot.training.step.seed_micro_batch", lambda *draws: torch.manual_seed(0))
+    monkeypatch.setattr("surefoot.training.diagnose.seed_micro_batch", lambda *draws: torch.manual_seed(0))
     assert origin_of(engine, batches) is None  # twin: with other draws it is missed
 
 
@@ -290,7 +290,7 @@ def test_watching_changes_no_bit_of_loss_and_gradients():
     finding = find_origin(engine, toy_loss, batches, step=1, scale=None, settings=settings())
     assert finding.origin is None
     for number, batch in enumerate(batches):
-        draw(engine, settings(), 1, number)
+        seed_micro_batch(settings().seed, 1, draw_number(engine, number))
         loss = toy_loss(engine.model, batch).loss
         assert float(loss.detach()) == finding.losses[number]
 

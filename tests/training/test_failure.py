@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.toy_model import settings, toy_batches, toy_engine, toy_examples, toy_loss
-from surefoot.training.failure import AtHand, Attempt, look_into
+from surefoot.training.failure import Attempt, CurrentBatch, look_into
 from surefoot.training.report import StepReport
 
 REPORT = StepReport(
@@ -55,7 +55,7 @@ def test_twin_a_replay_that_fails_otherwise_is_told_in_words(error):
 
 
 def test_the_batch_at_hand_is_the_one_that_is_computed():
-    batches, hand = toy_batches(toy_examples(6), 2), AtHand()
+    batches, hand = toy_batches(toy_examples(6), 2), CurrentBatch()
     seen = [(batch, hand.batch) for batch in hand.each(batches)]
     assert [batch is own for batch, own in seen] == [True] * 3
     assert hand.batch is None
@@ -63,7 +63,7 @@ def test_the_batch_at_hand_is_the_one_that_is_computed():
 
 def test_between_two_batches_there_is_none():
     """As they are made, which may run the model."""
-    hand = AtHand()
+    hand = CurrentBatch()
 
     def made():
         yield from toy_batches(toy_examples(2), 2)

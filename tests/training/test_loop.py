@@ -509,5 +509,5 @@ def test_an_evaluation_that_was_asked_for_is_recorded_too(tmp_path):
     job = make_job(tmp_path, toy_engine(), recorder=heard)
     job = dataclasses.replace(job, evaluate=raising(ZeroDivisionError("planted"), job.evaluate, 2))
     with pytest.raises(ZeroDivisionError):
-        loop._evaluate_for_reading(job, RunState(step=2), Diary())
+        loop._evaluated(job, 2)
     assert heard.told[0][0].phase == "evaluation"

@@ -61,7 +61,7 @@ class MeasuredReward:
 
 
 def measure_reward(
-    opened: OpenReward,
+    scorer: OpenReward,
     request: DataRequest | None,
     *,
     pairs: int | None = None,
@@ -75,24 +75,25 @@ def measure_reward(
 
     Raises InputError for anything wrong with the data, before the model runs.
     """
+    opened = scorer.opened
     if request is None:
-        data, max_length = _held_out(opened.opened), opened.tokens.max_length.value
+        data, max_length = _held_out(opened), opened.tokens.max_length.value
     else:
-        data, max_length = read_evaluation_data(opened.opened, request, stage="reward")
+        data, max_length = read_evaluation_data(opened, request, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
     loss = planned.loss.value if planned else "last"
-    device = opened.model.v_head.summary.weight.device
+    device = scorer.model.v_head.summary.weight.device
     objective = reward_objective(loss)
     if planned:
         objective = reward_objective(loss, center=planned.center, surplus=planned.surplus)
-    with as_the_run_evaluates(opened.opened, data, pairs) as layout:
+    with as_the_run_evaluates(opened, data, pairs) as layout:
         report = evaluate_loss(
-            opened.model,
+            scorer.model,
             objective,
             with_progress(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
             step=0,
-            settings=evaluation_settings(opened.opened),
+            settings=evaluation_settings(opened),
             device=device,
             unit="pairs",
         )

@@ -37,8 +37,12 @@ def prepare_examples(
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
     """Those of config.stage; of the plan its tokenizer's part alone is needed. Stage pretrain: plain texts, in as many
-    examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens. read_record: for sources
-    whose format is custom. Raises InputError for bad data."""
+    examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens.
+
+    read_record: for sources whose format is custom.
+
+    Raises InputError for bad data.
+    """
     data = config.data
     evaluation = evaluated_specs(config) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
@@ -112,7 +116,11 @@ def stage_of_items(
     of_step: OfStep,
     of_all: OfAll,
 ) -> Stage:
-    """of_step: these items of the training data, in micro-batches; of_all: all of the evaluation data."""
+    """The stage of a method whose steps take examples, pairs or judged answers by number.
+
+    of_step: these items of the training data, in micro-batches.
+    of_all: all of the evaluation data.
+    """
     train, evaluation, size = data.train, data.eval, plan.batch.size.value
     layout, whole = step_layout(plan, data), whole_layout(plan, data)
     lengths = train.lengths.reshape(-1, data.rows_per_item)

@@ -34,7 +34,10 @@ RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # pr
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation by the stage itself. samples: (prompt, answer) pairs to read."""
+    """An evaluation by the stage itself.
+
+    samples: (prompt, answer) pairs to read.
+    """
 
     report: EvalReport
     samples: Sequence[tuple[str, str]] = ()
@@ -42,16 +45,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Stage:
-    """step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
-    call ahead. step_places: step -> where the examples lie among the training data that it asks for, in their order:
-    all that the models are run for before it, else those that it learns from. data_step: which step's data a step
-    learns from: its own, but after a rollback. begins_at: a data step -> the first one from there on whose data do not
-    belong to an earlier one. ready: what has to be done with them once the model is at hand (rollouts, reference
-    log-probabilities), on the main thread; None: nothing. eval_batches: all of the evaluation set, None where there is
-    none. step_tokens: step -> real input tokens, as far as they are known before. memory: what is carried from step to
-    step. bounds: see `StepSettings`. evaluate: what evaluates in place of the objective over eval_batches; step, and
-    whether to give up -> its result, None when it gave up. write: what goes into every checkpoint beside the models.
-    reward: the function with which a Python caller scores answers."""
+    """A method under a plan: the loss, and the batches of every step.
+
+    step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
+        call ahead.
+    step_places: step -> where the examples lie among the training data that it asks for, in their order: all that the
+        models are run for before it, else those that it learns from.
+    data_step: which step's data a step learns from: its own, but after a rollback.
+    begins_at: a data step -> the first one from there on whose data do not belong to an earlier one.
+    ready: what has to be done with them once the model is loaded (rollouts, reference log-probabilities), on the main
+        thread; None: nothing.
+    eval_batches: all of the evaluation set, None where there is none.
+    step_tokens: step -> real input tokens, as far as they are known before.
+    memory: what is carried from step to step.
+    bounds: see `StepSettings`.
+    evaluate: what evaluates in place of the objective over eval_batches; step, and whether to give up -> its result,
+        None when it gave up.
+    write: what goes into every checkpoint beside the models.
+    reward: the function with which a Python caller scores answers.
+    """
 
     objective: Objective
     data: PreparedData
@@ -86,11 +98,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Built:
-    """The models of a run. model: what the engine holds and the objective is given. policy: the language model in it,
-    which answers prompts; of a reward model its backbone. groups: name -> whether a parameter, by its name in `model`,
-    belongs to it; each that trains to exactly one; the first group's rate is optim.lr. write: weights and config into a
-    folder; the tokenizer is written beside them. load: what a checkpoint holds beside the policy's own weights.
-    verified: what was found in building it."""
+    """The models of a run.
+
+    model: what the engine holds and the objective is given.
+    policy: the language model in it, which answers prompts; of a reward model its backbone.
+    groups: name -> whether a parameter, by its name in `model`, belongs to it; each that trains to exactly one; the
+        first group's rate is optim.lr.
+    write: weights and config into a folder; the tokenizer is written beside them.
+    load: what a checkpoint holds beside the policy's own weights.
+    verified: what was found in building it.
+    """
 
     model: nn.Module
     policy: nn.Module

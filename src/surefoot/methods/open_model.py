@@ -56,11 +56,20 @@ from surefoot.system.libraries import bitsandbytes_obstacle
 
 @dataclass(frozen=True)
 class OpenModel:
-    """model: in eval mode. positions: the longest sequence it takes. context: to be entered around generation.
-    named: what was opened. held: in which types, and where. cautions: sentences on what is not as a run left it.
-    base: folder of the base model. trained: folder of the adapter, or `base` where there is none. tokens: how text is
-    laid out and what ends it. plan: of the run that wrote `trained`, None where surefoot did not. bos_scale: by what
-    the model multiplies the first embedding of every sequence; it does so as it is."""
+    """A model with all that is needed to ask it.
+
+    model: in eval mode.
+    positions: the longest sequence it takes.
+    context: to be entered around generation.
+    named: what was opened.
+    held: in which types, and where.
+    cautions: sentences on what is not as a run left it.
+    base: folder of the base model.
+    trained: folder of the adapter, or `base` where there is none.
+    tokens: how text is laid out and what ends it.
+    plan: of the run that wrote `trained`, None where surefoot did not.
+    bos_scale: by what the model multiplies the first embedding of every sequence; it does so as it is.
+    """
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -90,9 +99,12 @@ class OpenModel:
 def open_for_use(
     path: str, adapter: str | None = None, *, scored: bool = False, held: DType | None = None
 ) -> OpenModel:
-    """path: a folder or hub id, of a model or of an adapter, which records its base. adapter: one to put over `path`.
-    scored: no answers will be asked for, so it may be a reward model. held: type of the base; None: as it was trained,
-    where this machine computes in it.
+    """Open a model or adapter for generation or measurement.
+
+    path: a folder or hub id, of a model or of an adapter, which records its base.
+    adapter: one to put over `path`.
+    scored: no answers will be asked for, so it may be a reward model.
+    held: type of the base; None: as it was trained, where this machine computes in it.
 
     Raises InputError for what is not intact, for an adapter whose base is not found and for a reward model that is to
     answer; EnvironmentFault where the hub does not give it.
@@ -207,9 +219,11 @@ def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | Non
 def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
     """By what the first embedding of every sequence was multiplied in training; 1 where by nothing.
 
-    trained: run, checkpoint or adapter; base: the model under it, or the same folder. An adapter of another tool that
-    says nothing goes by its base. Raises InputError for a file without the factor, and where a run's file is missing
-    or has another factor than the run's plan.
+    trained: run, checkpoint or adapter.
+    base: the model under it, or the same folder. An adapter of another tool that says nothing goes by its base.
+
+    Raises InputError for a file without the factor, and where a run's file is missing or has another factor than the
+    run's plan.
     """
     own = read_bos_scale(trained)
     planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
@@ -234,7 +248,10 @@ def template_name(tokens: TokenizerPlan) -> str:
 
 
 def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
-    """For a model that no run of surefoot made: as the planner decides. folder: of the tokenizer."""
+    """For a model that no run of surefoot made: as the planner decides.
+
+    folder: of the tokenizer.
+    """
     data = DataConfig(train=(SourceConfig(path="none"),))
     scale = facts.bos_scale
     bos = BosConfig() if scale is None else BosConfig(scale=scale)
@@ -250,7 +267,10 @@ def find_tokens(
     path: str, trained: Path, base: Path, facts: ModelFacts, plan: RunPlan | None
 ) -> tuple[Path, TokenizerPlan]:
     """Whose tokenizer goes with a model, and how text is laid out with it: as the run planned that wrote `trained`, or
-    as the planner decides for a model that no run of surefoot made. path: as the user called it."""
+    as the planner decides for a model that no run of surefoot made.
+
+    path: as the user called it.
+    """
     folder = trained if (trained / "tokenizer.json").is_file() else base
     return folder, plan.tokenizer if plan else plan_tokens(path, facts, folder)
 
@@ -309,48 +329,22 @@ def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[s
 
 @dataclass(frozen=True)
 class OpenReward:
-    """model: in eval mode, its head in fp32. opened: the language model in it, with all that `OpenModel` tells; its
-    `model` is the backbone."""
+    """A reward model that is ready to score.
+
+    model: in eval mode, its head in fp32.
+    opened: the language model in it; the value head is in its `trained`.
+    """
 
     model: ScoredModel
     opened: OpenModel
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.opened.tokenizer
-
-    @property
-    def template(self) -> Template:
-        return self.opened.template
-
-    @property
-    def tokens(self) -> TokenizerPlan:
-        return self.opened.tokens
-
-    @property
-    def plan(self) -> RunPlan | None:
-        """Of the run that trained it; None where surefoot did not."""
-        return self.opened.plan
-
-    @property
-    def base(self) -> Path:
-        """Folder of the base model."""
-        return self.opened.base
-
-    @property
-    def trained(self) -> Path:
-        """Folder of the adapter, or `base` where there is none; the value head is here."""
-        return self.opened.trained
-
-    @property
-    def context(self) -> Callable[[], AbstractContextManager[object]]:
-        """To be entered around scoring."""
-        return self.opened.context
-
 
 def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
-    """path: a folder or hub id, of a whole model or of an adapter, which records its base. adapter: one to put over
-    `path`; it has the value head then. dtype: in which the base is held; None: as it was trained.
+    """Open a reward model.
+
+    path: a folder or hub id, of a whole model or of an adapter, which records its base.
+    adapter: one to put over `path`; it has the value head then.
+    dtype: in which the base is held; None: as it was trained.
 
     Raises InputError for a model that has no value head, before weights are read, and for what `open_for_use` refuses.
     """

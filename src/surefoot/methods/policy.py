@@ -25,8 +25,11 @@ from surefoot.training.checkpoint import Checkpoint
 def load_policy(
     config: RunConfig, plan: RunPlan, base: Path, checkpoint: Checkpoint | None, device: torch.device
 ) -> nn.Module:
-    """In training mode, with the planned adapter, on the device. base: folder of the base model. checkpoint: whose
-    weights it takes, None for those of the base."""
+    """In training mode, with the planned adapter, on the device.
+
+    base: folder of the base model.
+    checkpoint: whose weights it takes, None for those of the base.
+    """
     full = plan.adapter is None
     packed = plan.precision.base.value == "nf4"
     tokens = plan.tokenizer

@@ -21,28 +21,29 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
-from surefoot.methods.losses.logprobs import Reference, answer_logprobs, at_rest, with_reference
+from surefoot.methods.losses.logprobs import Reference, answer_logprobs, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.method import Notify, PreparedRun, Setup, Stage
 from surefoot.methods.reference import open_reference
+from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, InputError
 
 
 def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The pairs under a plan."""
-    asked = config.alignment
-    constants = Constants(asked.beta, asked.label_smoothing, asked.margin)
-    objective = preference_loss(asked.loss, constants, asked.sft)
+    options = config.alignment
+    constants = Constants(options.beta, options.label_smoothing, options.margin)
+    objective = preference_loss(options.loss, constants, options.sft)
     return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
 def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
-    asked = config.alignment
+    options = config.alignment
     if data.eval is not None and config.checkpoint.best == "reward_margin":
         _require_both(data.eval)
-    objective = kto_loss(Weights(asked.beta, asked.good, asked.bad))
+    objective = kto_loss(Weights(options.beta, options.good, options.bad))
     of_step = partial(judged_batches, others=True)
     return stage_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
 
@@ -100,7 +101,7 @@ def step_kl(setup: Setup, reference: Reference, batches: Sequence[JudgedBatch] |
 def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tensor:
     assert batch.others is not None
     rows, model = batch.others.to(setup.engine.device), setup.model
-    with setup.settings.kernels(), setup.settings.forward(), at_rest(model):
+    with setup.settings.kernels(), setup.settings.forward(), inference_mode(model):
         return answer_logprobs(model, rows).sums - reference(rows)
 
 

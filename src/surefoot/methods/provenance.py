@@ -23,7 +23,10 @@ _HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only 
 
 
 def require_weights(folder: Path, path: str) -> None:
-    """InputError for a run that has published no model yet. path: as the user gave it. Needs no torch."""
+    """InputError for a run that has published no model yet.
+
+    path: as the user gave it. Needs no torch.
+    """
     published = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
     if published or not (folder / PLAN).is_file():
         return
@@ -37,7 +40,9 @@ def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> P
     that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
     stranger's model on the hub may have the same name.
 
-    path: of the adapter, as the user gave it. folder: its own. base, revision: as its author wrote them.
+    path: of the adapter, as the user gave it.
+    folder: its own.
+    base, revision: as its author wrote them.
     """
     try:
         if not base:
@@ -74,14 +79,20 @@ def saved_config(folder: Path) -> RunConfig | None:
 
 
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
-    """What differs from what the run wrote. trained: a run folder, checkpoint or adapter; base: the model under it, or
-    the same folder. Nothing is known of folders that surefoot did not write."""
+    """What differs from what the run wrote.
+
+    trained: a run folder, checkpoint or adapter.
+    base: the model under it, or the same folder. Nothing is known of folders that surefoot did not write.
+    """
     elsewhere = other_base_caution(str(trained), str(base)) if over_another_base(trained, base) else ""
     return (*([elsewhere] if elsewhere else ()), *changed_files(trained))
 
 
 def other_base_caution(trained: str, base: str) -> str:
-    """trained, base: as they are called."""
+    """The caution that an adapter is opened over other weights than it was trained over.
+
+    trained, base: as they are called.
+    """
     return f"{trained} was trained over other weights than {base} has: answers may make no sense"
 
 

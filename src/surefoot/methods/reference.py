@@ -62,8 +62,8 @@ def open_reference(run: PreparedRun, setup: Setup, notify: Notify) -> Reference 
     if choice == MODEL:
         return _second_copy(config, plan, setup.engine.device)
     if choice == CACHED:
-        base, at_hand = _base_for_now(config, plan, setup)
-        return cached_reference(run, setup, base, at_hand, notify)
+        base, in_memory = _base_for_now(config, plan, setup)
+        return cached_reference(run, setup, base, in_memory, notify)
     return _another(choice, plan, run.tokenizer, setup.engine.device, notify)
 
 
@@ -86,7 +86,7 @@ def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Refe
     install_bos_scaling(model, plan.tokenizer.bos_scale.value)
     if (form := plan.kernels.documents.value) != PLAIN:
         packed_attention(form).install(model)  # as in the policy, whose architecture is the same and was tried
-    return frozen(_at_rest(model))
+    return frozen(_frozen_model(model))
 
 
 def _another(
@@ -103,7 +103,7 @@ def _another(
         notify(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:
         notify(f"reference: {caution}")
-    model = _at_rest(opened.model.to(device))
+    model = _frozen_model(opened.model.to(device))
     if (form := plan.kernels.documents.value) == PLAIN:
         return frozen(model)
     window = facts_of(opened.base).window
@@ -116,7 +116,7 @@ def _another(
     return frozen(model)
 
 
-def _at_rest(model: nn.Module) -> nn.Module:
+def _frozen_model(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
@@ -145,14 +145,19 @@ _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 
 
 def cached_reference(
-    run: PreparedRun, setup: Setup, base: Callable[[], Reference], at_hand: bool, notify: Notify
+    run: PreparedRun, setup: Setup, base: Callable[[], Reference], in_memory: bool, notify: Notify
 ) -> Reference:
-    """base: the reference itself. at_hand: asking for it loads nothing. Every rank must call this; each computes its
-    share."""
+    """The reference by log-probabilities that are computed once and kept in the cache folder.
+
+    base: the reference itself.
+    in_memory: asking for it loads nothing.
+
+    Every rank must call this; each computes its share.
+    """
     plan, data = run.plan, run.stage.data
     folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
     known = _agreed(_read(folder), setup.engine)
-    if known is not None and at_hand:
+    if known is not None and in_memory:
         known = _agreed(_checked(known, plan, data, setup, base, notify), setup.engine)
     if known is None:
         known = _computed(plan, data, setup, base, notify)
@@ -198,7 +203,7 @@ def _computed(
     sets = [one for one in (data.train, data.eval) if one is not None]
     total = sum(map(len, sets))
     notify(f"reference: computing the log-probabilities of {total:,} answers, once")
-    started = told = time.monotonic()
+    started = notified = time.monotonic()
     keys: list[bytes] = []
     values: list[float] = []
     for round_of in _rounds(_all_rows(plan, data), engine.world):
@@ -211,8 +216,8 @@ def _computed(
             shared[places[engine.rank] : places[engine.rank + 1]] = found.cpu().numpy()
         values += engine.totals(shared.tolist())
         keys += [key for batch in round_of for key in _digests(batch)]
-        if time.monotonic() - told >= _EVERY:
-            told = time.monotonic()
+        if time.monotonic() - notified >= _EVERY:
+            notified = time.monotonic()
             notify(f"reference: {len(values):,} of {total:,} answers")
     notify(f"reference: done in {duration_text(time.monotonic() - started)}")
     return dict(zip(keys, values, strict=True))

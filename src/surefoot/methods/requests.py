@@ -39,8 +39,11 @@ _ARGUMENT = {
 
 @dataclass(frozen=True)
 class DataRequest:
-    """source: a path or hub id, or a YAML mapping (or list of them) with the keys of data.train. template, max_length:
-    None takes the run's own, or else what a run on this model would take."""
+    """What a command line says of data.
+
+    source: a path or hub id, or a YAML mapping (or list of them) with the keys of data.train.
+    template, max_length: None takes the run's own, or else what a run on this model would take.
+    """
 
     source: str
     template: str | None = None
@@ -63,11 +66,11 @@ def norms_request(
     return {**words, "max_samples": texts, "generate_samples": samples, **first}
 
 
-def check_request(asked: DataRequest) -> None:
+def check_request(request: DataRequest) -> None:
     """Raises InputError for a source that does not exist or is not written as one, and for an unknown template."""
-    if asked.template not in (None, "auto", OWN) and not is_file(asked.template):
-        require_template(asked.template)
-    config_for(asked, _ANY_MODEL, template=asked.template or "auto", stage="sft", train_on="responses")
+    if request.template not in (None, "auto", OWN) and not is_file(request.template):
+        require_template(request.template)
+    config_for(request, _ANY_MODEL, template=request.template or "auto", stage="sft", train_on="responses")
 
 
 def require_template(name: str) -> None:
@@ -77,12 +80,12 @@ def require_template(name: str) -> None:
 
 
 def config_for(
-    asked: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
+    request: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
 ) -> RunConfig:
     """The config under which a run would read this data. Raises InputError in the words of the command line."""
-    written = asked.source.lstrip().startswith(("{", "["))
-    train = parse_value(asked.source, "DATA") if written else asked.source
-    data = {"train": train, "template": template, "max_samples": asked.max_samples, "train_on": train_on}
+    written = request.source.lstrip().startswith(("{", "["))
+    train = parse_value(request.source, "DATA") if written else request.source
+    data = {"train": train, "template": template, "max_samples": request.max_samples, "train_on": train_on}
     data |= {"encoding": encoding}
     with words_of_the_command():
         return check_config({"stage": stage, "model": model, "data": data, "output": "none"})
@@ -113,15 +116,21 @@ _MAP_BYTES = 2 << 30  # attention maps of one layer
 
 @dataclass(frozen=True)
 class NamedModel:
-    """facts: of the base where an adapter lies over it, which `adapted` says."""
+    """What is known of a model that a command line names, without loading it.
+
+    facts: of the base where an adapter lies over it, which `adapted` says.
+    """
 
     facts: ModelFacts
     adapted: bool
 
 
 def named_model(path: str, adapter: str | None) -> NamedModel | None:
-    """path, adapter: as for `open_for_use`. None for an adapter whose base stands elsewhere than in PEFT's layout: the
-    one who opens it finds it, and checks then."""
+    """The facts of the model that a command line names.
+
+    path, adapter: as for `open_for_use`. None for an adapter whose base stands elsewhere than in PEFT's layout: the one
+        who opens it finds it, and checks then.
+    """
     folder = resolve_folder(path, weights=True)
     if adapter is not None or not (folder / ADAPTER_CONFIG).is_file():
         return NamedModel(facts_of(folder), adapter is not None)

@@ -89,7 +89,10 @@ _TO_DO = "train it on more or cleaner pairs, for longer, or with another optim.l
 
 @dataclass(frozen=True)
 class Ranking:
-    """accuracy: share of pairs whose better answer has the higher score; equal scores count half."""
+    """How often a reward model prefers the better answer.
+
+    accuracy: share of pairs whose better answer has the higher score; equal scores count half.
+    """
 
     accuracy: float
     pairs: int

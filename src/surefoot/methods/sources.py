@@ -28,7 +28,10 @@ def evaluated_specs(config: RunConfig) -> list[SourceSpec]:
 
 
 def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
-    """default, split: the format and the split of a source that names none."""
+    """Sources of the config as `surefoot.data` takes them.
+
+    default, split: the format and the split of a source that names none.
+    """
     return [
         SourceSpec(
             source.path,

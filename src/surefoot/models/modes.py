@@ -39,6 +39,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def inference_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no gradients. Tensors made inside may take part in a later backward pass as constants, which
+    those of `torch.inference_mode` may not."""
+    with eval_mode(model), torch.no_grad():
+        yield
+
+
 # Attributes of transformers' decoder and attention layers that are passed to functional dropout.
 _NAMES = ("dropout", "attention_dropout", "activation_dropout")
 

@@ -19,7 +19,7 @@ from surefoot.runs.prepared import Prepared
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.activity import Activity
 from surefoot.training.evaluation import Answered, Metric, answer_examples, evaluate_loss
-from surefoot.training.failure import AtHand
+from surefoot.training.failure import CurrentBatch
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.report import EvalReport
 
@@ -42,13 +42,13 @@ def make_evaluate(
     observer: RunObserver | SilentObserver,
     stop: StopRequest,
     activity: Activity,
-    at_hand: AtHand,
+    current_batch: CurrentBatch,
 ) -> Callable[[int], EvalReport | None]:
     """The run's evaluation: step -> report, None when a signal asked to stop in between.
 
     run: its stage has its models.
     metrics: those that the config may name.
-    at_hand: keeps the batch that the loss is at, for a failure's record.
+    current_batch: keeps the batch that the loss is at, for a failure's record.
 
     Every rank evaluates its share of the loss. Answers are few, and each rank writes all of them, so that ranks that
     share weights keep step.
@@ -93,7 +93,7 @@ def make_evaluate(
             report = evaluate_loss(
                 setup.model,
                 stage.objective,
-                at_hand.each(for_rank(stage.eval_batches(), engine.rank, engine.world)),
+                current_batch.each(for_rank(stage.eval_batches(), engine.rank, engine.world)),
                 step=step,
                 settings=setup.settings,
                 device=engine.device,

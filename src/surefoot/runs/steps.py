@@ -34,7 +34,7 @@ from surefoot.runs.setup import set_up
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import verify_checkpoint
-from surefoot.training.failure import AtHand
+from surefoot.training.failure import CurrentBatch
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Observer, Outcome, train
 from surefoot.training.session import Session
@@ -107,15 +107,15 @@ def take_steps(
     ):
         with session.activity.during("preparing the first step"):
             run = with_models(run, setup, observer.tell)
-        evaluate, stage, at_hand = None, run.stage, AtHand()
+        evaluate, stage, current_batch = None, run.stage, CurrentBatch()
         if stage.evaluates:
-            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity, at_hand)
+            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity, current_batch)
         stage = replace(stage, step_batches=lambda step: list(for_rank(batches(step), engine.rank, engine.world)))
         job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
         job = replace(
             job,
             batches=_watched(job.batches, session.activity, observer, rollouts=stage.ready is not None),
-            recorder=FailureRecorder(run, setup, observer.caution, at_hand),
+            recorder=FailureRecorder(run, setup, observer.caution, current_batch),
         )
         arithmetic = arithmetic_of(run.plan, run.config.stage, run.base)
         listener: Observer = observer

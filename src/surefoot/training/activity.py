@@ -1,4 +1,4 @@
-"""What a rank is doing, as the others are told: a few plain values, written by the main thread, read by the watchdog.
+"""What a rank is doing, for the others to know: a few plain values, written by the main thread, read by the watchdog.
 
 Assigning an attribute is atomic in Python, so the two threads need no lock.
 """
@@ -24,9 +24,15 @@ SLOWER = 5.0  # times the slowest step so far
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """number grows with every beat. host, pid, born: by which a process on the same machine is known. doing: in words.
-    step, ticks: how far its main thread has come. place: of that thread, function and file. waiting: whether that lies
-    in torch.distributed. over: its part is done."""
+    """number grows with every beat.
+
+    host, pid, born: by which a process on the same machine is known.
+    doing: in words.
+    step, ticks: how far its main thread has come.
+    place: of that thread, function and file.
+    waiting: whether that lies in torch.distributed.
+    over: its part is done.
+    """
 
     number: int
     host: str

@@ -33,8 +33,11 @@ def is_writing() -> bool:
 
 
 class BackgroundWriter:
-    """over: bytes of a checkpoint from which on a thread finishes it; a smaller one is finished at once, in less time
-    than it takes to tell of it later."""
+    """Finishes checkpoints in a thread, one at a time.
+
+    over: bytes of a checkpoint from which on a thread finishes it; a smaller one is finished at once, in less time than
+        it takes to tell of it later.
+    """
 
     def __init__(self, over: int):
         self._over = over
@@ -44,7 +47,10 @@ class BackgroundWriter:
 
     def take(self, finish: Finish, size: int, note: Any = None) -> Path | None:
         """Finish a checkpoint of so many bytes. Returns its folder where that is done, None where a thread is at it.
-        `finished` must have said before that no other is on its way. note: given back with its folder."""
+        `finished` must have said before that no other is on its way.
+
+        note: given back with its folder.
+        """
         assert self._thread is None, "one checkpoint at a time"
         if size < self._over:
             return finish()
@@ -55,8 +61,12 @@ class BackgroundWriter:
         return None
 
     def finished(self, wait: bool = False) -> list[tuple[Any, Path]]:
-        """(note, folder) of a checkpoint that became whole since the last call. wait: for the one that is on its way.
-        Raises what stopped it."""
+        """(note, folder) of a checkpoint that became whole since the last call.
+
+        wait: for the one that is on its way.
+
+        Raises what stopped it.
+        """
         if self._thread is None or (self._thread.is_alive() and not wait):
             return []
         self._thread.join()

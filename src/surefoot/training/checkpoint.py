@@ -25,7 +25,7 @@ from surefoot.system import durable, plain_files
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.system.folders import CHECKPOINT
 from surefoot.training.engine import Engine
-from surefoot.training.manifest import MANIFEST, FileCheck, check_against, manifest, read_manifest
+from surefoot.training.manifest import MANIFEST, FileCheck, check_against, damaged, manifest, read_manifest
 from surefoot.training.state import RunState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -45,8 +45,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Begun:
-    """A checkpoint whose files are written and not yet flushed, under a hidden name. size: bytes of them. finish:
-    hashes, flushes and commits it, in any thread; it looks at no weights."""
+    """A checkpoint whose files are written and not yet flushed, under a hidden name.
+
+    size: bytes of them.
+    finish: hashes, flushes and commits it, in any thread; it looks at no weights.
+    """
 
     size: int
     finish: Callable[[], Path]
@@ -65,10 +68,12 @@ def begin_checkpoint(
 ) -> Begun:
     """Write checkpoint-<step> under `run` as far as the weights are needed. Every rank must ask, and finish.
 
-    write_model: writes weights, config and tokenizer into a folder. identity: hashes and versions that tell which run,
-    data and environment this belongs to; kept in the manifest. carried: tensors that the stage carries from step to
-    step. frozen: whether `write_model` reads weights that do not train. Raises Diverged before anything is written when
-    a parameter, moment or carried tensor is not finite on any rank.
+    write_model: writes weights, config and tokenizer into a folder.
+    identity: hashes and versions that tell which run, data and environment this belongs to; kept in the manifest.
+    carried: tensors that the stage carries from step to step.
+    frozen: whether `write_model` reads weights that do not train.
+
+    Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any rank.
     """
     tensors = engine.gather_state()
     carried = carried or {}
@@ -127,17 +132,10 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
     if named is None:
         return checks
     if int(named[1]) != content["step"]:
-        raise IntegrityError(
-            Fault(str(folder), f"holds step {content['step']}: the folder was renamed", code="SF-CHECKPOINT-DAMAGED")
-        )
+        raise IntegrityError(damaged(folder, f"holds step {content['step']}: the folder was renamed"))
     there = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
     surplus = [
-        FileCheck(
-            name,
-            path.lstat().st_size,
-            "",
-            Fault(str(path), "is not of this checkpoint: it was added later", code="SF-CHECKPOINT-DAMAGED"),
-        )
+        FileCheck(name, path.lstat().st_size, "", damaged(path, "is not of this checkpoint: it was added later"))
         for path in there
         if (name := path.relative_to(folder).as_posix()) not in content["files"] and name != MANIFEST
     ]
@@ -157,8 +155,9 @@ def list_checkpoints(run: Path) -> list[Checkpoint]:
 def newest_verified(
     run: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> tuple[Checkpoint | None, list[Fault]]:
-    """The newest checkpoint that verifies, and what was wrong with the newer ones. wanted: others that verify are
-    passed over in silence.
+    """The newest checkpoint that verifies, and what was wrong with the newer ones.
+
+    wanted: others that verify are passed over in silence.
 
     None when there is no checkpoint, or none that is wanted; IntegrityError when some do not verify and none is left.
     """
@@ -184,9 +183,7 @@ def read_state(checkpoint: Checkpoint) -> RunState:
     try:
         return RunState.from_json(json.loads(plain_files.read_text(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(
-            Fault(str(path), f"cannot be read ({type(error).__name__}: {error})", code="SF-CHECKPOINT-DAMAGED")
-        ) from None
+        raise IntegrityError(damaged(path, f"cannot be read ({type(error).__name__}: {error})")) from None
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:

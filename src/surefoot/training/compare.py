@@ -11,15 +11,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import STATE
+from surefoot.training.manifest import damaged
 
 TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share
 
 
 @dataclass(frozen=True)
 class Difference:
-    """where: file and tensor or entry. what: how far apart, in words."""
+    """One difference between two checkpoints.
+
+    where: file and tensor or entry.
+    what: how far apart, in words.
+    """
 
     where: str
     what: str
@@ -58,12 +63,7 @@ def _opened(path: Path) -> safe_open:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:  # its header and its size are compared here
         raise IntegrityError(
-            Fault(
-                str(path),
-                f"cannot be read: {error}",
-                "surefoot verify names all such files",
-                code="SF-CHECKPOINT-DAMAGED",
-            )
+            damaged(path, f"cannot be read: {error}", "surefoot verify names all such files")
         ) from None
 
 

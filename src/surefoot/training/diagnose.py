@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ from surefoot.training.objective import Objective
 from surefoot.training.ranks import text_from
 from surefoot.training.report import example_list
 from surefoot.training.state import LossScale
-from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, draw_numbered, step_size
+from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, seed_micro_batch, step_size
 
 Phase = Literal["forward", "input", "loss", "backward", "gradient", "parameter"]
 _PHASES: tuple[Phase, ...] = ("forward", "input", "loss", "backward", "gradient", "parameter")  # most certain first
@@ -41,8 +41,12 @@ _PHASES: tuple[Phase, ...] = ("forward", "input", "loss", "backward", "gradient"
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """A tensor that is not finite. nan, inf: how many numbers are. largest: magnitude among the finite ones, None where
-    there are none. sha256: of its bytes, by which a replay knows it again."""
+    """A tensor that is not finite.
+
+    nan, inf: how many numbers are.
+    largest: magnitude among the finite ones, None where there are none.
+    sha256: of its bytes, by which a replay knows it again.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -71,10 +75,16 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Origin:
-    """module: full name; of the loss function: "loss"; of a gradient that overflowed although all that led to it was
-    finite: the parameter. phase: where its value was first seen non-finite. examples: of the micro-batch that was
-    replayed, the number `micro_batch` of this rank's. tensor: that value. made_in: the module whose own code made it,
-    with all that it was made from finite; "" for the model as a whole, or none; None in records that do not tell."""
+    """Where a value was first seen that is not finite.
+
+    module: full name; of the loss function: "loss"; of a gradient that overflowed although all that led to it was
+        finite: the parameter.
+    phase: where its value was first seen non-finite.
+    examples: of the micro-batch that was replayed, the number `micro_batch` of this rank's.
+    tensor: that value.
+    made_in: the module whose own code made it, from finite values; "" for the model as a whole, or none; None in
+        records of earlier versions, which do not tell.
+    """
 
     module: str
     phase: Phase
@@ -126,21 +136,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a replay saw. origin: None where everything was finite. losses: sums of the micro-batches up to the bad one,
-    fp32; of all where none was."""
+    """What a replay saw.
+
+    origin: None where everything was finite.
+    losses: sums of the micro-batches up to the bad one, fp32; of all where none was.
+    """
 
     origin: Origin | None
     losses: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class _Sighting:
-    """See `Origin`."""
-
-    module: str
-    phase: Phase
-    tensor: TensorFacts
-    made_in: str
 
 
 def largest_finite(tensor: torch.Tensor) -> float | None:
@@ -162,40 +165,29 @@ def find_origin(
     step: int,
     scale: LossScale | None,
     settings: StepSettings,
-) -> Finding:
-    """Replay a step that was not finite, with its own draws, and look after each micro-batch. Every rank must replay
-    all of its own, because they wait for each other in every pass."""
-    weight = step_size(engine, micro_batches).weight
-    numbers = [draw_number(engine, number) for number in range(len(micro_batches))]
-    return examine(
-        engine, objective, micro_batches, step=step, weight=weight, numbers=numbers, scale=scale, settings=settings
-    )
-
-
-def examine(
-    engine: Engine,
-    objective: Objective,
-    micro_batches: Sequence[Weighted],
-    *,
-    step: int,
-    weight: int,
-    numbers: Sequence[int],
-    scale: LossScale | None,
-    settings: StepSettings,
+    weight: int | None = None,
+    numbers: Sequence[int] | None = None,
     look: bool = True,
 ) -> Finding:
-    """The same of batches that were another process's. weight: of the whole step. numbers: see `draw_number`. look: at
-    the modules; without, the passes are the step's own, compiled where the model is."""
+    """Replay a step that was not finite, with its own random draws, and look after each micro-batch. Every rank must
+    replay all of its own micro-batches, because they wait for each other in every pass.
+
+    weight, numbers: of a step of another process, its weight over all ranks and the `draw_number` of each micro-batch.
+    look: at the modules; without, the passes are the step's own, compiled where the model is.
+    """
+    weight = step_size(engine, micro_batches)[0] if weight is None else weight
+    numbers = [draw_number(engine, number) for number in range(len(micro_batches))] if numbers is None else numbers
     origin = None
     losses: list[float] = []
     try:
         for place, (batch, number) in enumerate(zip(micro_batches, numbers, strict=True)):
-            draw_numbered(settings, step, number)
+            seed_micro_batch(settings.seed, step, number)
             with _watch(engine.model) if look else nullcontext([]) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if origin is None:
                 losses.append(float(sums[LOSS]))
-                origin = _origin(engine, seen, sums, batch.examples, place)
+                found = _origin(engine, seen, sums[LOSS])
+                origin = None if found is None else replace(found, examples=batch.examples, micro_batch=place)
             if origin is not None and engine.world == 1:
                 break
         return Finding(origin, tuple(losses))
@@ -234,27 +226,28 @@ def place_of_error(error: BaseException, model: nn.Module) -> str:
     return found
 
 
-def _origin(
-    engine: Engine,
-    seen: Sequence[_Sighting],
-    sums: Mapping[str, torch.Tensor],
-    examples: tuple[RecordName, ...],
-    place: int,
-) -> Origin | None:
-    loss = sums[LOSS]
+def _origin(engine: Engine, seen: Sequence[Origin], loss: torch.Tensor) -> Origin | None:
+    """Of one micro-batch.
+
+    seen: by its hooks.
+    loss: its sum.
+    """
     if not torch.isfinite(loss) and not any(one.phase in ("forward", "input") for one in seen):
-        return Origin("loss", "loss", examples, place, TensorFacts.of(loss), "")
+        return _sighting("loss", "loss", loss, "")
     if seen:
-        first = seen[0]
-        return Origin(first.module, first.phase, examples, place, first.tensor, first.made_in)
+        return seen[0]
     for name, gradient in engine.gradients().items():  # overflowed although every activation's was finite
         if not torch.isfinite(gradient).all():
-            return Origin(name, "parameter", examples, place, TensorFacts.of(gradient), "")
+            return _sighting(name, "parameter", gradient, "")
     return None
 
 
+def _sighting(module: str, phase: Phase, tensor: torch.Tensor, made_in: str) -> Origin:
+    return Origin(module, phase, (), tensor=TensorFacts.of(tensor), made_in=made_in)
+
+
 @contextmanager
-def _watch(model: nn.Module) -> Iterator[list[_Sighting]]:
+def _watch(model: nn.Module) -> Iterator[list[Origin]]:
     """Collect what is not finite in the order in which it appears; only the first of each pass is kept. Children come
     before their parents."""
     watch = _Watch()
@@ -272,12 +265,15 @@ def _watch(model: nn.Module) -> Iterator[list[_Sighting]]:
 
 
 class _Watch:
-    """seen: the first sighting of the forward pass, and that of the backward pass."""
+    """The hooks of one forward and backward pass.
+
+    seen: the first sighting of the forward pass, and that of the backward pass.
+    """
 
     def __init__(self) -> None:
-        self.seen: list[_Sighting] = []
+        self.seen: list[Origin] = []
         self._inside: list[str] = []  # the modules whose forward passes are under way, the innermost last
-        self._suspect: _Sighting | None = None  # an input; whether anything comes of it, outputs tell
+        self._suspect: Origin | None = None  # an input; whether anything comes of it, outputs tell
         self._forward = self._backward = False  # whether there is one
         self._callers: Any = WeakTensorKeyDictionary()  # outputs: their version, and who got it, the outermost last
 
@@ -295,7 +291,7 @@ class _Watch:
             if not self._forward and self._suspect is None:
                 bad = next((one for one in float_tensors([inputs, named]) if _is_spoilt(one)), None)
                 if bad is not None:
-                    self._suspect = _Sighting(name, "input", TensorFacts.of(bad), caller)
+                    self._suspect = _sighting(name, "input", bad, caller)
             return _mapped(inputs, own), _mapped(named, own)
 
         return hook
@@ -318,7 +314,7 @@ class _Watch:
         """An output of a module."""
         if not self._forward and not _is_finite(tensor):
             self._forward = True
-            self.seen.append(self._suspect or _Sighting(name, "forward", TensorFacts.of(tensor), name))
+            self.seen.append(self._suspect or _sighting(name, "forward", tensor, name))
 
     def _returns(self, name: str, tensor: torch.Tensor, caller: str) -> None:
         """A parent that returns what a module in it returned does nothing with it: its own caller does."""
@@ -333,7 +329,7 @@ class _Watch:
     def _passed_back(self, name: str, phase: Phase, gradient: torch.Tensor, maker: str) -> None:
         if not self._backward and not _is_finite(gradient):
             self._backward = True
-            self.seen.append(_Sighting(name, phase, TensorFacts.of(gradient), maker))
+            self.seen.append(_sighting(name, phase, gradient, maker))
 
     def _caller(self) -> str:
         return self._inside[-1] if self._inside else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.data.batching.batch import Example, Weighted
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.models.generate import generate_answers
-from surefoot.models.modes import eval_mode
+from surefoot.models.modes import inference_mode
 from surefoot.training.objective import LossSum, Objective
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.step import StepSettings
@@ -42,17 +41,17 @@ def evaluate_loss(
     """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
 
     unit: what the batches weigh; of tokens the loss is a cross entropy, and has a perplexity.
-    give_up: asked before each batch; None is returned once it says so. totals: adds numbers up over the ranks, of which
-    each has its own batches, and as many.
+    give_up: asked before each batch; None is returned once it says so.
+    totals: adds numbers up over the ranks, of which each has its own batches, and as many.
 
-    Sums are added in float64, so the result depends on the batch split only through the forward pass itself.
-    A non-finite loss is reported as it is.
+    Sums are added in float64, so the result depends on the batch split only through the forward pass itself. A
+    non-finite loss is reported as it is.
     """
     started = time.perf_counter()
     loss_sum, weight = 0.0, 0
     sums: dict[str, float] = {}
     tables: dict[str, torch.Tensor] = {}
-    with without_learning(model):
+    with inference_mode(model):
         for batch in batches:
             if give_up():
                 return None
@@ -77,17 +76,10 @@ def evaluate_loss(
     return EvalReport(step, loss, found, accuracy, weight, seconds, means, kept, unit)
 
 
-@contextmanager
-def without_learning(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is evaluated: without gradients, and with dropout off."""
-    with eval_mode(model), torch.no_grad():
-        yield
-
-
 def one_pass(
     model: nn.Module, objective: Objective, batch: Weighted, *, settings: StepSettings, device: torch.device
 ) -> LossSum:
-    """Of one batch, to be taken `without_learning`."""
+    """Of one batch, to be computed in `inference_mode`."""
     with settings.kernels(), settings.forward():
         return objective(model, batch.to(device))
 
@@ -102,8 +94,12 @@ def perplexity(loss: float) -> float:
 
 @dataclass(frozen=True)
 class Answered:
-    """prompt, expected: from the data, special tokens left out of the latter. answer: the model's. stopped: it ended
-    by a stop token, not at the limit."""
+    """One example with the model's own answer.
+
+    prompt, expected: from the data, special tokens left out of the latter.
+    answer: the model's.
+    stopped: it ended by a stop token, not at the limit.
+    """
 
     prompt: str
     expected: str
@@ -137,7 +133,8 @@ def answer_examples(
 ) -> list[Answered] | None:
     """Answers to the first `count` examples (None: all), in their order.
 
-    positions: the longest sequence the model takes; a prompt that fills them is not answered. rows: prompts at once.
+    positions: the longest sequence the model takes; a prompt that fills them is not answered.
+    rows: prompts at once.
     give_up: asked before each batch; None is returned once it says so.
     """
     asked = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]

@@ -31,13 +31,13 @@ from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
 from surefoot.models.modes import is_compiled
 from surefoot.system import durable, plain_files
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.errors import IntegrityError
 from surefoot.system.folders import FAILED_BATCH, FAILURE, require_failure
 from surefoot.training.diagnose import Finding, Origin, agreed_origin, find_origin, source_of
 from surefoot.training.engine import Engine
 from surefoot.training.failure_names import Phase, failure_name, moment
 from surefoot.training.guard import Rollback
-from surefoot.training.manifest import MANIFEST, check_files, manifest
+from surefoot.training.manifest import MANIFEST, check_files, damaged, manifest
 from surefoot.training.objective import Objective
 from surefoot.training.report import StepReport
 from surefoot.training.state import LossScale
@@ -61,15 +61,25 @@ class Largest:
 
 @dataclass(frozen=True)
 class Failure:
-    """step: the one that went wrong, in itself or in a `phase` before or after it. kind: a value that was not finite,
-    or an exception. seed: of the run; numbers: of each micro-batch of a step, see `draw_number`. weight: of the whole
-    step over all ranks, 0 where it was not known. scale: of fp16. finding: what a replay in the run itself saw. loss,
-    grad_norm: of the step as it ran, which of them was not finite is in `non_finite`. error: type and words of the
-    exception; place: the module in which it was raised. bad_weights: the parameters that were not finite themselves, in
-    memory. largest: None where it is not known, as in older records. rollbacks: those of the run before it. examples:
-    those that were to be learned from or evaluated, as far as they are known. needs: what makes it again: the weights
-    of then; all that the run carries from step to step, so that the steps from a checkpoint on are taken again; or the
-    data alone."""
+    """A step that went wrong, as it is recorded.
+
+    step: the one that went wrong, in itself or in a `phase` before or after it.
+    kind: a value that was not finite, or an exception.
+    seed: of the run.
+    numbers: of each micro-batch of a step, see `draw_number`.
+    weight: of the whole step over all ranks, 0 where it was not known.
+    scale: of fp16.
+    finding: what a replay in the run itself saw.
+    loss, grad_norm: of the step as it ran, which of them was not finite is in `non_finite`.
+    error: type and words of the exception.
+    place: the module in which it was raised.
+    bad_weights: the parameters that were not finite themselves, in memory.
+    largest: None where it is not known, as in older records.
+    rollbacks: those of the run before it.
+    examples: those that were to be learned from or evaluated, as far as they are known.
+    needs: what makes it again: the weights of then; all that the run carries from step to step, so that the steps from
+        a checkpoint on are taken again; or the data alone.
+    """
 
     step: int
     kind: Literal["non_finite", "crash"]
@@ -119,30 +129,33 @@ class Failure:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Failure:
         """Raises KeyError, TypeError or ValueError for what `to_json` has not made."""
-        told = {name: value for name, value in data.items() if name not in ("schema", "batches")}
-        finding, scale, largest = told["finding"], told["scale"], told.get("largest")
+        content = {name: value for name, value in data.items() if name not in ("schema", "batches")}
+        finding, scale, largest = content["finding"], content["scale"], content.get("largest")
         if finding is not None:
             origin = finding["origin"]
             losses = tuple(float.fromhex(loss) for loss in finding["losses"])
             finding = Finding(None if origin is None else Origin.from_json(origin), losses)
         return cls(
             **{
-                **told,
+                **content,
                 "finding": finding,
                 "scale": None if scale is None else LossScale(**scale),
-                "numbers": tuple(told["numbers"]),
-                "bad_weights": tuple(told["bad_weights"]),
+                "numbers": tuple(content["numbers"]),
+                "bad_weights": tuple(content["bad_weights"]),
                 "largest": None if largest is None else Largest(**largest),
-                "rollbacks": tuple(Rollback(**one) for one in told.get("rollbacks", ())),
-                "examples": tuple(told.get("examples", ())),
+                "rollbacks": tuple(Rollback(**one) for one in content.get("rollbacks", ())),
+                "examples": tuple(content.get("examples", ())),
             }
         )
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A failure as it lies on the disk. batches: of the rank that wrote it, on the CPU. weights: by name, None where
-    they were left out."""
+    """A failure as it lies on the disk.
+
+    batches: of the rank that wrote it, on the CPU.
+    weights: by name, None where they were left out.
+    """
 
     failure: Failure
     batches: list[Weighted]
@@ -162,8 +175,12 @@ def write_failure(
     texts: Mapping[str, str],
     identity: Mapping[str, Any],
 ) -> Path:
-    """Returns the folder. texts: further files by name. Raises EnvironmentFault where the disk refuses, TypeError for
-    batches of an unknown kind."""
+    """Returns the folder.
+
+    texts: further files by name.
+
+    Raises EnvironmentFault where the disk refuses, TypeError for batches of an unknown kind.
+    """
     tensors, layout = batches_to_file(batches)
     folder = failure_folder(run, failure)
     with durable.staged_folder(folder, replace=True) as staging:
@@ -174,8 +191,8 @@ def write_failure(
             save_file(whole, staging / WEIGHTS)
         for name, text in texts.items():
             durable.write_text(staging / name, text)
-        told = manifest(staging, sorted(staging.iterdir()), failure.step, identity)
-        durable.write_json(staging / MANIFEST, told)
+        content = manifest(staging, sorted(staging.iterdir()), failure.step, identity)
+        durable.write_json(staging / MANIFEST, content)
     return folder
 
 
@@ -185,16 +202,16 @@ def read_failure(folder: Path) -> Kept:
     if faults := [check.fault for check in check_files(folder) if check.fault]:
         raise IntegrityError(faults)
     try:
-        told = json.loads(plain_files.read_text(folder / RECORD))
-        if told.get("schema") != SCHEMA:
-            what = f"has schema {told.get('schema')}; this version of surefoot reads {SCHEMA}"
-            raise IntegrityError(Fault(str(folder / RECORD), what, code="SF-CHECKPOINT-DAMAGED"))
-        batches = batches_from_file(load_file(folder / BATCH), told["batches"])
+        content = json.loads(plain_files.read_text(folder / RECORD))
+        if content.get("schema") != SCHEMA:
+            what = f"has schema {content.get('schema')}; this version of surefoot reads {SCHEMA}"
+            raise IntegrityError(damaged(folder / RECORD, what))
+        batches = batches_from_file(load_file(folder / BATCH), content["batches"])
         weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
-        return Kept(Failure.from_json(told), batches, weights)
+        return Kept(Failure.from_json(content), batches, weights)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"cannot be read ({type(error).__name__}: {error})"
-        raise IntegrityError(Fault(str(folder / RECORD), what, code="SF-CHECKPOINT-DAMAGED")) from None
+        raise IntegrityError(damaged(folder / RECORD, what)) from None
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
@@ -212,8 +229,11 @@ class Attempt:
     phase: Phase = "step"
 
 
-class AtHand:
-    """The batch that an evaluation computes, for a recorder. batch: None between two, and where there is none."""
+class CurrentBatch:
+    """Holds the batch that an evaluation computes, for a recorder.
+
+    batch: None between two, and where there is none.
+    """
 
     def __init__(self) -> None:
         self.batch: Weighted | None = None

@@ -1,7 +1,7 @@
-"""Which module a pass is in, told as it goes: so that whoever listens from another process knows where this one died.
+"""Which module a pass is in, reported as it goes, so that another process knows where this one died.
 
 One hook per module and pass; nothing is looked at and no number changes. Unlike `diagnose`, which looks for a value,
-this is for steps that end their process, after which nobody can be asked.
+this is for steps that end their process, of which nothing else is left.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ ENTERS, LEAVES, REACHES = "enters", "leaves", "reaches"
 
 @contextmanager
 def followed(model: nn.Module, tell: Callable[[str, str], object]) -> Iterator[None]:
-    """tell: hears that a forward pass ENTERS or LEAVES a module, by name, and that a backward pass REACHES one: the
-    gradient of its output is known."""
+    """Report which module a pass is in, while it runs.
+
+    tell: hears that a forward pass ENTERS or LEAVES a module, by name, and that a backward pass REACHES one: the
+        gradient of its output is known.
+    """
 
     def enters(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any) -> None:  # what a hook returns would take the place of the inputs

@@ -34,8 +34,12 @@ class Verdict:
 
 
 def judge(loss: float, grad_norm: float, scale_can_fall: bool, bad_moment: bool = False) -> Verdict:
-    """loss, grad_norm: means over the optimizer step, unscaled. scale_can_fall: an fp16 loss scale above its floor.
-    bad_moment: one of the optimizer is not finite, and would spoil the weights."""
+    """What becomes of a step, by its numbers.
+
+    loss, grad_norm: means over the optimizer step, unscaled.
+    scale_can_fall: an fp16 loss scale above its floor.
+    bad_moment: one of the optimizer is not finite, and would spoil the weights.
+    """
     if not math.isfinite(loss):
         return Verdict("non_finite", "loss")
     if not math.isfinite(grad_norm):
@@ -48,8 +52,12 @@ RECENT = 300  # steps
 
 @dataclass(frozen=True)
 class GuardCounts:
-    """consecutive: non-finite steps in a row now. recent: those among the last RECENT steps, by number, that count.
-    skipped, scaler, spikes: totals of the run. Steps that a stage held back were never looked at, and count nothing."""
+    """What the guard counts over a run.
+
+    consecutive: non-finite steps in a row now.
+    recent: those among the last RECENT steps, by number, that count.
+    skipped, scaler, spikes: totals of the run. Steps that a stage held back were never looked at, and count nothing.
+    """
 
     consecutive: int = 0
     skipped: int = 0
@@ -58,7 +66,10 @@ class GuardCounts:
     recent: tuple[int, ...] = ()
 
     def after(self, step: int, decision: Decision, *, spiked: bool = False, since: int = 0) -> GuardCounts:
-        """since: steps up to this one count no longer."""
+        """The counts after a step.
+
+        since: steps up to this one count no longer.
+        """
         recent = tuple(one for one in self.recent if one > max(step - RECENT, since))
         if decision == "stepped":
             return replace(self, consecutive=0, spikes=self.spikes + spiked, recent=recent)
@@ -100,8 +111,12 @@ def norms_after(norms: Norms, norm: float) -> Norms:
 
 @dataclass(frozen=True)
 class Rollback:
-    """back_to: step of the checkpoint. lost: the step that ended the run. ahead: steps after `back_to` learn from the
-    data of so many steps later, until a later rollback says otherwise."""
+    """One return to a checkpoint.
+
+    back_to: step of the checkpoint.
+    lost: the step that ended the run.
+    ahead: steps after `back_to` learn from the data of so many steps later, until a later rollback says otherwise.
+    """
 
     back_to: int
     lost: int

@@ -1,8 +1,8 @@
 """What signals ask of a running loop.
 
-Ctrl-C and SIGTERM: stop. The first asks, and the loop saves and leaves after the step at hand; the second restores the
+Ctrl-C and SIGTERM: stop. The first asks, and the loop saves and leaves after the current step; the second restores the
 default action and raises the signal again, so the process ends as the sender expects. SIGUSR1: save now. SIGUSR2:
-evaluate now. Both after the step at hand, and the run goes on.
+evaluate now. Both after the current step, and the run goes on.
 
 Where several ranks make one run, a signal may reach any of them, in the middle of anything: it counts once all have
 agreed on it, which they do at the same places of the loop.
@@ -32,7 +32,7 @@ class StopRequest:
 
     def __init__(self, totals: Callable[[Sequence[float]], list[float]] | None = None) -> None:
         self._totals = totals
-        self._asked: str | None = None
+        self._signal: str | None = None
         self._agreed: str | None = None
         self._wishes: set[str] = set()
         self._agreed_wishes: set[str] = set()
@@ -51,11 +51,11 @@ class StopRequest:
     @property
     def requested(self) -> str | None:
         """Name of the signal that asked to stop."""
-        return self._asked if self._totals is None else self._agreed
+        return self._signal if self._totals is None else self._agreed
 
     def ask(self, name: str) -> None:
-        """Stop after the step at hand, as that signal would have it."""
-        self._asked = name
+        """Stop after the current step, as that signal would have it."""
+        self._signal = name
 
     def agree(self) -> None:
         """Take in what any rank was asked for. Every rank must ask, at the same place."""
@@ -63,9 +63,9 @@ class StopRequest:
             return
         own, self._wishes = self._wishes, set()
         names = sorted(what for what, _ in _WISHES.values())
-        stop, *wishes = self._totals([float(self._asked is not None), *(float(name in own) for name in names)])
+        stop, *wishes = self._totals([float(self._signal is not None), *(float(name in own) for name in names)])
         if stop:
-            self._agreed = self._asked or "a signal to another rank"
+            self._agreed = self._signal or "a signal to another rank"
         self._agreed_wishes |= {name for name, count in zip(names, wishes, strict=True) if count}
 
     def take_wishes(self) -> frozenset[str]:
@@ -77,13 +77,13 @@ class StopRequest:
         return taken
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None:
+        if self._signal is not None:
             _say(f"{signal.Signals(number).name} again: ended at once; --resume goes on from the last whole checkpoint")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         self.ask(signal.Signals(number).name)
-        _say(f"{self._asked}: stopping after this step; send it again to stop now")
+        _say(f"{self._signal}: stopping after this step; send it again to stop now")
 
     def _wish(self, number: int, frame: FrameType | None) -> None:
         what, doing = _WISHES[number]

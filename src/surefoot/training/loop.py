@@ -1,12 +1,13 @@
 """The training loop: step, evaluate, save, stop, in this order, for every stage.
 
-It knows no stage, no family and no YAML. What it needs is handed in as functions; what it does is told to an observer.
+It knows no stage, no family and no YAML: it gets functions, and calls an observer after each event.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,7 +30,7 @@ from surefoot.training.step import StepSettings, train_step
 
 
 class Observer(Protocol):
-    """Is told what happened, in order. It may write logs; it changes nothing."""
+    """Called after each event, in order. It may write logs; it changes nothing."""
 
     def step(self, report: StepReport, state: RunState) -> None: ...
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None: ...
@@ -52,7 +53,7 @@ class Memory(Protocol):
         ...
 
     def learned(self, report: StepReport) -> None:
-        """Is told what the step did. Raises Diverged where the stage cannot go on."""
+        """Called after each step. Raises Diverged where the stage cannot go on."""
         ...
 
 
@@ -60,21 +61,28 @@ class Memory(Protocol):
 class Job:
     """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
 
-    batches: step -> its micro-batches; may run the model. memory: of a stage that has one. evaluate: step -> report, or
-    None when it was asked to stop in between. save: writes a checkpoint of engine and state; None where it is still on
-    its way. saved: checkpoints that became whole since it was asked last, each with its state; told to, it waits for
-    one that is on its way. Raises what stopped one.
-    goal: which evaluation result is watched. patience: evaluations without improvement before the run ends; None
-    trains to the end. max_recent: so many non-finite steps among the last `guard.RECENT` are borne.
-    clip_spikes: whether a gradient norm that is an outlier is cut to what the steps before had. watch: step -> what
-    times its parts. check_every: after so many steps ranks that should hold the same weights compare them; None where
-    there are no others. recorder: of all ranks or of none.
+    batches: step -> its micro-batches; may run the model.
+    schedules: of the learning rate, by group of parameters.
+    evaluate: step -> report, or None when it was asked to stop in between.
+    save: writes a checkpoint of engine and state; None where it is still being written.
+    keep_best: whether an evaluation that is the best so far is followed by a checkpoint.
+    goal: which evaluation result is watched.
+    max_consecutive, max_recent: non-finite steps in a row, and among the last `guard.RECENT`, that are allowed.
+    clip_spikes: whether a gradient norm that is an outlier is scaled down to what the steps before had.
+    patience: evaluations without improvement before the run ends; None trains to the end.
+    min_delta: what counts as an improvement, in units of the goal.
+    watch: step -> what times its parts.
+    memory: of a stage that has one.
+    check_every: steps between two comparisons of ranks that should hold the same weights; None where there are none.
+    recorder: of all ranks or of none.
+    saved: checkpoints that were finished since the last call, each with its state; called with True, it waits for one
+        that is being written. Raises what stopped one.
     """
 
     engine: Engine
     objective: Objective
     batches: Callable[[int], Sequence[Weighted]]
-    schedules: Mapping[str, Schedule]  # by group of parameters
+    schedules: Mapping[str, Schedule]
     settings: StepSettings
     total_steps: int
     evaluate: Callable[[int], EvalReport | None] | None
@@ -110,12 +118,12 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     """
     clock = _Clock()
     outcome = _train(job, state, observer, stop, clock)
-    _tell_saved(job, observer, wait=True)
+    _notify_saved(job, observer, wait=True)
     return replace(outcome, state=outcome.state.spent("saving", clock.lap()))
 
 
 class _Clock:
-    """Every moment of the loop is counted once: what went by since the last lap is written to what took it."""
+    """Every moment of the loop is counted once: the time since the last lap goes to whatever took it."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
@@ -128,7 +136,7 @@ class _Clock:
 
 
 def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
-    state = _carrying(job, state)  # a checkpoint may come before the first step
+    state = _with_memory(job, state)  # a checkpoint may come before the first step
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer, clock)
         if not saved and stop.requested:
@@ -136,16 +144,17 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clo
     while not is_over(job, state):
         step = state.step + 1
         watch = job.watch(step)
-        micro_batches = _batches(job, step, watch)
+        with _recorded(job, Attempt(step, phase="batches")), watch("data"):
+            micro_batches = job.batches(step)
         state = state.spent("batches", clock.lap())
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
         report = _step(job, attempt, spike_ceiling(state.norms) if job.clip_spikes else None, watch)
         brake: Diverged | None = None
         if job.memory is not None:
-            brake = _learned(job, job.memory, attempt, report)
+            brake = _brake(job, job.memory, attempt, report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
-        state = _carrying(job, state.after_step(report))
+        state = _with_memory(job, state.after_step(report))
         observer.step(report, state)
         if brake is not None:
             raise brake
@@ -156,14 +165,16 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clo
                 raise _diverged(report, state, words, job.max_consecutive)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
-        _tell_saved(job, observer)
+        _notify_saved(job, observer)
         stop.agree()
         state = state.spent("other", clock.lap() - report.seconds)
         saved = False
         if not stop.requested:
             wishes = stop.take_wishes()
             if "evaluate" in wishes and not _evaluation_due(job, state):
-                _evaluate_for_reading(job, state, observer)
+                # That a signal asked for it decides nothing: the run stays the one that it would have been.
+                if (reading := _evaluated(job, state.step)) is not None:
+                    observer.evaluation(reading, state, improved=False)
                 state = state.spent("evaluation", clock.lap())
             state, saved = _evaluate_and_save(job, state, observer, clock)
             if "save" in wishes and not saved:
@@ -183,17 +194,19 @@ def _is_lost(job: Job, state: RunState, report: StepReport) -> bool:
     )
 
 
-def _batches(job: Job, step: int, watch: Watch) -> Sequence[Weighted]:
+@contextmanager
+def _recorded(job: Job, attempt: Attempt) -> Iterator[None]:
+    """What crashes inside is kept for a replay. A SurefootError is a refusal, in words of its own, and no crash."""
     try:
-        with watch("data"):
-            return job.batches(step)
+        yield
     except Exception as error:
-        _record(job, Attempt(step, phase="batches"), error)
+        if job.recorder is not None and not isinstance(error, SurefootError):
+            job.recorder.crashed(attempt, error)
         raise
 
 
 def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> StepReport:
-    try:
+    with _recorded(job, attempt):
         return train_step(
             job.engine,
             job.objective,
@@ -205,55 +218,41 @@ def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> St
             ceiling=ceiling,
             watch=watch,
         )
-    except Exception as error:
-        _record(job, attempt, error)
-        raise
 
 
-def _learned(job: Job, memory: Memory, attempt: Attempt, report: StepReport) -> Diverged | None:
-    """The brake of a step that the stage cannot go on from, which is logged first."""
+def _brake(job: Job, memory: Memory, attempt: Attempt, report: StepReport) -> Diverged | None:
+    """Why the stage cannot go on from this step, which is logged first; None where it can."""
     try:
-        memory.learned(report)
+        with _recorded(job, replace(attempt, phase="memory")):
+            memory.learned(report)
     except Diverged as error:
         return error
-    except Exception as error:
-        _record(job, replace(attempt, phase="memory"), error)
-        raise
     return None
 
 
 def _evaluated(job: Job, step: int) -> EvalReport | None:
     if job.evaluate is None:
         return None
-    try:
+    with _recorded(job, Attempt(step, phase="evaluation")):
         return job.evaluate(step)
-    except Exception as error:
-        _record(job, Attempt(step, phase="evaluation"), error)
-        raise
 
 
-def _record(job: Job, attempt: Attempt, error: Exception) -> None:
-    """A SurefootError is a refusal, in words of its own, and no crash."""
-    if job.recorder is not None and not isinstance(error, SurefootError):
-        job.recorder.crashed(attempt, error)
-
-
-def _carrying(job: Job, state: RunState) -> RunState:
-    """With what the stage carries: `RunState` is all that a checkpoint has in plain values."""
+def _with_memory(job: Job, state: RunState) -> RunState:
+    """The state with what the stage carries, because a checkpoint's plain values are those of `RunState`."""
     return state if job.memory is None else replace(state, stage=job.memory.to_json())
 
 
 def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:
     """One checkpoint at a time: an earlier one that is on its way is waited for. The state with the time it took, which
     the checkpoint itself cannot hold."""
-    _tell_saved(job, observer, wait=True)
+    _notify_saved(job, observer, wait=True)
     folder = job.save(state)
     if folder is not None:
         observer.saved(folder, state)
     return state.spent("saving", clock.lap())
 
 
-def _tell_saved(job: Job, observer: Observer, wait: bool = False) -> None:
+def _notify_saved(job: Job, observer: Observer, wait: bool = False) -> None:
     for state, folder in job.saved(wait):
         observer.saved(folder, state)
 
@@ -287,34 +286,18 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer, clock: _Cl
     return state, False
 
 
-def _evaluate_for_reading(job: Job, state: RunState, observer: Observer) -> None:
-    """An evaluation that a signal asked for. It decides nothing: the run stays the one it would have been."""
-    report = _evaluated(job, state.step)
-    if report is not None:
-        observer.evaluation(report, state, improved=False)
-
-
 def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
-    if report.non_finite == "moment":
+    where = f"step {report.step}"
+    if report.non_finite == "moment":  # not the data's fault, so a rollback around them would not help
         what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
         fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
-        return Diverged(
-            Fault(f"step {report.step}", what, fix, code="SF-DIVERGED")
-        )  # not the data's fault: there is nothing to go around
-    what = "the loss" if report.non_finite == "loss" else "the gradient norm"
-    guard = state.guard
-    in_a_row = guard.consecutive >= max_consecutive
-    times = (
-        f"{counted(guard.consecutive, 'time')} in a row" if in_a_row else f"{len(guard.recent)} times in {RECENT} steps"
-    )
+        return Diverged(Fault(where, what, fix, code="SF-DIVERGED"))
+    bad = "the loss" if report.non_finite == "loss" else "the gradient norm"
+    times = f"{len(state.guard.recent)} times in {RECENT} steps"
+    if state.guard.consecutive >= max_consecutive:
+        times = f"{counted(state.guard.consecutive, 'time')} in a row"
     named = f"examples {example_list(report.examples)}"
-    told = origin if named in origin else f"{named}; {origin}"  # a step of one micro-batch: the same examples
-    return StepsLost(
-        Fault(
-            f"step {report.step}",
-            f"{what} was not finite, {times}; {told}",
-            "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr",
-            code="SF-DIVERGED",
-        ),
-        report.step,
-    )
+    where_from = origin if named in origin else f"{named}; {origin}"  # a step of one micro-batch: the same examples
+    what = f"{bad} was not finite, {times}; {where_from}"
+    fix = "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr"
+    return StepsLost(Fault(where, what, fix, code="SF-DIVERGED"), report.step)

@@ -23,6 +23,14 @@ _DIGEST = "sha256"
 CHANGED = "has another content than was written (SHA-256 differs)"
 
 
+def damaged(where: object, what: str, fix: str = "") -> Fault:
+    """The fault of a file or folder that is not as it was written.
+
+    where: its path, or its name.
+    """
+    return Fault(str(where), what, fix, code="SF-CHECKPOINT-DAMAGED")
+
+
 def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes and hashes of the files among `paths`, which lie in `folder`."""
     files = {
@@ -47,33 +55,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         content = json.loads(text)
         schema = content["schema"]
     except FileNotFoundError:
-        raise IntegrityError(
-            Fault(str(path), "is missing: this checkpoint was never finished", code="SF-CHECKPOINT-DAMAGED")
-        ) from None
+        raise IntegrityError(damaged(path, "is missing: this checkpoint was never finished")) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", code="SF-CHECKPOINT-DAMAGED")) from None
+        raise IntegrityError(damaged(path, f"cannot be read ({error})")) from None
     if schema not in (SCHEMA, _WITHOUT_DIGEST):
-        raise IntegrityError(
-            Fault(
-                str(path), f"has schema {schema}; this version of surefoot reads {SCHEMA}", code="SF-CHECKPOINT-DAMAGED"
-            )
-        )
+        raise IntegrityError(damaged(path, f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
     if not _is_whole(content):
-        raise IntegrityError(
-            Fault(
-                str(path), "lacks what a manifest has, or names files outside its folder", code="SF-CHECKPOINT-DAMAGED"
-            )
-        )
+        raise IntegrityError(damaged(path, "lacks what a manifest has, or names files outside its folder"))
     if schema == SCHEMA and not _as_written(text, content):
-        raise IntegrityError(Fault(str(path), CHANGED, code="SF-CHECKPOINT-DAMAGED"))
+        raise IntegrityError(damaged(path, CHANGED))
     if schema == _WITHOUT_DIGEST and _DIGEST in content:
-        raise IntegrityError(
-            Fault(
-                str(path),
-                f"has another content than was written: its schema was {SCHEMA}",
-                code="SF-CHECKPOINT-DAMAGED",
-            )
-        )
+        raise IntegrityError(damaged(path, f"has another content than was written: its schema was {SCHEMA}"))
     return content
 
 
@@ -102,7 +94,10 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of a manifest. fault: what is wrong with it, None when every byte is as it was written."""
+    """One file of a manifest.
+
+    fault: what is wrong with it, None when every byte is as it was written.
+    """
 
     name: str
     size: int
@@ -121,11 +116,13 @@ def check_files(folder: Path, hashed_up_to: int | None = None) -> list[FileCheck
 def check_against(
     folder: Path, files: Mapping[str, Mapping[str, Any]], hashed_up_to: int | None = None
 ) -> list[FileCheck]:
-    """files: name -> `size` in bytes and `sha256`, as they were written. hashed_up_to: as in `check_files`."""
+    """Hold a folder's files against their recorded sizes and hashes.
+
+    files: name -> `size` in bytes and `sha256`, as they were written.
+    hashed_up_to: as in `check_files`.
+    """
     if outside := [name for name, entry in files.items() if not _is_entry(name, entry)]:
-        raise IntegrityError(
-            Fault(str(folder), f"{outside[0]!r} is no file of it with size and SHA-256", code="SF-CHECKPOINT-DAMAGED")
-        )
+        raise IntegrityError(damaged(folder, f"{outside[0]!r} is no file of it with size and SHA-256"))
     return [
         FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
         for name, expected in files.items()
@@ -134,16 +131,14 @@ def check_against(
 
 def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | None) -> Fault | None:
     if not path.is_file():
-        return Fault(str(path), "is missing", code="SF-CHECKPOINT-DAMAGED")
+        return damaged(path, "is missing")
     if path.stat().st_size != expected["size"]:
-        return Fault(
-            str(path), f"has {path.stat().st_size} bytes, not {expected['size']}", code="SF-CHECKPOINT-DAMAGED"
-        )
+        return damaged(path, f"has {path.stat().st_size} bytes, not {expected['size']}")
     hashed = hashed_up_to is None or expected["size"] <= hashed_up_to
     try:
         same = not hashed or durable.sha256_file(path) == expected["sha256"]
     except OSError as error:  # as a disk says of a sector that it has lost
-        return Fault(str(path), f"cannot be read: {error.strerror or error}", code="SF-CHECKPOINT-DAMAGED")
+        return damaged(path, f"cannot be read: {error.strerror or error}")
     if not same:
-        return Fault(str(path), CHANGED, code="SF-CHECKPOINT-DAMAGED")
+        return damaged(path, CHANGED)
     return None

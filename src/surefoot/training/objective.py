@@ -16,9 +16,14 @@ from torch import nn
 
 @dataclass(frozen=True)
 class LossSum:
-    """loss: scalar, summed over the batch's weight, differentiable. sums: detached scalars to be divided by weight; in
-    training they are logged with the step, in evaluation with its result. tables: in evaluation only, detached sums of
-    more than one number, such as the pairs of every bin, [rows, columns]; they add up over batches."""
+    """What an objective makes of a batch.
+
+    loss: scalar, summed over the batch's weight, differentiable.
+    sums: detached scalars to be divided by weight; in training they are logged with the step, in evaluation with its
+        result.
+    tables: in evaluation only, detached sums of more than one number, such as the pairs of every bin, [rows, columns];
+        they add up over batches.
+    """
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -42,7 +42,10 @@ MUON_MOMENTUM = 0.95  # the paper's, and torch's default
 
 
 class Optimizer(Protocol):
-    """What the engine needs of torch.optim.Optimizer. state: parameter -> its entries."""
+    """What the engine needs of torch.optim.Optimizer.
+
+    state: parameter -> its entries.
+    """
 
     param_groups: list[dict[str, Any]]
     state: defaultdict[torch.Tensor, Any]
@@ -53,7 +56,10 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """What stays the same from step to step. momentum: None takes the optimizer's own default."""
+    """What stays the same from step to step.
+
+    momentum: None takes the optimizer's own default.
+    """
 
     name: Name
     betas: tuple[float, float]
@@ -68,7 +74,10 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decoder: Collection[str]) -> Optimizer:
-    """The optimizer of all `parameters`. decoder: the names of the matrices inside the decoder layers."""
+    """The optimizer of all `parameters`.
+
+    decoder: the names of the matrices inside the decoder layers.
+    """
     return _MAKERS[settings.name](parameters, settings, decoder)
 
 
@@ -200,8 +209,13 @@ _AFTER_WARMUP: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """kind: cosine | linear | constant | wsd. peak: highest rate. total, warmup, decay: optimizer steps. from_zero: the
-    warm-up begins at rate 0."""
+    """The learning rate by step.
+
+    kind: cosine | linear | constant | wsd.
+    peak: highest rate.
+    total, warmup, decay: optimizer steps.
+    from_zero: the warm-up begins at rate 0.
+    """
 
     kind: str
     peak: float

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.errors import IntegrityError
+from surefoot.training.manifest import damaged
 from surefoot.training.optimizer import Optimizer
 
 FILE = "optimizer.safetensors"
@@ -99,7 +100,9 @@ def load_optimizer_tensors(
     *,
     held: Callable[[torch.Tensor, nn.Parameter], torch.Tensor] = _beside,
 ) -> None:
-    """The inverse of `optimizer_tensors`. held: what the optimizer is to hold of an entry of a parameter.
+    """The inverse of `optimizer_tensors`.
+
+    held: what the optimizer is to hold of an entry of a parameter.
 
     Raises IntegrityError when names or shapes do not belong to this model.
     """
@@ -115,19 +118,15 @@ def check_state(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, to
     """Raises IntegrityError where names or shapes of a state are not those of these parameters."""
     unknown = sorted({key.rpartition("/")[0] for key in tensors} - parameters.keys())
     if unknown:
-        raise IntegrityError(
-            Fault(FILE, f"state of parameters that do not train: {unknown[:3]}", code="SF-CHECKPOINT-DAMAGED")
-        )
+        raise IntegrityError(damaged(FILE, f"state of parameters that do not train: {unknown[:3]}"))
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         parameter = parameters[name]
         if entry not in _SHAPES:
-            raise IntegrityError(Fault(FILE, f"{key}: no optimizer keeps such an entry", code="SF-CHECKPOINT-DAMAGED"))
+            raise IntegrityError(damaged(FILE, f"{key}: no optimizer keeps such an entry"))
         expected = _SHAPES[entry](parameter.shape)
         if value.shape != expected:
-            raise IntegrityError(
-                Fault(FILE, f"{key} is {list(value.shape)}, not {list(expected)}", code="SF-CHECKPOINT-DAMAGED")
-            )
+            raise IntegrityError(damaged(FILE, f"{key} is {list(value.shape)}, not {list(expected)}"))
 
 
 # Tokens that are learned from in the time of one look, where all parameters train. On a CPU 22 by plain steps, more by
@@ -139,8 +138,11 @@ SMALL = 1 << 20  # parameters that train, whose moments are looked at in no time
 
 
 def tokens_per_look(trained: int, parameters: int, device: str) -> float:
-    """Tokens that have to be learned from for one look to cost next to nothing. trained: of `parameters`. device: its
-    type."""
+    """Tokens that have to be learned from for one look to cost next to nothing.
+
+    trained: of `parameters`.
+    device: its type.
+    """
     tokens = _TOKENS.get(device, _TOKENS_ELSEWHERE)
     return 0.0 if trained <= SMALL else tokens / _SHARE * trained / parameters
 

@@ -21,21 +21,29 @@ QUIET = 50  # steps without another word
 
 @dataclass(frozen=True)
 class Slow:
-    """pace: of the last steps, as a share of the ordinary one. since: the first of these steps."""
+    """The run has become slower.
+
+    pace: of the last steps, as a share of the ordinary one.
+    since: the first of these steps.
+    """
 
     pace: float
     since: int
 
 
 class PaceGuard:
-    """Is told of every step, in order."""
+    """Hears of every step, in order."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW + RECENT)
         self._quiet_until = 0
 
     def step(self, step: int, seconds: float, work: float) -> Slow | None:
-        """seconds: that it took, with the wait for its data. work: in any unit that is in proportion to its time."""
+        """Take note of a step; returns an alarm where the last few were slow.
+
+        seconds: that it took, with the wait for its data.
+        work: in any unit that is in proportion to its time.
+        """
         if seconds <= 0 or work <= 0:
             return None
         self._steps.append((seconds, work))

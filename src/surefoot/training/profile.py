@@ -47,7 +47,10 @@ def named(part: Part) -> AbstractContextManager[object]:
 
 
 class Stopwatch:
-    """A watch for one step. clock: seconds."""
+    """A watch for one step.
+
+    clock: seconds.
+    """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter):
         self._device, self._clock = device, clock
@@ -65,7 +68,10 @@ class Stopwatch:
         self._passes += part == "forward"
 
     def profile(self, tokens: int) -> StepProfile:
-        """tokens: real input tokens of the step."""
+        """The step's times per micro-batch.
+
+        tokens: real input tokens of the step.
+        """
         forward, backward = self.seconds["forward"], self.seconds["backward"]
         total = forward + backward
         return StepProfile(
@@ -88,7 +94,11 @@ TRACED = 2  # a trace of more is slow to open
 
 @dataclass(frozen=True)
 class Operator:
-    """seconds: its own, without those of operators that it calls; on the GPU where there is one. calls: how often."""
+    """One operator of the trace.
+
+    seconds: its own, without those of operators that it calls; on the GPU where there is one.
+    calls: how often.
+    """
 
     name: str
     seconds: float
@@ -97,10 +107,15 @@ class Operator:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was seen. first, last: the steps that were clocked. seconds: of all of them, each part and together; what
-    lies between steps (evaluation, checkpoints) is not in `step_seconds`. counted: by the system meanwhile. traced:
-    steps of the trace. operators: by their time, longest first. write_trace: into a file that Perfetto and
-    chrome://tracing open."""
+    """What was seen.
+
+    first, last: the steps that were clocked. seconds: of all of them, each part and together; what lies between steps
+        (evaluation, checkpoints) is not in `step_seconds`.
+    counted: by the system meanwhile.
+    traced: steps of the trace.
+    operators: by their time, longest first.
+    write_trace: into a file that Perfetto and chrome://tracing open.
+    """
 
     first: int
     last: int
@@ -125,7 +140,11 @@ class Phases:
 
 
 def phases(first: int, last: int, wanted: int) -> Phases:
-    """first, last: steps of this session. wanted: steps to clock. A short run has less warm-up, then clocks less."""
+    """Which steps of a window are clocked, and which are traced.
+
+    first, last: steps of this session.
+    wanted: steps to clock. A short run has less warm-up, then clocks less.
+    """
     steps = last - first + 1
     traced = min(TRACED, wanted, max(0, steps - 1))
     warm_up = min(WARM_UP, max(0, steps - traced - 1))
@@ -135,7 +154,10 @@ def phases(first: int, last: int, wanted: int) -> Phases:
 
 
 class Window:
-    """finished: is told once, as soon as the last traced step is over; not at all where no step was clocked."""
+    """Clocks and traces some steps of a run.
+
+    finished: called once, as soon as the last traced step is over; not at all where no step was clocked.
+    """
 
     def __init__(
         self,
@@ -193,7 +215,7 @@ class Window:
             self._between[part] += watch.seconds[part]
 
     def abandon(self) -> None:
-        """The run has failed: nothing is told."""
+        """The run has failed: nothing is reported."""
         self._over = True
         self._stop_tracer()
 

@@ -21,7 +21,12 @@ from torch import distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank: this process, from 0. world: how many there are. local_rank: of this one on its machine."""
+    """Which process of how many.
+
+    rank: this process, from 0.
+    world: how many there are.
+    local_rank: of this one on its machine.
+    """
 
     rank: int
     world: int
@@ -72,8 +77,11 @@ def text_from(source: int, text: str, ranks: Ranks) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """name: of a tensor. odd: the ranks that do not have what most have; of two ranks, or of halves, those that do not
-    have what rank 0 has."""
+    """A tensor that is not the same on all ranks.
+
+    name: of a tensor.
+    odd: the ranks that do not have what most have; of two ranks, or of halves, those that do not have what rank 0 has.
+    """
 
     name: str
     odd: tuple[int, ...]
@@ -123,7 +131,12 @@ Totals = Callable[[Sequence[float]], list[float]]  # see `Engine.totals`
 
 
 def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) -> list[list[float]]:
-    """own: place (of `count`) -> this rank's numbers. Every rank must ask; a place that nobody has comes out empty."""
+    """The rows of all ranks, by place.
+
+    own: place (of `count`) -> this rank's numbers.
+
+    Every rank must ask; a place that nobody has comes out empty.
+    """
     lengths = [int(length) for length in totals([float(len(own.get(place, ()))) for place in range(count)])]
     flat: list[float] = []
     for place, length in enumerate(lengths):

@@ -18,9 +18,14 @@ Decision = Literal["stepped", "non_finite", "scaler", "held"]
 
 @dataclass(frozen=True)
 class StepProfile:
-    """forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's. tokens_per_second: real input
-    tokens of the step over the time of its forward and backward passes; None where the clock saw none. data_ms: until
-    its batches were there; optimizer_ms: from the last backward pass to weights that have moved; of the whole step."""
+    """Where the time of a step went.
+
+    forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's.
+    tokens_per_second: real input tokens of the step over the time of its forward and backward passes; None where the
+        clock saw none.
+    data_ms: until its batches were there.
+    optimizer_ms: from the last backward pass to weights that have moved; of the whole step.
+    """
 
     forward_ms: float
     backward_ms: float
@@ -32,13 +37,23 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class StepReport:
-    """step counts from 1. loss: mean over the step's weight, None when non-finite. grad_norm: before clipping, over all
-    parameters. lr: of the first group of parameters. weight, tokens: of all ranks; examples: of this one.
+    """step counts from 1.
+
+    loss: mean over the step's weight, None when non-finite.
+    grad_norm: before clipping, over all parameters.
+    lr: of the first group of parameters.
+    weight, tokens: of all ranks.
+    examples: of this one.
     decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
-    has neither loss nor norm. held: why it was, in a few words. seconds: the step alone, without evaluation or saving.
-    profile: only of a step that was watched. metrics: what else the stage has to say of the step, by name. spike: the
-    norm that the gradient was cut to because it was far above those of the steps before. moment: which one of the
-    optimizer was not finite before the step. traced: a profiler recorded it, which takes time."""
+        has neither loss nor norm.
+    held: why it was, in a few words.
+    seconds: the step alone, without evaluation or saving.
+    profile: only of a step that was watched.
+    metrics: what else the stage has to say of the step, by name.
+    spike: the norm that the gradient was cut to because it was far above those of the steps before.
+    moment: which one of the optimizer was not finite before the step.
+    traced: a profiler recorded it, which takes time.
+    """
 
     step: int
     loss: float | None
@@ -61,10 +76,15 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Means over the evaluation set, after `step` optimizer steps. perplexity: exp(loss), None where the loss is no
-    cross entropy of tokens. accuracy: share of supervised tokens, None where the objective does not count them.
-    metrics: by name, of generated answers (there higher is better) and whatever else the objective sums up. seconds:
-    all of it. tables: sums of more than one number, as the objective made them. unit: of weight."""
+    """Means over the evaluation set, after `step` optimizer steps.
+
+    perplexity: exp(loss), None where the loss is no cross entropy of tokens.
+    accuracy: share of supervised tokens, None where the objective does not count them.
+    metrics: by name, of generated answers (there higher is better) and whatever else the objective sums up.
+    seconds: all of it.
+    tables: sums of more than one number, as the objective made them.
+    unit: of weight.
+    """
 
     step: int
     loss: float

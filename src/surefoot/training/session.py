@@ -62,7 +62,10 @@ class EndedElsewhere(SurefootError):
 
 
 class Session:
-    """Of this rank. store: None where it is alone."""
+    """Of this rank.
+
+    store: None where it is alone.
+    """
 
     def __init__(
         self, ranks: Ranks, store: Store | None, activity: Activity, watchdog: Watchdog | None, timeout: float
@@ -193,8 +196,13 @@ def is_broken_connection(error: Exception) -> bool:
 
 @contextmanager
 def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> Iterator[Session]:
-    """timeout: seconds that one rank may wait for another. launcher: process id of the one without which this process
-    has no reason to go on. Raises EnvironmentFault where the ranks do not find each other."""
+    """The session of this process, closed at the end of the block.
+
+    timeout: seconds that one rank may wait for another.
+    launcher: process id of the one without which this process has no reason to go on.
+
+    Raises EnvironmentFault where the ranks do not find each other.
+    """
     activity, meeting = Activity(), min(timeout, MEETING)
     if ranks.world == 1:
         yield Session(ranks, None, activity, None, timeout)
@@ -213,7 +221,10 @@ def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> I
 
 
 def _meet(ranks: Ranks, limit: float) -> Store:
-    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does. limit: seconds."""
+    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does.
+
+    limit: seconds.
+    """
     try:
         found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=timedelta(seconds=limit)))
     except (RuntimeError, ValueError) as error:

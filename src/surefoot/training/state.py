@@ -22,8 +22,11 @@ from surefoot.training.report import EvalReport, StepReport
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, by the run's goal. loss: of that evaluation, where the goal is a metric; None where
-    it was not finite, or was not yet written down when the checkpoint was saved. A known one wins a tie against it."""
+    """The best evaluation so far, by the run's goal.
+
+    loss: of that evaluation, where the goal is a metric; None where it was not finite, or was not yet written down when
+        the checkpoint was saved. A known one wins a tie against it.
+    """
 
     step: int
     value: float
@@ -41,14 +44,22 @@ BEFORE: tuple[Beside, ...] = ("set-up", "compile")  # of these, what comes befor
 
 @dataclass(frozen=True)
 class RunState:
-    """step: optimizer steps done. tokens, supervised: real input tokens and loss tokens so far. scale: fp16 only.
+    """What changes in a run besides weights and moments.
+
+    step: optimizer steps done.
+    tokens, supervised: real input tokens and loss tokens so far.
+    scale: fp16 only.
     loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
-    evaluated: the last step after which an evaluation ran; -1 before the first. stale: evaluations since the best one.
-    norms: gradient norms that the next one is held against. rollbacks: those of the run so far, first to last.
+    evaluated: the last step after which an evaluation ran; -1 before the first.
+    stale: evaluations since the best one.
+    norms: gradient norms that the next one is held against.
+    rollbacks: those of the run so far, first to last.
     stage: what the stage carries besides, in plain values.
-    seconds: time spent in steps, over all sessions. beside: seconds that went by outside of them, by what took them
-    (`BESIDE`), as far as the checkpoint knows that a session went on from. trackers: under which id each tracker knows
-    the run. Two equal runs share all but these three."""
+    seconds: time spent in steps, over all sessions.
+    beside: seconds that went by outside of them, by what took them (`BESIDE`), as far as the checkpoint knows that a
+        session went on from.
+    trackers: under which id each tracker knows the run. Two equal runs share all but these three.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -138,7 +149,10 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Goal:
-    """name: "loss", or one of the evaluation's metrics."""
+    """Which evaluation result a run watches.
+
+    name: "loss", or one of the evaluation's metrics.
+    """
 
     name: str = LOSS
 

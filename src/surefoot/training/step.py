@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,12 +38,13 @@ Context = Callable[[], AbstractContextManager[object]]
 class StepSettings:
     """What stays the same from step to step.
 
+    seed: of the run.
     max_grad_norm: of every group of parameters, or of each its own; None does not clip.
     forward: autocast as planned.
     kernels: the attention kernels allowed, around forward and backward.
     bounds: by the name of a sum of the objective, its largest mean with which a step may move the weights.
     per_look: tokens between two looks at the moments, see `optimizer_state.look_is_due`.
-    after_step: is called when the weights have moved; it changes no number.
+    after_step: called when the weights have moved; it changes no number.
     """
 
     seed: int
@@ -66,8 +68,13 @@ def train_step(
     ceiling: float | None = None,
     watch: Watch = unwatched,
 ) -> StepReport:
-    """Run optimizer step number `step` (from 1) and report it. micro_batches: this rank's; every rank has as many.
-    scale: fp16 loss scale, None otherwise. ceiling: a gradient whose norm over all groups is above it is cut to it.
+    """Run one optimizer step and report it.
+
+    micro_batches: this rank's; every rank has as many.
+    step: its number, from 1.
+    lr: of every group of parameters, or of each its own.
+    scale: fp16 loss scale, None otherwise.
+    ceiling: a gradient whose norm over all groups is above it is scaled down to it.
     watch: times its parts, and changes no number.
 
     The optimizer moves only when the loss, all gradient norms and, in a step that looks at them, all moments are finite
@@ -76,10 +83,19 @@ def train_step(
     supervised, transformers' look at padding, and once in a step DoRA's factors (`models.fast.adapters`).
     """
     started = time.perf_counter()
-    size = step_size(engine, micro_batches)
-    if size.weight == 0:
-        return _without_weight(step, lr, size, micro_batches, scale, started)
-    weight = size.weight
+    weight, tokens = step_size(engine, micro_batches)
+    begun = partial(
+        StepReport,
+        step=step,
+        lr=next(iter(lr.values())) if isinstance(lr, Mapping) else lr,
+        weight=weight,
+        tokens=tokens,
+        examples=tuple(number for batch in micro_batches for number in batch.examples),
+        scale=None if scale is None else scale.scale,
+    )
+    if weight == 0:
+        seconds, held = time.perf_counter() - started, "nothing to learn from"
+        return begun(loss=None, grad_norm=None, decision="held", non_finite=None, seconds=seconds, held=held)
     sums = accumulate_gradients(
         engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
     )
@@ -87,7 +103,8 @@ def train_step(
         engine.reduce()
         engine.unscale(scale)
         norms = engine.grad_norms()
-        seen = _look(engine, sums, norms, step, size, settings)
+        due = optimizer_state.look_is_due(step, tokens, settings.per_look)
+        seen = _look(engine, sums, norms, weight, engine.moments() if due else {})
         can_fall = scale is not None and scale.can_fall
         verdict = judge(seen.loss, seen.grad_norm, can_fall, bad_moment=bool(seen.bad_moment))
         held = _bound_passed(seen.metrics, settings.bounds)
@@ -99,56 +116,30 @@ def train_step(
         else:
             engine.discard()
     settings.after_step()
-    report = StepReport(
-        step=step,
+    report = begun(
         loss=None if verdict.non_finite == "loss" else seen.loss,
         grad_norm=seen.grad_norm if verdict.non_finite in (None, "moment") else None,
-        lr=_first(lr),
-        weight=size.weight,
-        tokens=size.tokens,
-        examples=tuple(number for batch in micro_batches for number in batch.examples),
         decision=decision,
         non_finite=verdict.non_finite,
         seconds=time.perf_counter() - started,
-        scale=None if scale is None else scale.scale,
         metrics={**seen.metrics, **_by_group(lr, seen.norms)},
         held=held,
         spike=spike,
         moment=seen.bad_moment,
     )
     if isinstance(watch, Stopwatch):
-        return replace(report, profile=watch.profile(report.tokens))
+        return replace(report, profile=watch.profile(tokens))
     return replace(report, traced=True) if watch is named else report
-
-
-def _without_weight(
-    step: int,
-    lr: PerGroup[float],
-    size: StepSize,
-    micro_batches: Sequence[Weighted],
-    scale: LossScale | None,
-    started: float,
-) -> StepReport:
-    return StepReport(
-        step=step,
-        loss=None,
-        grad_norm=None,
-        lr=_first(lr),
-        weight=0,
-        tokens=size.tokens,
-        examples=tuple(number for batch in micro_batches for number in batch.examples),
-        decision="held",
-        non_finite=None,
-        seconds=time.perf_counter() - started,
-        scale=None if scale is None else scale.scale,
-        held="nothing to learn from",
-    )
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What decides whether the weights move, on the host and the same on all ranks. loss, metrics: means over the step.
-    norms: of each group's gradients, before clipping. bad_moment: the one of the optimizer that is not finite."""
+    """What decides whether the weights move, on the host and the same on all ranks.
+
+    loss, metrics: means over the step.
+    norms: of each group's gradients, before clipping.
+    bad_moment: the one of the optimizer that is not finite.
+    """
 
     loss: float
     metrics: Mapping[str, float]
@@ -165,13 +156,18 @@ def _look(
     engine: Engine,
     sums: Mapping[str, torch.Tensor],
     norms: Mapping[str, torch.Tensor],
-    step: int,
-    size: StepSize,
-    settings: StepSettings,
+    weight: int,
+    moments: Mapping[str, torch.Tensor],
 ) -> _Seen:
-    """sums: this rank's, loss first. norms: of all ranks. The host waits here. Metrics are finite where the loss is."""
-    means = [total / size.weight for total in sums.values()]
-    looked = optimizer_state.look_at_moments(_moments_of(engine, step, size, settings), engine.device)
+    """Bring to the host what decides; here it waits for the device. Metrics are finite where the loss is.
+
+    sums: this rank's, loss first.
+    norms: of all ranks, by group.
+    weight: of the whole step.
+    moments: those that are looked at; none where that would take too large a part of this step's time.
+    """
+    means = [total / weight for total in sums.values()]
+    looked = optimizer_state.look_at_moments(moments.values(), engine.device)
     numbers = torch.stack((looked, *means, *(norm.float() for norm in norms.values()))).tolist()
     own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
     finite, loss, *others = engine.totals(own)
@@ -181,11 +177,6 @@ def _look(
         dict(zip(norms, of_groups, strict=True)),
         "" if math.isfinite(finite) else _bad_moment(engine),
     )
-
-
-def _moments_of(engine: Engine, step: int, size: StepSize, settings: StepSettings) -> list[torch.Tensor]:
-    """Those that this step looks at: all, or none where that would take too large a part of its time."""
-    return list(engine.moments().values()) if optimizer_state.look_is_due(step, size.tokens, settings.per_look) else []
 
 
 def _bad_moment(engine: Engine) -> str:
@@ -215,23 +206,11 @@ def _bound_passed(metrics: Mapping[str, float], bounds: Mapping[str, float]) -> 
     return ""
 
 
-def _first(lr: PerGroup[float]) -> float:
-    return next(iter(lr.values())) if isinstance(lr, Mapping) else lr
-
-
-@dataclass(frozen=True)
-class StepSize:
-    """weight, tokens: of all micro-batches of all ranks."""
-
-    weight: int
-    tokens: int
-
-
-def step_size(engine: Engine, micro_batches: Sequence[Weighted]) -> StepSize:
-    """Every rank must ask."""
+def step_size(engine: Engine, micro_batches: Sequence[Weighted]) -> tuple[int, int]:
+    """Weight and real input tokens of all micro-batches of all ranks. Every rank must call it."""
     own = (sum(batch.weight for batch in micro_batches), sum(batch.tokens for batch in micro_batches))
     weight, tokens = engine.totals(own)
-    return StepSize(int(weight), int(tokens))
+    return int(weight), int(tokens)
 
 
 def accumulate_gradients(
@@ -245,31 +224,24 @@ def accumulate_gradients(
     settings: StepSettings,
     watch: Watch = unwatched,
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward of this rank's micro-batches. weight: of the whole step. Returns the sums over them, loss
-    first, detached fp32 scalars on the device."""
+    """Forward and backward of this rank's micro-batches; returns the sums over them, loss first, detached fp32 scalars
+    on the device.
+
+    weight: of the whole step, over all ranks.
+    """
     sums = {LOSS: torch.zeros((), dtype=torch.float32, device=engine.device)}
     for number, batch in enumerate(micro_batches):
-        draw(engine, settings, step, number)
+        seed_micro_batch(settings.seed, step, draw_number(engine, number))
         found = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
         for name, value in found.items():
             sums[name] = sums[name] + value if name in sums else value
     return sums
 
 
-def draw(engine: Engine, settings: StepSettings, step: int, number: int) -> None:
-    """Seed micro-batch `number` of this rank."""
-    draw_numbered(settings, step, draw_number(engine, number))
-
-
 def draw_number(engine: Engine, number: int) -> int:
-    """The number of this rank's micro-batch among those of all ranks. They are dealt in turn, so one has the same draws
-    whichever rank it falls to."""
+    """The number of this rank's micro-batch `number` among those of all ranks. They are dealt in turn, so one has the
+    same draws whichever rank it falls to."""
     return number * engine.world + engine.rank
-
-
-def draw_numbered(settings: StepSettings, step: int, number: int) -> None:
-    """Seed the micro-batch that has this number among those of all ranks."""
-    seed_micro_batch(settings.seed, step, number)
 
 
 def add_gradient(
@@ -302,12 +274,16 @@ def _by_group(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, floa
     return {**{f"grad_norm_{name}": norm for name, norm in norms.items()}, **rates}
 
 
-def draw_seed(seed: int, step: int, micro_batch: int, rank: int = 0) -> int:
+def draw_seed(seed: int, step: int, micro_batch: int) -> int:
     """A well-mixed 63-bit seed; neighbouring steps and micro-batches share nothing."""
-    words = np.random.SeedSequence((seed, step, micro_batch, rank)).generate_state(2, np.uint32)
+    # The last word is always 0. It stays, because without it every seed would be another, and no run would resume.
+    words = np.random.SeedSequence((seed, step, micro_batch, 0)).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
 
-def seed_micro_batch(seed: int, step: int, micro_batch: int, rank: int = 0) -> None:
-    """Set torch's generators on all devices."""
-    torch.manual_seed(draw_seed(seed, step, micro_batch, rank))
+def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
+    """Set torch's generators on all devices.
+
+    micro_batch: see `draw_number`.
+    """
+    torch.manual_seed(draw_seed(seed, step, micro_batch))

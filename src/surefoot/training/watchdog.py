@@ -41,8 +41,13 @@ _PATIENCE = 25.0  # seconds for the store's answer
 
 
 class Watchdog:
-    """launcher: process id of the launcher, without which this process ends. meeting: seconds that ranks may start
-    apart. note: is told of the end, for run.log. end: leaves the process; given by tests."""
+    """The thread that ends this rank when the run cannot go on.
+
+    launcher: process id of the launcher, without which this process ends.
+    meeting: seconds that ranks may start apart.
+    note: called with the reason of the end, for run.log.
+    end: leaves the process; given by tests.
+    """
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import surefoot
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_model import open_reward
 
@@ -55,17 +56,18 @@ def pairs_with(right: int, better: str, worse: str) -> list[dict[str, str]]:
     return [{"prompt": "Say it.", "chosen": one, "rejected": other} for one, other in answers]
 
 
-@pytest.fixture
-def ten(world, tmp_path):
+@pytest.fixture(scope="module")
+def ten(world, tmp_path_factory):
     """Makes ten pairs of which so many have the answer first that the reward model prefers."""
     assert open_reward(str(world / "reward")).model.v_head.summary.weight.any()
-    (tmp_path / "which").mkdir()
-    (line, *_), _ = said(world, tmp_path / "which", pairs_with(10, "a e i o", "b c d f"))
+    (line, *_), _ = said(world, tmp_path_factory.mktemp("which"), pairs_with(10, "a e i o", "b c d f"))
     better, worse = ("a e i o", "b c d f") if "100.0%" in line else ("b c d f", "a e i o")
     return lambda right: pairs_with(right, better, worse)
 
 
-@pytest.mark.parametrize(("right", "caution"), [(10, False), (7, True), (6, True), (0, True)])
+@pytest.mark.parametrize(
+    ("right", "caution"), representatives([(10, False), (7, True), (6, True), (0, True)], (10, False), (7, True))
+)
 def test_the_accuracy_is_said_and_a_poor_one_is_a_caution(world, tmp_path, ten, right, caution):
     """Seven of ten may be a coin's; ten of ten are the twin."""
     (line, *_), cautioned = said(world, tmp_path, ten(right))
@@ -73,7 +75,7 @@ def test_the_accuracy_is_said_and_a_poor_one_is_a_caution(world, tmp_path, ten, 
     assert cautioned == caution
 
 
-@pytest.mark.parametrize("where", ["all", "each"])
+@pytest.mark.parametrize("where", representatives(["all", "each"], "each"))
 def test_pairs_whose_prompts_alone_are_answered_are_still_pairs(world, tmp_path, ten, where):
     data = {"format": "prompts"}
     if where == "each":
@@ -92,12 +94,12 @@ def recorded(world):
     file.unlink()
 
 
-@pytest.mark.parametrize(("accuracy", "caution"), [(0.48, True), (0.71, False)])
-def test_where_no_pairs_are_held_out_the_reward_models_own_run_tells(world, tmp_path, recorded, accuracy, caution):
-    recorded(accuracy, 200)
-    (line, *_), cautioned = said(world, tmp_path, pairs_with(5, "a", "b"), eval="none")
-    assert f"{accuracy:.1%} of 200 pairs" in line
-    assert cautioned == caution
+def test_where_no_pairs_are_held_out_the_reward_models_own_run_tells(world, tmp_path, recorded):
+    for accuracy, caution in ((0.48, True), (0.71, False)):
+        recorded(accuracy, 200)
+        (line, *_), cautioned = said(world, tmp_path, pairs_with(5, "a", "b"), eval="none")
+        assert f"{accuracy:.1%} of 200 pairs" in line
+        assert cautioned == caution
     assert "200" not in said(world, tmp_path, pairs_with(5, "a", "b"))[0][0]  # twin: pairs that are here go before it
 
 

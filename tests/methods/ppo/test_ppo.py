@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import surefoot
+from helpers.tiers import representatives
 from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from helpers.toy_model import settings
 from surefoot.config.load import load_config
@@ -31,7 +33,7 @@ from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.models.value_head import ScoredModel, ValueHead
 from surefoot.report.verification import verify_folder
 from surefoot.runs.output_folder import disk_of
-from surefoot.system.errors import Diverged, InputError
+from surefoot.system.errors import Diverged, Fault, InputError, SurefootError
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.engine import SingleEngine
 from surefoot.training.manifest import read_manifest
@@ -91,7 +93,7 @@ def run(config: dict, reward=vowels) -> tuple[list[dict], str]:
     return [row for row in map(json.loads, lines) if "loss" in row], said.getvalue()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", representatives(KINDS, "lora"))
 def test_a_run_writes_policy_critic_and_average_and_logs_its_numbers(world, tmp_path, kind):
     config = config_of(world, tmp_path / "run", kind, ema=0.5)
     config["data"]["eval"] = str(world / "prompts.jsonl")
@@ -201,8 +203,7 @@ def test_a_run_repeats_bit_for_bit_and_another_seed_draws_otherwise(world, tmp_p
     assert losses[0] != losses[2]
 
 
-@pytest.mark.parametrize("policy", KINDS)
-@pytest.mark.parametrize("scorer", KINDS)
+@pytest.mark.parametrize(("policy", "scorer"), representatives(WHO_PLAYS, ("lora", "full")))
 def test_a_reward_model_scores_as_it_does_by_itself_and_the_critic_begins_as_it(world, tmp_path, policy, scorer):
     reward = {
         "stage": "reward",
@@ -233,21 +234,22 @@ def test_a_reward_model_scores_as_it_does_by_itself_and_the_critic_begins_as_it(
     assert tuple(plan[part]["value"] for part in ("critic", "reward", "reference")) == WHO_PLAYS[policy, scorer]
 
 
-def failing(world, tmp_path, function, error: type[Exception] = Diverged, **ppo) -> str:
-    with pytest.raises(error) as fault:
-        run(config_of(world, tmp_path / "run", **ppo), function)
-    return str(fault.value)
+def failing(world, output: Path, function, error: type[SurefootError] = Diverged, **ppo) -> Fault:
+    with pytest.raises(error) as raised:
+        run(config_of(world, output, **ppo), function)
+    return raised.value.faults[0]
 
 
 @pytest.mark.parametrize(
-    ("reward", "patience", "said"),
+    ("reward", "patience", "step"),
     [
-        (lambda prompts, responses: [1.0] * len(responses), 1, "got the same score, 1, for 2 rollouts; 1 rollouts"),
-        (lambda prompts, responses: [float("nan")] * len(responses), 3, "none of 4 answers got a finite score; 3 roll"),
+        (lambda prompts, responses: [1.0] * len(responses), 1, "step 2"),
+        (lambda prompts, responses: [float("nan")] * len(responses), 3, "step 3"),
     ],
 )
-def test_a_reward_that_says_nothing_ends_the_run(world, tmp_path, reward, patience, said):
-    assert said in failing(world, tmp_path, reward, patience=patience)
+def test_a_reward_that_says_nothing_ends_the_run(world, tmp_path, reward, patience, step):
+    fault = failing(world, tmp_path / "run", reward, patience=patience)
+    assert (fault.code, fault.where) == ("SF-PPO", step)
 
 
 def checkpoints(folder: Path, steps: int) -> list[dict[str, torch.Tensor]]:
@@ -297,23 +299,21 @@ def test_one_bad_score_is_left_out_and_the_others_are_learned_from(world, tmp_pa
     assert "1 answers are left out" in said
 
 
-@pytest.mark.parametrize(
-    ("change", "function", "said"),
-    [
-        ({}, None, "ppo.reward: stage ppo needs a score"),
-        ({"reward": "score.py:f"}, vowels, "reward: and score.py:f are two scores"),
-        ({"reward": "nowhere.py:f"}, None, "there is no file nowhere.py"),
-    ],
-)
-def test_what_scores_is_refused_in_one_line(world, tmp_path, change, function, said):
-    assert said in failing(world, tmp_path, function, InputError, **change)
+def test_what_scores_is_refused_in_one_line(world, tmp_path):
+    for change, function, where in (
+        ({}, None, "ppo.reward"),
+        ({"reward": "score.py:f"}, vowels, "reward"),
+        ({"reward": "nowhere.py:f"}, None, "ppo.reward"),
+    ):
+        assert failing(world, tmp_path / "run", function, InputError, **change).where == where
 
 
 def test_a_reward_for_another_stage_is_refused(world, tmp_path):
     config = config_of(world, tmp_path / "run") | {"stage": "sft"}
     del config["ppo"]
-    with pytest.raises(InputError, match="is for stage ppo, and stage is sft"):
+    with pytest.raises(InputError) as raised:
         run(config)
+    assert raised.value.faults[0].where == "reward"
 
 
 def test_another_tokenizer_is_refused(world, tmp_path):
@@ -322,7 +322,8 @@ def test_another_tokenizer_is_refused(world, tmp_path):
     llama3_tokenizer(other, vocab_size=300)
     head = {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)}
     save_file(head, other / "value_head.safetensors")
-    assert "another tokenizer than the policy" in failing(world, tmp_path, None, InputError, reward=str(other))
+    fault = failing(world, tmp_path / "run", None, InputError, reward=str(other))
+    assert (fault.code, fault.where) == ("SF-TOKENIZER", "ppo.reward")
 
 
 def step_norms(world: Path, scale: float, *, together: bool) -> dict[str, torch.Tensor]:
@@ -370,8 +371,7 @@ def weighings(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "temperature"), representatives(product(KINDS, [1.0, 0.7]), ("lora", 0.7)))
 def test_the_actor_weighs_the_first_answers_alone_and_numbers_stay(
     world, tmp_path, kind, temperature, weighings, monkeypatch
 ):
@@ -386,7 +386,9 @@ def test_the_actor_weighs_the_first_answers_alone_and_numbers_stay(
         )
 
 
-@pytest.mark.parametrize("change", ["another precision", "an engine that rounds"])
+@pytest.mark.parametrize(
+    "change", representatives(["another precision", "an engine that rounds"], "an engine that rounds")
+)
 def test_twin_answers_are_weighed_anew_where_drawn_numbers_are_not_those_that_learn(
     world, tmp_path, change, weighings, monkeypatch
 ):

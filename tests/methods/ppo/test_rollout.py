@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from surefoot.methods.ppo.checks import DRAWN_MEAN, DRAWN_MOST, START_TOLERANCE, check_start, drawn_suffice
-from surefoot.methods.ppo.rollout import Asked, Terms, Weighed, _from_row, _to_row, pulled_back, to_episodes
+from surefoot.methods.ppo.rollout import Prompts, Terms, Weighed, _from_row, _to_row, pulled_back, to_episodes
 from surefoot.models.rollout import Rollout
 from surefoot.system.errors import EnvironmentFault
 
 TERMS = Terms(reward_clip=5.0, gamma=1.0, lam=1.0, whiten=False)
-ASKED = Asked([(1, 2), (3,), (4, 5, 6)], [10, 11, 12])
+PROMPTS = Prompts([(1, 2), (3,), (4, 5, 6)], [10, 11, 12])
 ANSWERS = (
     Rollout((1, 2), (7, 8, 2), True, (-1.0, -2.0, -0.5)),
     Rollout((3,), (2,), True, (-0.25,)),
@@ -39,7 +39,7 @@ def weighed(scores=(2.0, -9.0, 1.0)) -> Weighed:
 
 
 def test_episodes_worked_out_by_hand():
-    episodes, figures = to_episodes(ASKED, weighed(), TERMS, kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, weighed(), TERMS, kl=0.1)
     # Rewards of the first: -0.05, 0.1, 2; with lambda 1 the returns are what is still to come.
     assert episodes[0].returns.tolist() == pytest.approx([2.05, 2.1, 2.0])
     assert episodes[0].advantages.tolist() == pytest.approx([1.55, 1.1, 2.5])
@@ -54,7 +54,7 @@ def test_episodes_worked_out_by_hand():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_an_answer_without_a_finite_score_is_left_out_and_changes_no_other(bad):
-    episodes, figures = to_episodes(ASKED, weighed((2.0, bad, 1.0)), replace(TERMS, whiten=True), kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, weighed((2.0, bad, 1.0)), replace(TERMS, whiten=True), kl=0.1)
     assert [one.place for one in episodes] == [0, 2]
     assert (figures.answers, figures.left_out) == (2, 1)
     assert all(one.advantages.isfinite().all() for one in episodes)
@@ -62,7 +62,7 @@ def test_an_answer_without_a_finite_score_is_left_out_and_changes_no_other(bad):
 
 
 def test_none_left_is_no_episode_and_no_error():
-    episodes, figures = to_episodes(ASKED, weighed((float("nan"),) * 3), TERMS, kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, weighed((float("nan"),) * 3), TERMS, kl=0.1)
     assert episodes == ()
     assert (figures.answers, figures.left_out) == (0, 3)
 
@@ -71,12 +71,12 @@ def test_an_answer_without_tokens_is_left_out():
     found = replace(
         weighed(), answers=(*ANSWERS[:2], replace(ANSWERS[2], response=())), lengths=torch.tensor([3, 1, 0])
     )
-    assert [one.place for one in to_episodes(ASKED, found, TERMS, kl=0.1)[0]] == [0, 1]
+    assert [one.place for one in to_episodes(PROMPTS, found, TERMS, kl=0.1)[0]] == [0, 1]
 
 
 def test_pulled_back_is_the_penalty_alone_and_the_critic_stays_as_it_is():
-    scored, _ = to_episodes(ASKED, weighed(), TERMS, kl=0.1)
-    found = pulled_back(ASKED, weighed((50.0, float("nan"), -50.0)), replace(TERMS, whiten=True), kl=0.1)
+    scored, _ = to_episodes(PROMPTS, weighed(), TERMS, kl=0.1)
+    found = pulled_back(PROMPTS, weighed((50.0, float("nan"), -50.0)), replace(TERMS, whiten=True), kl=0.1)
     assert [one.place for one in found] == [0, 2]
     # Rewards of the first: -0.05, 0.1, 0, whatever it scored and whatever the critic expected; see above with scores.
     assert found[0].advantages.tolist() == pytest.approx([0.05, 0.1, 0.0])

@@ -48,15 +48,15 @@ def before_step(monkeypatch, step, act):
     monkeypatch.setattr(loop_module, "train_step", acting)
 
 
-def around_examine(monkeypatch, act):
+def around_find_origin(monkeypatch, act):
     """act(engine) right before the recorded step is run again."""
-    real = replay_module.examine
+    real = replay_module.find_origin
 
     def acting(engine, *arguments, **named):
         act(engine)
         return real(engine, *arguments, **named)
 
-    monkeypatch.setattr(replay_module, "examine", acting)
+    monkeypatch.setattr(replay_module, "find_origin", acting)
 
 
 def spoil_weight(part):
@@ -282,7 +282,7 @@ def test_a_gradient_spoilt_in_one_module_is_found_there_again(folder, monkeypatc
     assert origin.phase == "backward"
     assert failure.bad_weights == ()
     assert all(abs(loss) < float("inf") for loss in failure.finding.losses)
-    around_examine(monkeypatch, act)
+    around_find_origin(monkeypatch, act)
     code, said = run_again(folder / "backward" / "failure-3")
     assert code == 0, said
     assert "bit for bit" in said
@@ -334,7 +334,7 @@ def test_an_exception_in_a_module_is_kept_and_raised_again(folder, monkeypatch):
     assert "hf_abc" not in (kept / "failure.json").read_text()
     refusing.on = False
     assert run_again(kept)[0] == 6
-    around_examine(monkeypatch, lambda engine: setattr(refusing, "on", True))
+    around_find_origin(monkeypatch, lambda engine: setattr(refusing, "on", True))
     code, said = run_again(kept)
     assert code == 0, said
     assert "reproduced: the same exception at the same place" in said
@@ -390,7 +390,7 @@ def test_weights_that_were_too_large_to_keep_come_from_the_last_checkpoint(folde
         seen.append({key: one.detach().clone() for key, one in engine.parameters.items()})
         on.append(1)
 
-    around_examine(monkeypatch, begin)
+    around_find_origin(monkeypatch, begin)
     on.clear()
     assert replay(kept).same_bits
     for checkpoint in (folder / name).glob("checkpoint-*"):

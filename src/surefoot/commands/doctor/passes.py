@@ -16,7 +16,7 @@ from surefoot.planning.plan import Choice, SdpaKernel
 from surefoot.runs.parity.passes import with_stand_ins
 from surefoot.runs.trial import Ready
 from surefoot.training.profile import Stopwatch, Watch, unwatched
-from surefoot.training.step import StepSettings, add_gradient, draw
+from surefoot.training.step import StepSettings, add_gradient, draw_number, seed_micro_batch
 
 _ROUNDS, _MOST_ROUNDS = 3, 8  # of an A/B comparison
 _ALIKE = 1.05  # times the best, for a time to bear it out
@@ -56,7 +56,7 @@ def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, wat
     setup, stage = one.setup, one.run.stage
     engine, settings = setup.engine, settings or setup.settings
     objective, batch = with_stand_ins(stage.objective, batch or stage.step_batches(1)[0], engine.device, setup.plan)
-    draw(engine, settings, 1, 0)
+    seed_micro_batch(settings.seed, 1, draw_number(engine, 0))
     try:
         weight, scale = max(batch.weight, 1), setup.state.scale
         add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)

@@ -28,7 +28,11 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Weights:
-    """beta: b above. good, bad: of the answers."""
+    """The constants of KTO's loss.
+
+    beta: b above.
+    good, bad: of the answers.
+    """
 
     beta: float
     good: float = 1.0
@@ -52,7 +56,11 @@ def kto_loss(weights: Weights) -> Objective:
 
 
 def answer_losses(ratio: torch.Tensor, good: torch.Tensor, kl: float, weights: Weights) -> torch.Tensor:
-    """Of each answer, [B]. ratio: log p/q, [B]. good: [B] bool."""
+    """Of each answer, [B].
+
+    ratio: log p/q, [B].
+    good: [B] bool.
+    """
     scaled = weights.beta * (ratio - kl)
     return torch.where(good, weights.good * torch.sigmoid(-scaled), weights.bad * torch.sigmoid(scaled))
 

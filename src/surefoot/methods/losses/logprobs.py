@@ -18,8 +18,8 @@ documents and T the tokens of the longest of them: answers are summed over as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,7 +32,7 @@ from surefoot.kernels.chunked_loss import Head, token_losses
 from surefoot.methods.losses.sft import supervised_logits, supervised_places
 from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at
-from surefoot.models.modes import eval_mode
+from surefoot.models.modes import inference_mode
 from surefoot.models.peft import PeftModel
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.training.objective import LossSum, Objective
@@ -42,7 +42,11 @@ _POSITIONS = 1024  # of which an fp32 copy exists at once without gradients: hal
 
 @dataclass(frozen=True)
 class AnswerLogProbs:
-    """sums: [B] fp32, differentiable; 0 for a row without an answer. tokens: answer tokens of each row, [B] fp32."""
+    """Log-probabilities of the answers of B rows.
+
+    sums: [B] fp32, differentiable; 0 for a row without an answer.
+    tokens: answer tokens of each row, [B] fp32.
+    """
 
     sums: torch.Tensor
     tokens: torch.Tensor
@@ -109,14 +113,7 @@ def adapter_off(policy: PeftModel) -> Reference:
 
 def _under(model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> Reference:
     def reference(rows: Batch) -> torch.Tensor:
-        with at_rest(model), context():
+        with inference_mode(model), context():
             return answer_logprobs(model, rows).sums
 
     return reference
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Without gradients and dropout; afterwards the model's mode is what it was."""
-    with eval_mode(model), torch.no_grad():
-        yield

@@ -47,8 +47,12 @@ _ROWS = (
 
 @dataclass(frozen=True)
 class PpoSettings:
-    """ratio_clip, value_clip: see above; a value_clip of None lets values move freely. entropy, unsup: coefficients.
-    temperature: at which the answers were drawn; the policy that is improved is the one that draws."""
+    """The constants of PPO's loss.
+
+    ratio_clip, value_clip: see above; a value_clip of None lets values move freely.
+    entropy, unsup: coefficients.
+    temperature: at which the answers were drawn; the policy that is improved is the one that draws.
+    """
 
     ratio_clip: float
     value_clip: float | None
@@ -58,7 +62,10 @@ class PpoSettings:
 
 
 def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objective:
-    """actor, critic: how the step's model is asked for the policy's logits and for the critic's values."""
+    """PPO's loss as an objective for `PpoBatch`.
+
+    actor, critic: how the step's model is asked for the policy's logits and for the critic's values.
+    """
 
     def ppo_loss(model: nn.Module, batch: PpoBatch) -> LossSum:
         """Summed over response tokens. sums: policy_loss, value_loss, entropy, ratio, clip_fraction, approx_kl (of the
@@ -171,8 +178,12 @@ def token_rewards(
     kl: float,
     clip: float | None,
 ) -> torch.Tensor:
-    """[E, R]. scores: [E], one per answer; clip: they are held between plus and minus this. An answer without a token
-    has nowhere to put its score and gets none."""
+    """[E, R].
+
+    scores: [E], one per answer.
+    clip: they are held between plus and minus this. An answer without a token has nowhere to put its score and gets
+        none.
+    """
     rewards = (-kl * (logprobs - reference)).where(real, 0.0)
     bounded = scores if clip is None else scores.clamp(-clip, clip)
     lengths = real.sum(dim=1)
@@ -185,7 +196,9 @@ def advantages_and_returns(
     rewards: torch.Tensor, values: torch.Tensor, real: torch.Tensor, *, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation, backwards over response tokens only: advantages and returns, [E, R] each.
-    values: of the state before each token."""
+
+    values: of the state before each token.
+    """
     rewards, values = rewards.where(real, 0.0), values.where(real, 0.0)
     after = torch.zeros_like(rewards[:, 0])  # V_{t+1}
     carried = torch.zeros_like(after)  # advantage_{t+1}
@@ -224,7 +237,10 @@ _MOST = 0.2  # how much of one horizon's change a single rollout may ask for; th
 
 
 def next_coefficient(now: float, kl: float, *, target: float | None, horizon: float, answers: int) -> float:
-    """kl: mean KL per answer of the last rollout, of so many answers. target: None leaves the coefficient as it is.
+    """The KL coefficient of the next rollout, by the controller above.
+
+    kl: mean KL per answer of the last rollout, of so many answers.
+    target: None leaves the coefficient as it is.
 
     A factor is never negative: a rollout as large as five horizons takes the coefficient to 0 at most.
     """

@@ -68,7 +68,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Constants:
-    """beta: b above. label_smoothing: e, of sigmoid. margin: m, of simpo."""
+    """The constants of the formulas above.
+
+    beta: b above.
+    label_smoothing: e, of sigmoid.
+    margin: m, of simpo.
+    """
 
     beta: float
     label_smoothing: float = 0.0
@@ -92,8 +97,10 @@ class PairLoss:
 
 
 def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
-    """The objective of the loss `name`, for PairBatch. sft: weight of the cross entropy of the better answers, on top
-    of what the loss has by itself."""
+    """The objective of the loss `name`, for PairBatch.
+
+    sft: weight of the cross entropy of the better answers, on top of what the loss has by itself.
+    """
     row, facts = LOSSES[name], PAIR_LOSSES[name]
     weight = facts.sft + sft
 

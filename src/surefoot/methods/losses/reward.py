@@ -34,7 +34,10 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Pairs:
-    """lengths: [P] real tokens of either row. common: [P] tokens that both begin with."""
+    """lengths: [P] real tokens of either row.
+
+    common: [P] tokens that both begin with.
+    """
 
     better: torch.Tensor  # [P, T]
     worse: torch.Tensor  # [P, T]
@@ -52,9 +55,14 @@ PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 
 
 def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
-    """loss: a key of `PAIR_LOSSES`. center: coefficient, 0 for none. surplus: see `divergence_loss`. shared: compute
-    what both rows of a pair begin with once, where rows are padded and that saves something; for models on which it may
-    be."""
+    """The loss of a reward model as an objective for `PairBatch`.
+
+    loss: a key of `PAIR_LOSSES`.
+    center: coefficient, 0 for none.
+    surplus: see `divergence_loss`.
+    shared: compute what both rows of a pair begin with once, where rows are padded and that saves something; for models
+        on which it may be.
+    """
     return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus, shared=shared)
 
 
@@ -91,8 +99,11 @@ def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
-    """values: of `batch.rows`, [2P, T] or of one packed row [1, T]. A blank batch has no lengths; any will do where
-    nothing is counted."""
+    """Values of a batch by pair.
+
+    values: of `batch.rows`, [2P, T] or of one packed row [1, T]. A blank batch has no lengths; any will do where
+        nothing is counted.
+    """
     values = in_rows(values, batch.rows)
     count, device = len(batch.common), values.device
     lengths = torch.tensor(batch.rows.lengths or [values.shape[1]] * 2 * count, device=device)
@@ -103,9 +114,12 @@ def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
 def _reward_loss(
     model: nn.Module, batch: PairBatch, *, compare: PairLoss, center: float, surplus: int, shared: bool
 ) -> LossSum:
-    """model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
-    equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen and
-    reward_rejected. In evaluation also the table of `calibration_sums`."""
+    """Summed over pairs.
+
+    model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
+        equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen
+        and reward_rejected. In evaluation also the table of `calibration_sums`.
+    """
     prefixes = shared_prefixes(batch.rows, batch.common) if shared else None
     read = _last_tokens(batch.rows) if compare is last_loss else None
     pairs = pairs_of(model(batch.rows, prefixes, read), batch)

@@ -62,7 +62,10 @@ def supervised_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def with_neftune(objective: Objective, alpha: float) -> Objective:
-    """alpha: size of the noise; see `surefoot.models.embeddings`. Draws follow the seed of the micro-batch."""
+    """The objective with noise on the embeddings of training batches.
+
+    alpha: size of the noise; see `surefoot.models.embeddings`. Draws follow the seed of the micro-batch.
+    """
 
     def noisy(model: nn.Module, batch: Batch) -> LossSum:
         if not model.training or not batch.lengths:  # a blank batch counts nothing

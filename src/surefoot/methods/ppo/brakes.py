@@ -28,10 +28,17 @@ FEWEST_LEFT_OUT = 10
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rollout. answers: those that count; left_out: those without a token or a finite score; empty: of those
-    that count, with nothing but a stop token. reward, reward_std: of the scores as they came. kl: per answer;
-    distance: the same by an estimate that is never negative. response_length: tokens per answer. ended: share of the
-    answers that end with a stop token."""
+    """Of one rollout.
+
+    answers: those that count.
+    left_out: those without a token or a finite score.
+    empty: of those that count, with nothing but a stop token.
+    reward, reward_std: of the scores as they came.
+    kl: per answer.
+    distance: the same by an estimate that is never negative.
+    response_length: tokens per answer.
+    ended: share of the answers that end with a stop token.
+    """
 
     answers: int
     left_out: int
@@ -53,7 +60,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Brake:
-    """what: a sentence. fix: what to look at. learn: what of the rollout is learned from."""
+    """Why a rollout is not learned from as it is.
+
+    what: a sentence.
+    fix: what to look at.
+    learn: what of the rollout is learned from.
+    """
 
     what: str
     fix: str

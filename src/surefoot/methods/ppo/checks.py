@@ -94,7 +94,10 @@ def drawn_suffice(weighed: Weighed, compute: DType) -> bool:
 
 
 def dropout_caution(share: float) -> str | None:
-    """`check_start` compares without dropout. share: the highest of the policy's layers while it learns."""
+    """`check_start` compares without dropout.
+
+    share: the highest of the policy's layers while it learns.
+    """
     if share == 0:
         return None
     return (
@@ -106,18 +109,18 @@ def dropout_caution(share: float) -> str | None:
 def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
     """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
     from elsewhere."""
-    cast = setup.model
-    assert isinstance(cast, PPOModels)
-    if not cast.has_reward:
+    models = setup.model
+    assert isinstance(models, PPOModels)
+    if not models.has_reward:
         return
     named = run.config.ppo.reward
-    assert named is not None, "a cast has the reward model that the config names"
+    assert named is not None, "the models have the reward model that the config names"
     pairs = _held_out_pairs(run)
     if pairs is None:
         folder, whose = resolve_folder(named, None, weights=True), f" of the run that made {named}"
         ranking = evaluated_ranking(read_json_if_there(folder / ALL))
     else:
-        ranking, whose = measure_prior(cast, pairs, run.plan, setup), ""
+        ranking, whose = measure_prior(models, pairs, run.plan, setup), ""
     if ranking is None:
         measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
         notify(
@@ -128,13 +131,16 @@ def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
     notify(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
-def measure_prior(cast: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
-    """pairs: 2 rows each, the better answer first."""
+def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
+    """How often the reward model prefers the better answer of these pairs.
+
+    pairs: 2 rows each, the better answer first.
+    """
     right, count = 0.0, 0
-    with torch.no_grad(), cast.inference():
+    with torch.no_grad(), models.inference():
         for batch in all_pairs(pairs, Layout(plan.tokenizer.pad_id, most=max(1, plan.batch.micro.value // 2))):
             with setup.settings.kernels(), setup.settings.forward():
-                better, worse = cast.scores(batch.to(setup.engine.device).rows).chunk(2)
+                better, worse = models.scores(batch.to(setup.engine.device).rows).chunk(2)
             right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())
             count += batch.weight
     return Ranking(right / count, count)

@@ -1,4 +1,4 @@
-"""What PPO carries from step to step: the rollout at hand, the KL coefficient, what the brakes counted, the average.
+"""What PPO carries from step to step: the current rollout, the KL coefficient, what the brakes counted, the average.
 
 All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
 where a checkpoint falls inside a cycle, since the next cycle makes its own.
@@ -43,12 +43,19 @@ _EPISODES, _AVERAGE = "episodes.", "average."
 
 @dataclass(frozen=True)
 class Numbers:
-    """kl_coef: for the rewards of the next rollout. best: highest mean score of a rollout whose scores varied.
-    held_in_a_row, held: rollouts that brakes counted. same, same_in_a_row: the one score of all answers of the last
-    rollout, None where they varied, and for how many rollouts. asked, left_out: answers so far, and those of them that
-    were left out. holding: a brake already counted for this cycle. metrics: of the rollout at hand. made_with: what
-    scores and what texts, by key. take_drawn: the log-probabilities of the engine that draws stand for the actor's;
-    the first rollout tells."""
+    """The plain values that PPO carries from step to step.
+
+    kl_coef: for the rewards of the next rollout.
+    best: highest mean score of a rollout whose scores varied.
+    held_in_a_row, held: rollouts that brakes counted.
+    same, same_in_a_row: the one score of all answers of the last rollout, None where they varied, and for how many
+        rollouts.
+    asked, left_out: answers so far, and those of them that were left out.
+    holding: a brake already counted for this cycle.
+    metrics: of the current rollout.
+    made_with: what scores and what texts, by key.
+    take_drawn: the log-probabilities of the engine that draws stand for the actor's; the first rollout tells.
+    """
 
     kl_coef: float
     best: float | None = None
@@ -76,7 +83,11 @@ class Limits:
 
 
 class PpoMemory:
-    """episodes: of the rollout at hand; none where it was held back. notify: tells the user."""
+    """The `Memory` of stage ppo.
+
+    episodes: of the current rollout; none where it was held back.
+    notify: tells the user.
+    """
 
     def __init__(
         self,
@@ -92,9 +103,13 @@ class PpoMemory:
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """As after step `step`. carried, tensors: what `to_json` and `tensors` gave then. Raises IntegrityError where
-        scores or texts are not what they were. Nothing is carried by checkpoints before step 1 of earlier versions: all
-        is as it begins then."""
+        """As after step `step`.
+
+        carried, tensors: what `to_json` and `tensors` gave then.
+
+        Raises IntegrityError where scores or texts are not what they were. Nothing is carried by checkpoints before
+        step 1 of earlier versions: all is as it begins then.
+        """
         if not carried:
             return
         numbers = dict(carried)
@@ -126,8 +141,12 @@ class PpoMemory:
         figures: Figures,
         penalty: Callable[[], tuple[Episode, ...]] = tuple,
     ) -> None:
-        """A cycle begins with step `step` and these episodes. penalty: the same with the KL penalty alone, for a policy
-        that must be pulled back. Raises Diverged where brakes have counted too many in a row."""
+        """A cycle begins with step `step` and these episodes.
+
+        penalty: the same with the KL penalty alone, for a policy that must be pulled back.
+
+        Raises Diverged where brakes have counted too many in a row.
+        """
         limits, old = self._limits, self.numbers
         brake = find_brake(figures, kl_bound=limits.kl_bound)
         same = figures.reward if has_one_score(figures) else None
@@ -220,7 +239,10 @@ def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 
 class Average:
-    """parameters: by name, those that are learned."""
+    """The moving average of a model's weights.
+
+    parameters: by name, those that are learned.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
         self._parameters = parameters

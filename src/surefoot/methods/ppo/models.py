@@ -60,8 +60,13 @@ _APART = "model"  # in the plan: a model of its own
 
 @dataclass(frozen=True)
 class _Critic:
-    """part: who plays it. trunk: its own, None where it plays on the policy's or is a whole model. base: of the trunk
-    that it plays on, None for a whole model. grown: whether that has added rows, as the policy's has."""
+    """The critic, and where it stands.
+
+    part: who plays it.
+    trunk: its own, None where it plays on the policy's or is a whole model.
+    base: of the trunk that it plays on, None for a whole model.
+    grown: whether that has added rows, as the policy's has.
+    """
 
     part: ScoringRole
     trunk: SharedBackbone | None = None
@@ -90,7 +95,7 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
         reward = ScoringRole(scored.open(_frozen_type(plan)).model)
     elif scored:
         reward = _reward_on(trunks[scored.base], scored)
-    cast = PPOModels(
+    models = PPOModels(
         actor=Role(policy, None if trunk is None else trunk.active),
         critic=critic.part,
         reference=Role(reference),
@@ -99,10 +104,10 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
         critic_trunk=critic.trunk,
         offload=plan.device.value != "cpu" and not fits(plan.memory),
     )
-    verified = _verified(cast, ppo)
-    actor, learned = cast.actor_parameters, cast.critic_parameters
+    verified = _verified(models, ppo)
+    actor, learned = models.actor_parameters, models.critic_parameters
     return Built(
-        model=cast,
+        model=models,
         policy=policy,
         groups={ACTOR: actor.__contains__, CRITIC: learned.__contains__},
         write=lambda folder: _write(policy, critic, plan, folder),
@@ -185,11 +190,11 @@ def _reward_on(trunk: SharedBackbone, scored: Source) -> ScoringRole:
     return ScoringRole(ScoredModel(trunk.model, scored.head_for(trunk.model)), name)
 
 
-def _verified(cast: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
+def _verified(models: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
     """Tensors that train, and the numbers of the critic's. Raises EnvironmentFault where other numbers train beside the
     actor's than were planned."""
-    actor, learned = cast.actor_parameters, cast.critic_parameters
-    beside = [one.numel() for name, one in cast.named_parameters() if one.requires_grad and name not in actor]
+    actor, learned = models.actor_parameters, models.critic_parameters
+    beside = [one.numel() for name, one in models.named_parameters() if one.requires_grad and name not in actor]
     if ppo.critic_head is not None and sum(beside) != ppo.critic_parameters + ppo.critic_head:
         what = f"planned {ppo.critic_parameters:,} and {ppo.critic_head:,} of its value head, found {sum(beside):,}"
         raise EnvironmentFault(Fault("plan: ppo.critic_parameters", what, code="SF-PLAN-BROKEN"))
@@ -241,8 +246,12 @@ def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A reward model as somebody saved it. saved: its adapter, None where it is a whole model. folder: of its base.
-    base: by which equal bases are known."""
+    """A reward model as somebody saved it.
+
+    saved: its adapter, None where it is a whole model.
+    folder: of its base.
+    base: by which equal bases are known.
+    """
 
     path: str
     folder: Path
@@ -256,7 +265,10 @@ class Source:
         return head.to(next(model.parameters()).device)
 
     def open(self, dtype: DType | None = None) -> OpenReward:
-        """dtype: in which it is held; None: as it was trained."""
+        """Load the reward model.
+
+        dtype: in which it is held; None: as it was trained.
+        """
         return open_reward(self.path, dtype=dtype)
 
     @property
@@ -278,8 +290,12 @@ def reward_source(config: RunConfig, base: Path) -> Source | None:
 
 
 def find_roles(config: RunConfig, base: Path) -> Roles:
-    """The same for the plan. base: folder of the policy's base. Raises InputError for a model that is none, or has
-    another tokenizer."""
+    """The same for the plan.
+
+    base: folder of the policy's base.
+
+    Raises InputError for a model that is none, or has another tokenizer.
+    """
     critic, reward = critic_source(config, base), reward_source(config, base)
     return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
 

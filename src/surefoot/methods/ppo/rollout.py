@@ -51,11 +51,11 @@ from surefoot.training.step import Context
 
 
 @dataclass(frozen=True)
-class Asked:
+class Prompts:
     """The prompts of a rollout: token ids and records."""
 
-    prompts: Sequence[tuple[int, ...]]
-    numbers: Sequence[RecordName]
+    ids: Sequence[tuple[int, ...]]
+    records: Sequence[RecordName]
 
 
 Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Rollout]]  # prompts, their places -> answers
@@ -74,10 +74,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Weighing:
-    """How answers go through the models. score: None where the cast has a reward model. take_drawn: the engine's own
-    log-probabilities stand for the actor's. rank, world, totals: as the engine has them."""
+    """How answers go through the models.
 
-    cast: PPOModels
+    score: None where the models have a reward model.
+    take_drawn: the engine's own log-probabilities stand for the actor's.
+    rank, world, totals: as the engine has them.
+    """
+
+    models: PPOModels
     score: Score | None
     take_drawn: bool
     pad_id: int
@@ -92,8 +96,12 @@ class Weighing:
 
 @dataclass(frozen=True)
 class Weighed:
-    """All tables [E, R], with 0 beyond an answer. scores: [E], NaN where there is none. lengths: [E]. drawn: the
-    log-probabilities of the engine that wrote the answers, NaN where it cannot tell."""
+    """All tables [E, R], with 0 beyond an answer.
+
+    scores: [E], NaN where there is none.
+    lengths: [E].
+    drawn: the log-probabilities of the engine that wrote the answers, NaN where it cannot tell.
+    """
 
     answers: tuple[Rollout, ...]
     scores: torch.Tensor
@@ -108,17 +116,16 @@ class Weighed:
         return response_mask(self.lengths, self.logprobs.shape[1])
 
 
-def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: float) -> Weighed:
+def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature: float) -> Weighed:
     """Every rank must ask."""
-    count = len(asked.prompts)
+    count = len(prompts.ids)
     places = range(how.rank, count, how.world)
-    prompts = [asked.prompts[place] for place in places]
-    written = write(prompts, places)
+    written = write([prompts.ids[place] for place in places], places)
     scores = [] if how.score is None else how.score(written)
-    told = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
-    rows = gather_rows(told, count, how.totals)
-    answers = tuple(_from_row(prompt, row) for prompt, row in zip(asked.prompts, rows, strict=True))
-    found = dict(_weigh(asked, answers, how, temperature))
+    own_rows = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
+    rows = gather_rows(own_rows, count, how.totals)
+    answers = tuple(_from_row(prompt, row) for prompt, row in zip(prompts.ids, rows, strict=True))
+    found = dict(_weigh(prompts, answers, how, temperature))
     numbers = [
         gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
     ]
@@ -137,8 +144,11 @@ def answer_and_weigh(asked: Asked, write: Write, how: Weighing, temperature: flo
     )
 
 
-def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[tuple[Episode, ...], Figures]:
-    """kl: coefficient of the penalty. Answers without a token or a finite score are left out."""
+def to_episodes(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[tuple[Episode, ...], Figures]:
+    """Rewards, advantages and returns of a rollout's answers, and the figures of the rollout.
+
+    kl: coefficient of the penalty. Answers without a token or a finite score are left out.
+    """
     kept = (weighed.scores.isfinite() & (weighed.lengths > 0)).nonzero().squeeze(1)
     left_out = len(weighed.answers) - len(kept)
     if not len(kept):
@@ -166,9 +176,9 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
     episodes = tuple(
         Episode(
             place,
-            asked.prompts[place],
+            prompts.ids[place],
             answer.response,
-            asked.numbers[place],
+            prompts.records[place],
             *(table[row, : len(answer.response)].clone() for table in (logprobs, values, advantages, returns)),
         )
         for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
@@ -176,7 +186,7 @@ def to_episodes(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
     return episodes, figures
 
 
-def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
+def pulled_back(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
     """The same answers with the KL penalty alone, for a policy too far from its reference. The critic expects scores as
     well, so it says nothing here and learns nothing: advantages are the penalties to come, returns its own values."""
     silent = replace(
@@ -184,7 +194,7 @@ def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
         scores=weighed.scores.where(~weighed.scores.isfinite(), 0.0),
         values=torch.zeros_like(weighed.values),
     )
-    episodes, _ = to_episodes(asked, silent, replace(terms, whiten=False), kl=kl)
+    episodes, _ = to_episodes(prompts, silent, replace(terms, whiten=False), kl=kl)
     return tuple(
         replace(one, values=own, returns=own)
         for one in episodes
@@ -193,23 +203,21 @@ def pulled_back(asked: Asked, weighed: Weighed, terms: Terms, *, kl: float) -> t
 
 
 def _weigh(
-    asked: Asked, answers: Sequence[Rollout], how: Weighing, temperature: float
+    prompts: Prompts, answers: Sequence[Rollout], how: Weighing, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
     Nothing of the actor where the drawn ones are taken."""
-    with how.cast.inference():
-        for batch in for_rank(_batches(asked, answers, how), how.rank, how.world):
+    with how.models.inference():
+        for batch in for_rank(_batches(prompts, answers, how), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)
                 places, targets = supervised_places(rows)
-                asked_parts = [how.cast.reference_logits_at]
+                parts = [how.models.reference_logits_at]
                 if not how.take_drawn:
-                    asked_parts.insert(0, how.cast.actor_logits_at)
-                tables = [
-                    chosen_logprobs(log_distribution(part(rows, places), temperature), targets) for part in asked_parts
-                ]
-                tables.append(at_places(how.cast.values(rows, places), rows).float())
-                scores = [] if how.score else how.cast.scores(rows).tolist()
+                    parts.insert(0, how.models.actor_logits_at)
+                tables = [chosen_logprobs(log_distribution(part(rows, places), temperature), targets) for part in parts]
+                tables.append(at_places(how.models.values(rows, places), rows).float())
+                scores = [] if how.score else how.models.scores(rows).tolist()
             lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
             start = 0
             for row, place in enumerate(batch.examples):  # none in a blank one
@@ -219,13 +227,13 @@ def _weigh(
                 start = end
 
 
-def _batches(asked: Asked, answers: Sequence[Rollout], how: Weighing) -> Iterator[Batch]:
+def _batches(prompts: Prompts, answers: Sequence[Rollout], how: Weighing) -> Iterator[Batch]:
     """Of all ranks, longest first; an example's number is its place in the rollout."""
     answered = [place for place, answer in enumerate(answers) if answer.response]
-    answered.sort(key=lambda place: len(asked.prompts[place]) + len(answers[place].response), reverse=True)
+    answered.sort(key=lambda place: len(prompts.ids[place]) + len(answers[place].response), reverse=True)
     for start in range(0, len(answered), how.micro):
         chosen = answered[start : start + how.micro]
-        yield answered_rows([(asked.prompts[place], answers[place].response, place) for place in chosen], how.pad_id)
+        yield answered_rows([(prompts.ids[place], answers[place].response, place) for place in chosen], how.pad_id)
 
 
 def _to_row(answer: Rollout) -> list[float]:
@@ -249,7 +257,10 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class RolloutEngine:
-    """follow: makes it answer with the policy as it is now; to be called before answers are asked for."""
+    """What writes a rollout's answers.
+
+    follow: makes it answer with the policy as it is now; to be called before answers are asked for.
+    """
 
     rollouts: Rollouts
     follow: Callable[[], None]

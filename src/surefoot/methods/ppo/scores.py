@@ -33,7 +33,11 @@ Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Scores:
-    """score: None where the cast has a reward model. identity: by which a resumed run knows it again."""
+    """Where a run's scores come from.
+
+    score: None where the models have a reward model.
+    identity: by which a resumed run knows it again.
+    """
 
     score: Score | None
     identity: str
@@ -46,8 +50,12 @@ def reward_model(config: RunConfig) -> str | None:
 
 
 def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: PreTrainedTokenizerBase) -> Scores:
-    """function: a Python caller's; of others the config says where they are. Raises InputError for a function or
-    address that is none."""
+    """The scorer of a run.
+
+    function: a Python caller's; of others the config says where they are.
+
+    Raises InputError for a function or address that is none.
+    """
     named = config.ppo.reward
     if function is not None:
         kind = type(function)  # of a callable object, which has no name of its own
@@ -103,8 +111,12 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
 
 
 def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
-    """The scorer that `text` names; None for anything else, which is a reward model's folder or hub id. key: named in
-    faults. Raises InputError for a file or function that is not there, or an address that is none."""
+    """The scorer that `text` names; None for anything else, which is a reward model's folder or hub id.
+
+    key: named in faults.
+
+    Raises InputError for a file or function that is not there, or an address that is none.
+    """
     if is_address(text):
         return _at_address(text, key)
     if is_function(text):
@@ -113,8 +125,12 @@ def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
 
 
 def checked(scorer: Callable[..., Any], name: str) -> Scorer:
-    """The same, with whatever it does wrong as one line. name: what the user calls it. Raises InputError where it
-    raises, or returns something other than one number for each answer."""
+    """The same, with whatever it does wrong as one line.
+
+    name: what the user calls it.
+
+    Raises InputError where it raises, or returns something other than one number for each answer.
+    """
 
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         try:
@@ -131,17 +147,17 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
 
 
 def _at_address(text: str, key: str) -> Scorer:
-    asked = server(text, key)
+    scorer = server(text, key)
 
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        said = asked.post("", {"prompts": list(prompts), "responses": list(responses)})
+        said = scorer.post("", {"prompts": list(prompts), "responses": list(responses)})
         if not isinstance(said, dict) or "scores" not in said:
             what = 'answers without {"scores": […]}'
-            raise InputError(Fault(asked.address, what, "see docs/ppo.md for what a scorer returns", code="SF-SERVER"))
-        scores = _one_each(said["scores"], len(responses), asked.address)
+            raise InputError(Fault(scorer.address, what, "see docs/ppo.md for what a scorer returns", code="SF-SERVER"))
+        scores = _one_each(said["scores"], len(responses), scorer.address)
         if not all(map(math.isfinite, scores)):
             raise InputError(
-                Fault(asked.address, "answers with a score that is NaN or infinite", "see its log", code="SF-SERVER")
+                Fault(scorer.address, "answers with a score that is NaN or infinite", "see its log", code="SF-SERVER")
             )
         return scores
 

@@ -84,15 +84,15 @@ def settings_of(config: RunConfig) -> PpoSettings:
     return PpoSettings(ppo.ratio_clip, ppo.value_clip, ppo.entropy, ppo.unsup_coef, ppo.temperature)
 
 
-def actor_logits(cast: PPOModels, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def actor_logits(models: PPOModels, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [N, V] at the supervised places, and their targets [N]."""
     places, targets = supervised_places(rows)
-    return cast.actor_logits_at(rows, places), targets
+    return models.actor_logits_at(rows, places), targets
 
 
-def critic_values(cast: PPOModels, rows: Batch) -> torch.Tensor:
+def critic_values(models: PPOModels, rows: Batch) -> torch.Tensor:
     """[B, T], at the supervised places."""
-    return cast.values(rows, supervised_places(rows)[0])
+    return models.values(rows, supervised_places(rows)[0])
 
 
 _OTHER_ORDER = 1  # added to the seed, so that texts and prompts of one file do not go hand in hand

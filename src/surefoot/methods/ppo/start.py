@@ -24,7 +24,7 @@ from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
 from surefoot.methods.ppo.rollout import (
-    Asked,
+    Prompts,
     RolloutEngine,
     Terms,
     Weighing,
@@ -83,16 +83,16 @@ def start_ppo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
     def evaluate(step: int, give_up: Callable[[], bool]) -> Measured | None:
         assert held_out is not None
         answering.follow()
-        asked = asked_of(held_out, range(len(held_out)))
-        return evaluate_answers(step, asked, cycle.greedy, cycle.weighing, tokenizer, give_up)
+        prompts = prompts_at(held_out, range(len(held_out)))
+        return evaluate_answers(step, prompts, cycle.greedy, cycle.weighing, tokenizer, give_up)
 
     measured = None if held_out is None else evaluate
     return replace(stage, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
 
 
-def asked_of(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Asked:
+def prompts_at(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
     examples = [data[int(place)] for place in places]
-    return Asked([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
+    return Prompts([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
 
 
 def answer_seed(seed: int, rollout: int) -> int:
@@ -133,10 +133,10 @@ class _Cycle:
     @property
     def weighing(self) -> Weighing:
         settings, engine = self.setup.settings, self.setup.engine
-        cast = self.setup.model
-        assert isinstance(cast, PPOModels)
+        models = self.setup.model
+        assert isinstance(models, PPOModels)
         return Weighing(
-            cast=cast,
+            models=models,
             score=self.scores.score,
             take_drawn=False,
             pad_id=self.run.plan.tokenizer.pad_id,
@@ -151,7 +151,7 @@ class _Cycle:
 
     def _roll_out(self, step: int, place: Place) -> None:
         ppo = self.run.config.ppo
-        asked = asked_of(self.run.stage.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
+        prompts = prompts_at(self.run.stage.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
         seed = answer_seed(self.run.config.seed, place.rollout)
 
         def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
@@ -159,19 +159,19 @@ class _Cycle:
 
         self.engine.follow()
         weighing = replace(self.weighing, take_drawn=self.memory.numbers.take_drawn)
-        weighed = answer_and_weigh(asked, write, weighing, ppo.temperature)
+        weighed = answer_and_weigh(prompts, write, weighing, ppo.temperature)
         if step == 1:
             compute = self.run.plan.precision.compute.value
             kl, ratio = check_start(weighed, compute)
-            told = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
-            self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {told}", caution=False)
+            drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
             # A server can lose track of the weights later on; this process answers with the weights that learn.
             if ppo.engine == "embedded" and drawn_suffice(weighed, compute):
                 self.memory.take_drawn()
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef
-        penalty = partial(pulled_back, asked, weighed, terms, kl=kl)
-        self.memory.begin(step, *to_episodes(asked, weighed, terms, kl=kl), penalty)
+        penalty = partial(pulled_back, prompts, weighed, terms, kl=kl)
+        self.memory.begin(step, *to_episodes(prompts, weighed, terms, kl=kl), penalty)
 
     def _answer(
         self,
@@ -182,26 +182,29 @@ class _Cycle:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Sequence[Rollout]:
-        cast, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
-        assert isinstance(cast, PPOModels)
+        models, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
+        assert isinstance(models, PPOModels)
         decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
-        with cast.actor_inference():
+        with models.actor_inference():
             return self.engine.rollouts.answer(prompts, decoding, places)
 
 
 def evaluate_answers(
     step: int,
-    asked: Asked,
+    prompts: Prompts,
     write: Write,
     how: Weighing,
     tokenizer: PreTrainedTokenizerBase,
     give_up: Callable[[], bool],
 ) -> Measured | None:
-    """write: takes the likeliest tokens. Answers are written and scored in one go: a signal is heard before it."""
+    """Evaluate the policy by the scores of its answers to held-out prompts.
+
+    write: takes the likeliest tokens. Answers are written and scored in one go: a signal is heard before it.
+    """
     if give_up():
         return None
     started = time.perf_counter()
-    weighed = answer_and_weigh(asked, write, how, temperature=1.0)
+    weighed = answer_and_weigh(prompts, write, how, temperature=1.0)
     scores, lengths = weighed.scores.double(), weighed.lengths.double()
     known = scores.isfinite()
     reward = float(scores[known].mean()) if known.any() else float("nan")

@@ -28,8 +28,8 @@ from surefoot.system.redaction import veiled, veiled_value
 from surefoot.training.diagnose import Finding, largest_finite, place_of_error
 from surefoot.training.engine.base import own_part
 from surefoot.training.failure import (
-    AtHand,
     Attempt,
+    CurrentBatch,
     Failure,
     Largest,
     Needs,
@@ -50,11 +50,15 @@ _WORDS = 2000  # letters of an exception's message
 
 
 class FailureRecorder:
-    """See `training.failure.Recorder`. run: its stage has its models. say: tells the user of this rank. at_hand: of
-    the run's evaluations."""
+    """See `training.failure.Recorder`.
 
-    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], at_hand: AtHand):
-        self._run, self._setup, self._say, self._at_hand = run, setup, say, at_hand
+    run: its stage has its models.
+    say: tells the user of this rank.
+    current_batch: of the run's evaluations.
+    """
+
+    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], current_batch: CurrentBatch):
+        self._run, self._setup, self._say, self._current_batch = run, setup, say, current_batch
 
     def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
         self._keep(attempt, finding, None, report)
@@ -70,8 +74,8 @@ class FailureRecorder:
     ) -> None:
         where = moment(attempt.step, attempt.phase)
         batches = attempt.micro_batches
-        if attempt.phase == "evaluation" and self._at_hand.batch is not None:
-            batches = [self._at_hand.batch]
+        if attempt.phase == "evaluation" and self._current_batch.batch is not None:
+            batches = [self._current_batch.batch]
         try:
             failure = self._failure(replace(attempt, micro_batches=batches), finding, error, report)
             written = self._write(batches, failure)

@@ -30,6 +30,7 @@ from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
 from surefoot.methods.method import Setup, ignore
+from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan, plan_from_json
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
@@ -45,9 +46,9 @@ from surefoot.runs.setup import set_up
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
-from surefoot.training.diagnose import Finding, Origin, examine, place_of_error
-from surefoot.training.evaluation import one_pass, without_learning
-from surefoot.training.failure import AtHand, Failure, Kept, is_device_error, read_failure
+from surefoot.training.diagnose import Finding, Origin, find_origin, place_of_error
+from surefoot.training.evaluation import one_pass
+from surefoot.training.failure import CurrentBatch, Failure, Kept, is_device_error, read_failure
 from surefoot.training.guard import is_on_the_way
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, train
@@ -204,7 +205,7 @@ def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool)
     batches = _laid_out(kept.batches, plain, setup.plan)
     match failure.phase:
         case "step":
-            return examine(
+            return find_origin(
                 engine,
                 stage.objective,
                 batches,
@@ -220,7 +221,7 @@ def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool)
         case "memory":
             _go_on(run, setup, setup.state, failure.step)
         case "evaluation" if batches:
-            with without_learning(setup.model):
+            with inference_mode(setup.model):
                 for batch in batches:
                     one_pass(setup.model, stage.objective, batch, settings=setup.settings, device=engine.device)
         case "evaluation":
@@ -230,7 +231,7 @@ def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool)
 
 def _evaluate(run: Prepared, setup: Setup, custom: Custom, step: int) -> None:
     observer, stop = SilentObserver(), StopRequest()
-    make_evaluate(run, setup, custom.all_metrics, observer, stop, Activity(), AtHand())(step)
+    make_evaluate(run, setup, custom.all_metrics, observer, stop, Activity(), CurrentBatch())(step)
 
 
 def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:

@@ -39,7 +39,7 @@ from surefoot.training.engine import Engine
 from surefoot.training.failure import is_of_the_environment
 from surefoot.training.objective import LossSum, Objective
 from surefoot.training.state import LossScale
-from surefoot.training.step import LOSS, add_gradient, draw, step_size
+from surefoot.training.step import LOSS, add_gradient, draw_number, seed_micro_batch, step_size
 
 
 def with_stand_ins(
@@ -134,11 +134,11 @@ def _overflows(engine: Engine, found: Pass) -> bool:
 
 def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
     engine = setup.engine
-    weight = max(step_size(engine, batches).weight, 1)
+    weight = max(step_size(engine, batches)[0], 1)
     loss = 0.0
     try:
         for number, batch in enumerate(batches):
-            draw(engine, setup.settings, step, number)
+            seed_micro_batch(setup.settings.seed, step, draw_number(engine, number))
             objective, batch = with_stand_ins(stage.objective, batch, engine.device, setup.plan)
             sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
             loss += float(sums[LOSS])

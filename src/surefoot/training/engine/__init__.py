@@ -4,14 +4,4 @@ from surefoot.training.engine.base import ALL, Elements, Engine, Groups, PerGrou
 from surefoot.training.engine.make import EngineChoice, make_engine
 from surefoot.training.engine.single import SingleEngine
 
-__all__ = [
-    "ALL",
-    "Elements",
-    "Engine",
-    "EngineChoice",
-    "Groups",
-    "PerGroup",
-    "SingleEngine",
-    "make_engine",
-    "of_group",
-]
+__all__ = ["ALL", "Elements", "Engine", "EngineChoice", "Groups", "PerGroup", "SingleEngine", "make_engine", "of_group"]

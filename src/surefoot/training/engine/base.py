@@ -7,7 +7,7 @@
 
 The step, the guard, clipping and checkpoints are the same for all of them. Parameters stand in named groups, each with
 its own rate and its own clipping: one group in most stages, an actor's and a critic's in PPO, which must not clip each
-other. `Stepping` is what those engines share that leave gradients on the parameters and step torch's own optimizer.
+other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -51,17 +51,26 @@ def groups_of(model: nn.Module, members: Members) -> Groups:
 
 @dataclass(frozen=True)
 class Elements:
-    """Numbers that a rank holds between two steps. parameters: of the model, frozen ones included. gradients: of those
-    that train, once `reduce` has run. optimizer: of the parameters whose moments it keeps."""
+    """Numbers that a rank holds between two steps.
+
+    parameters: of the model, frozen ones included.
+    gradients: of those that train, once `reduce` has run.
+    optimizer: of the parameters whose moments it keeps.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
 
 
-class Engine(Protocol):
-    """parameters: all that train, by name, as this rank holds them. groups: the same by group. rank, world: which
-    process of how many."""
+class Engine(ABC):
+    """Holds a model's parameters on one rank and moves them.
+
+    parameters: all that train, by name, as this rank holds them.
+    groups: the same by group.
+    device: of the batches.
+    ranks: which process of how many; rank and world are its numbers.
+    """
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
@@ -69,80 +78,88 @@ class Engine(Protocol):
     optimizer: Optimizer
     device: torch.device
     ranks: Ranks
-    rank: int
-    world: int
 
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world(self) -> int:
+        return self.ranks.world
+
+    @abstractmethod
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
         """Accumulate gradients of a scalar loss that is already divided by the step's weight."""
-        ...
 
-    def reduce(self) -> None:
+    def reduce(self) -> None:  # noqa: B027 (for engines that have nothing to do here, as below)
         """Make the gradients those of all ranks; once, after the last `backward` of a step."""
-        ...
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """Each of these host numbers, added up over the ranks in float64. Every rank must ask."""
-        ...
+        return totals(values, self.ranks)
 
+    @abstractmethod
     def unscale(self, scale: LossScale | None) -> None:
         """Divide the gradients by the scale that `backward` multiplied the loss with; once per step."""
-        ...
 
+    @abstractmethod
     def grad_norms(self) -> dict[str, torch.Tensor]:
         """Of each group the global 2-norm of the gradients as they are, a scalar on the device; the same on all
         ranks."""
-        ...
 
+    @abstractmethod
     def apply(
         self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
     ) -> None:
         """Clip each group by the norm just measured, move the parameters at its rate, drop the gradients."""
-        ...
 
+    @abstractmethod
     def discard(self) -> None:
         """Drop the gradients; parameters and moments stay as they are. Every rank must."""
-        ...
 
+    @abstractmethod
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """What this rank holds of the gradients, by the name of a parameter or of what it was put together to."""
-        ...
 
+    @abstractmethod
     def weights(self) -> Mapping[str, torch.Tensor]:
         """What this rank holds of the parameters that train, by name."""
-        ...
 
+    @abstractmethod
     def moments(self) -> Mapping[str, torch.Tensor]:
         """What this rank holds of the optimizer's state, by parameter, or what they were put together to, and entry."""
-        ...
 
+    @abstractmethod
     def gather_state(self) -> dict[str, torch.Tensor]:
         """Full optimizer state by name, for a checkpoint; empty on all ranks but the first. Every rank must ask."""
-        ...
 
+    @abstractmethod
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """The inverse, from tensors that every rank has. Raises IntegrityError for those of another model."""
-        ...
 
+    @abstractmethod
     def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
         """Inside, on rank 0, the model's parameters are whole and can be read and written to files; a forward pass is
-        not possible. frozen: also those that do not train. Every rank must enter."""
-        ...
+        not possible.
 
-    def check_replicas(self) -> None:
+        frozen: also those that do not train.
+
+        Every rank must enter.
+        """
+
+    def check_replicas(self) -> None:  # noqa: B027
         """Raises EnvironmentFault where ranks that should hold the same weights do not. Every rank must ask."""
-        ...
 
+    @abstractmethod
     def elements(self) -> Elements:
         """What this rank holds, counted."""
-        ...
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """No further step is taken: let go of what would keep the models in memory for as long as the process lives."""
-        ...
 
 
-class Stepping(ABC):
-    """See `Engine` for what each call does."""
+class Stepping(Engine):
+    """What engines share that leave gradients on the parameters and step torch's own optimizer."""
 
     def __init__(
         self,
@@ -159,23 +176,13 @@ class Stepping(ABC):
         self.optimizer = optimizer
         self.device = device
         self.ranks = ranks
-        self.rank, self.world = ranks.rank, ranks.world
 
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
         (loss if scale is None else loss * scale.scale).backward()
 
-    @abstractmethod
-    def reduce(self) -> None: ...
-
-    def totals(self, values: Sequence[float]) -> list[float]:
-        return totals(values, self.ranks)
-
     def unscale(self, scale: LossScale | None) -> None:
         if scale is not None:
             torch._foreach_mul_(own_gradients(self.parameters), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
-
-    @abstractmethod
-    def grad_norms(self) -> dict[str, torch.Tensor]: ...
 
     def apply(
         self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
@@ -199,24 +206,6 @@ class Stepping(ABC):
 
     def moments(self) -> Mapping[str, torch.Tensor]:
         return {name: own_part(one) for name, one in state_entries(self.optimizer, self.parameters)}
-
-    @abstractmethod
-    def gather_state(self) -> dict[str, torch.Tensor]: ...
-
-    @abstractmethod
-    def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None: ...
-
-    @abstractmethod
-    def gathered(self, frozen: bool = True) -> AbstractContextManager[None]: ...
-
-    @abstractmethod
-    def check_replicas(self) -> None: ...
-
-    @abstractmethod
-    def elements(self) -> Elements: ...
-
-    @abstractmethod
-    def release(self) -> None: ...
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -58,9 +58,6 @@ class DdpEngine(Stepping):
     def elements(self) -> Elements:
         return plain_elements(self.model, self.parameters)
 
-    def release(self) -> None:
-        pass
-
 
 def _require_same(tensors: Mapping[str, torch.Tensor], ranks: Ranks, when: str) -> None:
     found = first_difference(tensors, ranks)

@@ -12,7 +12,7 @@ Written for the DeepSpeed that `constraints.txt` names; it reads names that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from surefoot.system.libraries import import_deepspeed
 from surefoot.training.engine.base import (
     ALL,
     Elements,
+    Engine,
     Groups,
     Members,
     PerGroup,
@@ -44,13 +45,17 @@ from surefoot.training.engine.zero_shares import (
     whole_state,
 )
 from surefoot.training.optimizer import Optimizer, parts_of, trainable_parameters
-from surefoot.training.ranks import Ranks, totals
+from surefoot.training.ranks import Ranks
 from surefoot.training.state import LossScale
 
 
-class DeepSpeedEngine:
-    """See `Engine` for what each call does. Raises InputError for an optimizer that needs whole matrices, for
-    quantised weights, and where DeepSpeed is not installed."""
+class DeepSpeedEngine(Engine):
+    """ZeRO of one stage. Replicas need no check: moments are held once, and weights are sent to all ranks after every
+    step.
+
+    Raises InputError for an optimizer that needs whole matrices, for quantised weights, and where DeepSpeed is not
+    installed.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,6 @@ class DeepSpeedEngine:
         deepspeed = import_deepspeed(device.type)
         require_shareable(model, "deepspeed")
         self.model, self.device, self.ranks = model, device, ranks
-        self.rank, self.world = ranks.rank, ranks.world
         self.parameters: Mapping[str, nn.Parameter] = trainable_parameters(model)
         self.groups = groups_of(model, members)
         self._shapes = {name: one.shape for name, one in self.parameters.items()}
@@ -108,9 +112,6 @@ class DeepSpeedEngine:
         else:
             self._zero.finalize_gradient_accumulation_boundary()
         self._reduced = True
-
-    def totals(self, values: Sequence[float]) -> list[float]:
-        return totals(values, self.ranks)
 
     def unscale(self, scale: LossScale | None) -> None:
         if scale is not None:
@@ -170,9 +171,6 @@ class DeepSpeedEngine:
         if self._stage < 3:
             return nullcontext()
         return whole_parameters(self.model, self._whole, keep=self.ranks.is_first, frozen=frozen)
-
-    def check_replicas(self) -> None:
-        pass  # moments are held once, and weights are sent to all ranks after every step
 
     def elements(self) -> Elements:
         trained = sum(shape.numel() for shape in self._shapes.values())
@@ -303,7 +301,12 @@ _NEVER = 2**31 - 1
 def deepspeed_config(
     *, stage: Literal[1, 2, 3], offload: Literal["none", "optimizer", "all"], world: int, trained: int, pinned: bool
 ) -> dict[str, Any]:
-    """stage: of ZeRO. offload: to host memory. trained: parameters that train. pinned: page-locked host memory.
+    """DeepSpeed's settings for a stage of ZeRO.
+
+    stage: of ZeRO.
+    offload: to host memory.
+    trained: parameters that train.
+    pinned: page-locked host memory.
 
     What the step does itself is off: accumulation, clipping, loss scaling, dtypes. Under ZeRO 3 every weight is shared
     out, however small, and freed as soon as its module has run: stages call the model in other orders than DeepSpeed's

@@ -42,8 +42,12 @@ from surefoot.training.ranks import Ranks
 
 
 class Fsdp2Engine(Stepping):
-    """offload: shares lie in host memory, where the optimizer steps too. Raises InputError for parameters that cannot
-    be shared out."""
+    """Has nothing left to `reduce`: every backward pass has added up the gradients and shared them out.
+
+    offload: shares lie in host memory, where the optimizer steps too.
+
+    Raises InputError for parameters that cannot be shared out.
+    """
 
     def __init__(
         self,
@@ -60,9 +64,6 @@ class Fsdp2Engine(Stepping):
         super().__init__(
             model, trainable_parameters(model), elementwise(make_optimizer(groups), "fsdp2"), groups, ranks, device
         )
-
-    def reduce(self) -> None:
-        pass  # every backward pass has added up and shared out already
 
     def grad_norms(self) -> dict[str, torch.Tensor]:
         return norms_of_shares(
@@ -92,17 +93,11 @@ class Fsdp2Engine(Stepping):
         with whole_parameters(self.model, _whole, keep=self.ranks.is_first, frozen=frozen):
             yield
 
-    def check_replicas(self) -> None:
-        pass  # no weight is held twice
-
     def elements(self) -> Elements:
         self._reshard()
         held = sum(own_part(parameter).numel() for parameter in self.model.parameters())
         trained = sum(own_part(parameter).numel() for parameter in self.parameters.values())
         return Elements(held, trained, trained)
-
-    def release(self) -> None:
-        pass
 
     def _reshard(self) -> None:
         for unit in self._units:

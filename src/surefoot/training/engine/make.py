@@ -25,7 +25,11 @@ from surefoot.training.ranks import Ranks
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """zero_stage: of deepspeed alone. offload: what fsdp2 and deepspeed keep in host memory between its uses."""
+    """The engine that a plan names.
+
+    zero_stage: of deepspeed alone.
+    offload: what fsdp2 and deepspeed keep in host memory between its uses.
+    """
 
     name: Literal["single", "ddp", "fsdp2", "deepspeed"]
     zero_stage: Literal[1, 2, 3] = 2
@@ -43,9 +47,9 @@ def make_engine(
     """The engine over a model that has its weights already, from the base or from a checkpoint; the same on all ranks.
 
     model: for ddp and single on `device`; for the others it may lie on the host, from where each rank takes its share.
-    members: group -> which of the parameters belong to it. make_optimizer: of the parameters as this rank
-    holds them, which are others than the model had before; called once. Of a checkpoint the moments are loaded
-    afterwards with `Engine.load_state`.
+    members: group -> which of the parameters belong to it.
+    make_optimizer: of the parameters as this rank holds them, which are others than the model had before; called once.
+        Of a checkpoint the moments are loaded afterwards with `Engine.load_state`.
 
     Raises InputError where the engine cannot hold this model or optimizer, EnvironmentFault where ranks differ.
     """
@@ -82,8 +86,11 @@ def count_elements(model: nn.Module) -> Elements:
 def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Elements) -> dict[str, Any]:
     """Hold the engine's class and what it holds against the plan; returns both, JSON-able.
 
-    name: of the planned engine. cut: which of weights, gradients and optimizer are planned to be cut into shares.
-    whole: counted before the engine took the model. Raises EnvironmentFault with one line per difference.
+    name: of the planned engine.
+    cut: which of weights, gradients and optimizer are planned to be cut into shares.
+    whole: counted before the engine took the model.
+
+    Raises EnvironmentFault with one line per difference.
     """
     found = engine.elements()
     kind = type(engine).__name__

@@ -38,9 +38,12 @@ def require_shareable(model: nn.Module, engine: str) -> None:
 def whole_parameters(
     model: nn.Module, whole: Callable[[nn.Parameter], torch.Tensor], *, keep: bool, frozen: bool
 ) -> Iterator[None]:
-    """Inside, where `keep`, whole tensors on the host stand in the place of the model's parameters. whole: of one
-    parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for one.
-    frozen: also modules of which nothing trains. Tied parameters stay tied."""
+    """Inside, where `keep`, whole tensors on the host stand in the place of the model's parameters.
+
+    whole: of one parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for
+        one.
+    frozen: also modules of which nothing trains. Tied parameters stay tied.
+    """
     former: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[int, nn.Parameter | None] = {}
     for module in model.modules():

@@ -15,7 +15,10 @@ from surefoot.training.ranks import ALONE
 
 
 class SingleEngine(Stepping):
-    """groups: None puts all parameters into one."""
+    """Holds the plain model in one process.
+
+    groups: None puts all parameters into one.
+    """
 
     def __init__(
         self,
@@ -26,9 +29,6 @@ class SingleEngine(Stepping):
     ):
         device = next(iter(parameters.values())).device
         super().__init__(model, parameters, optimizer, groups or {ALL: parameters}, ALONE, device)
-
-    def reduce(self) -> None:
-        pass
 
     def grad_norms(self) -> dict[str, torch.Tensor]:
         return plain_norms(self.groups)
@@ -42,14 +42,8 @@ class SingleEngine(Stepping):
     def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def check_replicas(self) -> None:
-        pass
-
     def elements(self) -> Elements:
         return plain_elements(self.model, self.parameters)
-
-    def release(self) -> None:
-        pass
 
 
 def plain_norms(groups: Groups) -> dict[str, torch.Tensor]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.errors import IntegrityError
+from surefoot.training.manifest import damaged
 from surefoot.training.optimizer_state import FILE, check_state
 from surefoot.training.ranks import Ranks
 
@@ -24,8 +25,13 @@ States = Sequence[dict[str, Any]]  # of each flat tensor the optimizer's entries
 
 @dataclass(frozen=True)
 class Share:
-    """Of one parameter. flat: index of the flat tensor that holds it. place: where in it, on this rank. runs: of each
-    rank the first element and the one after its last, empty where it keeps none. shape: of the whole parameter."""
+    """Of one parameter.
+
+    flat: index of the flat tensor that holds it.
+    place: where in it, on this rank.
+    runs: of each rank the first element and the one after its last, empty where it keeps none.
+    shape: of the whole parameter.
+    """
 
     flat: int
     place: int
@@ -34,7 +40,11 @@ class Share:
 
 
 def share_of_row(flat: int, start: int, shape: torch.Size, size: int, ranks: Ranks) -> Share:
-    """Stages 1 and 2. start: of the parameter in the row. size: of each rank's piece of the row."""
+    """Stages 1 and 2.
+
+    start: of the parameter in the row.
+    size: of each rank's piece of the row.
+    """
     elements = shape.numel()
 
     def run(rank: int) -> tuple[int, int]:
@@ -45,15 +55,21 @@ def share_of_row(flat: int, start: int, shape: torch.Size, size: int, ranks: Ran
 
 
 def share_of_parameter(flat: int, place: int, shape: torch.Size, size: int, ranks: Ranks) -> Share:
-    """Stage 3. size: elements of each rank's piece of the parameter, the last ones padded."""
+    """Stage 3.
+
+    size: elements of each rank's piece of the parameter, the last ones padded.
+    """
     elements = shape.numel()
     cuts = [min(rank * size, elements) for rank in range(ranks.world + 1)]
     return Share(flat, place, tuple(pairwise(cuts)), shape)
 
 
 def own_part(piece: torch.Tensor, elements: int, rank: int) -> torch.Tensor:
-    """Stage 3. piece: of a parameter of so many elements, as a rank keeps it; all pieces are of one size. What the last
-    ones have beyond the parameter's end is memory that nobody wrote."""
+    """Stage 3.
+
+    piece: of a parameter of so many elements, as a rank keeps it; all pieces are of one size. What the last ones have
+        beyond the parameter's end is memory that nobody wrote.
+    """
     flat = piece.flatten()
     return flat[: max(0, elements - rank * len(flat))]
 
@@ -101,9 +117,7 @@ def put_state(
                 what = (
                     f"{key} is {value.item():g}, and {state[entry].item():g} for others: DeepSpeed counts them together"
                 )
-                raise IntegrityError(
-                    Fault(FILE, what, "go on with the engine that wrote it", code="SF-CHECKPOINT-DAMAGED")
-                )
+                raise IntegrityError(damaged(FILE, what, "go on with the engine that wrote it"))
             state[entry] = value.to(flat.device)
             continue
         first, end = share.runs[ranks.rank]
