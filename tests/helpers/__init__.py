@@ -27,6 +27,7 @@ Configs, plans and runs
     rollback_runs      runs of every method in which some steps' loss is NaN
     doctor_runs        runs with nothing wrong, and with something planted for doctor
     tune_trials        trials of `surefoot tune`, made up
+    faults             errors that tests expect, by code and place
     engine_cases       three steps under any engine, on one rank or two
 
 Processes

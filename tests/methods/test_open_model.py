@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.adapter_runs import a_plan, a_run
+from helpers.faults import raises_fault
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
 from surefoot.data.formats import Turn
@@ -23,7 +24,6 @@ from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_us
 from surefoot.models.load import load_model
 from surefoot.models.save import save_full
 from surefoot.system import hardware
-from surefoot.system.errors import InputError
 
 CPU = torch.device("cpu")
 QUESTION = [Turn("user", "What is a heron?")]
@@ -65,20 +65,20 @@ def test_an_adapter_finds_its_base(base, tmp_path):
 
 def test_a_missing_base_is_named_with_the_way_out(base, tmp_path):
     run = a_run(tmp_path / "run", base, named=str(tmp_path / "gone"))
-    with pytest.raises(InputError) as error:
+    with raises_fault("SF-ADAPTER-FIT", run / "adapter_config.json") as faults:
         open_for_use(str(run))
-    assert str(tmp_path / "gone") in str(error.value)
-    assert f"BASE --adapter {run}" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert str(tmp_path / "gone") in faults[0].what
+    assert f"BASE --adapter {run}" in faults[0].fix
+    assert "\n" not in str(faults[0])
     open_for_use(str(base), str(run))
     config = run / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
-    with pytest.raises(InputError, match="not recorded"):
+    with raises_fault("SF-ADAPTER-FIT", config):
         open_for_use(str(run))
 
 
 def test_a_model_is_no_adapter(base):
-    with pytest.raises(InputError, match="is no adapter"):
+    with raises_fault("SF-MODEL-KIND", base):
         open_for_use(str(base), str(base))
 
 
@@ -129,7 +129,7 @@ def test_weights_keep_their_dtype_where_the_machine_computes_in_it(tmp_path, mon
 
 def test_what_the_template_cannot_hold_is_one_line(base, tmp_path):
     opened = open_for_use(str(a_run(tmp_path / "run", base, a_plan("alpaca"))))
-    with pytest.raises(InputError, match="one prompt and one answer"):
+    with raises_fault("SF-DATA-TEMPLATE", "prompt"):
         conversation_ids(opened, [*QUESTION, Turn("assistant", "A bird."), *QUESTION])
 
 
@@ -139,7 +139,7 @@ def test_room_for_the_answer(base):
     assert room_for(opened, [[1] * 10], None) == 256
     assert room_for(opened, [[1] * 500], 12) == 12
     for prompt, wanted in ((500, 13), (512, None)):
-        with pytest.raises(InputError, match="more than the model's 512 positions"):
+        with raises_fault("SF-DATA-LENGTH", "prompt"):
             room_for(opened, [[1] * prompt], wanted)
 
 

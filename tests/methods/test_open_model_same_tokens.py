@@ -12,12 +12,12 @@ from transformers import AutoTokenizer
 
 from helpers import zoo
 from helpers.adapter_runs import a_run
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.methods import open_model
 from surefoot.methods.open_model import find_parts
-from surefoot.system.errors import InputError
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -71,7 +71,7 @@ def test_twin_without_the_check_the_tokenizer_is_swapped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("token", ['"~":', "<|eot_id|>", "<|begin_of_text|>"])
 def test_a_token_that_training_wrote_has_the_same_id(base, run, token):
-    with pytest.raises(InputError, match="another tokenizer"):
+    with raises_fault("SF-TOKENIZER"):
         find_parts(str(base), str(edited(run, token, token.replace("~", "another one").replace("|", "!"))))
 
 
@@ -93,5 +93,5 @@ def test_tokens_behind_the_base_s_rows_come_with_their_rows(base, tmp_path, brin
     if brings_rows:
         assert find_parts(str(base), str(run))[1].rows == rows + 1
     else:
-        with pytest.raises(InputError, match="does not exist"):
+        with raises_fault("SF-TOKENIZER", run):
             find_parts(str(base), str(run))

@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.adapter_runs import a_plan, a_run
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import provenance
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.folder import base_fingerprint
 from surefoot.system import durable
-from surefoot.system.errors import InputError
 from surefoot.training.manifest import MANIFEST, manifest
 
 
@@ -80,8 +80,7 @@ def test_a_run_without_a_model_names_its_newest_checkpoint(tmp_path, monkeypatch
     for step in (8, 12, 100):
         (run / f"checkpoint-{step}").mkdir(parents=True)
     (run / "plan.json").write_text("{}")
-    message = "runs/x: is not finished; it has no checkpoint yet; continue it with --resume"
-    with pytest.raises(InputError, match=message):
+    with raises_fault("SF-USE-FOLDER", "runs/x"):
         open_for_use("runs/x")
     for step in (8, 12):  # 100 was killed while it was written
         (run / f"checkpoint-{step}" / MANIFEST).write_text("{}")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.families.model_facts import read_model_facts
@@ -15,7 +16,6 @@ from surefoot.planning.plan import Choice
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.setup import planned_tokenizer
 from surefoot.system import process
-from surefoot.system.errors import InputError
 
 LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["heron"] * k)} for k in (1, 100, 400)]
 
@@ -64,5 +64,5 @@ def test_examples_are_cut_to_the_planned_length_whatever_the_config_says(prepare
 
 
 def test_a_length_that_leaves_no_answer_names_the_key(prepare):
-    with pytest.raises(InputError, match=r"data\.max_length: no label is left"):
+    with raises_fault("SF-DATA-LENGTH", "data.max_length"):
         prepare(max_length=8, template="alpaca", max_samples=1)

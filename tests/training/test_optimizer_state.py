@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.faults import raises_fault
 from helpers.toy_model import (
     ToyModel,
     bits,
@@ -15,7 +16,6 @@ from helpers.toy_model import (
     toy_examples,
     toy_loss,
 )
-from surefoot.system.errors import IntegrityError
 from surefoot.training import optimizer_state as module
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import SingleEngine
@@ -121,22 +121,19 @@ def test_state_goes_out_and_in_by_name():
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "what"),
-    [
-        ("lm_head.weight/exp_avg", torch.zeros(1), "do not train"),
-        ("hidden.weight/exp_avg", torch.zeros(3, 3), r"\[3, 3\], not \[64, 64\]"),
-        ("hidden.weight/exp_avg_sq_row", torch.zeros(65), r"\[65\], not \[64\]"),
-        ("hidden.weight/exp_avg_sq_col", torch.zeros(1), r"\[1\], not \[64\]"),
-        ("hidden.weight/absmax1", torch.zeros(17), r"\[17\], not \[16\]"),
-        ("hidden.weight/step", torch.zeros(1), r"\[1\], not \[\]"),
-        ("hidden.weight/velocity", torch.zeros(64, 64), "no optimizer keeps"),
-    ],
-)
-def test_state_of_another_model_is_refused(name, tensor, what):
+def test_state_of_another_model_is_refused():
     one = engine("adamw", None)
-    with pytest.raises(IntegrityError, match=what):
-        load_optimizer_tensors(one.optimizer, one.parameters, {name: tensor})
+    for name, tensor in {
+        "lm_head.weight/exp_avg": torch.zeros(1),  # does not train
+        "hidden.weight/exp_avg": torch.zeros(3, 3),
+        "hidden.weight/exp_avg_sq_row": torch.zeros(65),
+        "hidden.weight/exp_avg_sq_col": torch.zeros(1),
+        "hidden.weight/absmax1": torch.zeros(17),
+        "hidden.weight/step": torch.zeros(1),
+        "hidden.weight/velocity": torch.zeros(64, 64),  # no optimizer keeps it
+    }.items():
+        with raises_fault("SF-CHECKPOINT-DAMAGED", module.FILE):
+            load_optimizer_tensors(one.optimizer, one.parameters, {name: tensor})
 
 
 def test_every_entry_that_an_optimizer_keeps_has_a_shape_here():

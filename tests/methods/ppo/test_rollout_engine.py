@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import surefoot
+from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
-from surefoot.system.errors import EnvironmentFault, InputError
+from surefoot.system.errors import EnvironmentFault
 
 
 def config_of(folder: Path, **changes) -> dict:
@@ -73,17 +74,18 @@ def test_a_run_with_its_own_engine_asks_no_server(tmp_path):
 def test_a_server_that_is_not_there_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
-    with pytest.raises(EnvironmentFault, match="cannot be reached") as fault:
+    with pytest.raises(EnvironmentFault) as error:
         run(config_of(tmp_path, ppo=ppo))
-    assert fault.value.exit_code == 3
-    assert "\n" not in str(fault.value)
+    (fault,) = error.value.faults
+    assert (error.value.exit_code, fault.code) == (3, "SF-SERVER")
+    assert "\n" not in str(fault)
     assert (tmp_path / "run" / "trainer_log.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("adapter", [None, {"kind": "dora", "rank": 4}])
 def test_a_server_takes_a_lora_adapter_alone(tmp_path, adapter):
     ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
-    with pytest.raises(InputError, match="takes LoRA adapters alone while it runs"):
+    with raises_fault("SF-CONFIG-CONFLICT"):
         run(config_of(tmp_path, adapter=adapter, ppo=ppo))
 
 

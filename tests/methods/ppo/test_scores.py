@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from surefoot.methods.ppo import scores as scorers
 from surefoot.methods.ppo.scores import checked, open_scorer
-from surefoot.system.errors import EnvironmentFault, InputError
 
 CODE = """\
 import math
@@ -65,44 +65,32 @@ def test_scores_that_are_not_finite_are_handed_on(file):
     assert second == math.inf
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("lenght", r"ppo\.reward: .*mine\.py has no function 'lenght'; did you mean length\?"),
-        ("nothing", "has no function 'nothing'; it has length, broken, short, lost"),
-        ("number", "is no function"),
-    ],
-)
-def test_a_function_that_is_not_there_is_refused(file, name, said):
-    with pytest.raises(InputError, match=said):
-        open_scorer(f"{file}:{name}")
-
-
-def test_a_file_that_is_not_there_or_does_not_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="there is no file"):
+def test_what_is_not_there_or_does_not_run_is_refused(file, tmp_path):
+    for name in ("lenght", "nothing", "number"):
+        with raises_fault("SF-OWN-FUNCTION", "ppo.reward"):
+            open_scorer(f"{file}:{name}")
+    with raises_fault("SF-FILE-MISSING", "ppo.reward"):
         open_scorer(f"{tmp_path}/none.py:f")
-    for code, said in (
-        ("def f(:\n", r"bad\.py:1: cannot be imported: SyntaxError"),
-        ("\n\n1 / 0\n", r"bad\.py:3: .*Zero"),
-    ):
+    for code, line in (("def f(:\n", 1), ("\n\n1 / 0\n", 3)):
         (tmp_path / "bad.py").write_text(code)
-        with pytest.raises(InputError, match=said):
+        with raises_fault("SF-OWN-FUNCTION", f"{tmp_path}/bad.py:{line}"):
             open_scorer(f"{tmp_path}/bad.py:f")
 
 
 def test_an_error_names_file_and_line(file):
-    with pytest.raises(InputError, match=r"mine\.py:18: the reward raised KeyError: 'a'") as raised:
+    with raises_fault("SF-OWN-FUNCTION", f"{file}:18") as faults:
         open_scorer(f"{file}:broken")(PROMPTS, RESPONSES)
-    assert "\n" not in str(raised.value)
+    assert "KeyError" in faults[0].what
+    assert "\n" not in str(faults[0])
 
 
 def test_one_number_for_each_answer(file):
-    with pytest.raises(InputError, match="returned 1 scores for 2 answers; return a number for each answer"):
+    with raises_fault("SF-OWN-FUNCTION", f"{file}:short"):
         open_scorer(f"{file}:short")(PROMPTS, RESPONSES)
     for found in (torch.tensor([1.0, 2.0]), np.array([1, 2]), [torch.tensor(1.0), np.float32(2)], (1, 2), iter([1, 2])):
         assert checked(lambda p, r, found=found: found, "mine")(PROMPTS, RESPONSES) == [1.0, 2.0]
     for found in (None, 3.0, "12", {"a": 1, "b": 2}, [True, False], ["1", "2"], [None, 1]):
-        with pytest.raises(InputError, match="mine: the reward returned"):
+        with raises_fault("SF-OWN-FUNCTION", "mine"):
             checked(lambda p, r, found=found: found, "mine")(PROMPTS, RESPONSES)
 
 
@@ -117,30 +105,26 @@ def test_a_server_scores(monkeypatch):
         assert stub.asked == [("/score", {"prompts": PROMPTS, "responses": RESPONSES})]
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ({"scores": [1.0]}, "returned 1 scores for 2 answers"),
-        ({"scores": [1.0, float("nan")]}, "NaN or infinite"),
-        ({"scores": ["1", "2"]}, "returned str for answer 0"),
-        ({"score": [1.0, 2.0]}, "without"),
-        ([1.0, 2.0], "without"),
-        ("hello", "without"),
-    ],
-)
-def test_a_server_that_answers_wrongly_is_named(answer, said):
-    with answering(lambda *_: (200, answer)) as stub:
-        scorer = open_scorer(stub.address)
-        with pytest.raises(InputError, match=said) as raised:
-            scorer(PROMPTS, RESPONSES)
-    assert stub.address in str(raised.value)
+def test_a_server_that_answers_wrongly_is_named():
+    for answer, code in (
+        ({"scores": [1.0]}, "SF-OWN-FUNCTION"),
+        ({"scores": [1.0, float("nan")]}, "SF-SERVER"),
+        ({"scores": ["1", "2"]}, "SF-OWN-FUNCTION"),
+        ({"score": [1.0, 2.0]}, "SF-SERVER"),
+        ([1.0, 2.0], "SF-SERVER"),
+        ("hello", "SF-SERVER"),
+    ):
+        with answering(lambda *_, answer=answer: (200, answer)) as stub:
+            scorer = open_scorer(stub.address)
+            with raises_fault(code, stub.address):
+                scorer(PROMPTS, RESPONSES)
 
 
 def test_a_server_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
-    with answering(lambda *_: (500, "no")) as stub, pytest.raises(EnvironmentFault, match="answers 500: no"):
+    with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER"):
         open_scorer(stub.address)(PROMPTS, RESPONSES)
-    with pytest.raises(InputError, match="is no address"):
+    with raises_fault("SF-CONFIG-VALUE", "ppo.reward"):
         open_scorer("http://")
 
 
