@@ -269,7 +269,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", representatives(LAUNCHERS, "torchrun"))
+@pytest.mark.parametrize("launcher", representatives(LAUNCHERS))
 def test_launchers_start_the_same_run(world, two, launcher):
     output = world / launcher
     words = surefoot("train", write_config(world, output))[1:]

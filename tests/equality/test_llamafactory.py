@@ -13,9 +13,9 @@ import pytest
 
 from equality import models
 from equality.ours import LOSS, NORM, run_until_step_1, same_examples, same_rates
-from helpers.faults import raises_fault
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
+from surefoot.system.errors import InputError
 
 HERE = Path(__file__).parent
 REFERENCES = json.loads((HERE / "llamafactory.json").read_text())
@@ -65,5 +65,6 @@ def test_twin_another_choice_is_another_run(name, change, folder):
 def test_a_template_that_labels_a_token_with_another_is_refused(folder):
     path = HERE / "llamafactory" / "gemma2-full.yaml"
     options = replace(Options(), read=lambda path: Path(path).read_text())
-    with raises_fault("SF-INTEROP"):
+    with pytest.raises(InputError) as caught:
         translate_file(str(path), path.read_text(), ["template=gemma2", "output_dir=out"], options)
+    assert caught.value.faults[0].where == "template=gemma2"

@@ -78,7 +78,7 @@ def test_a_missing_base_is_named_with_the_way_out(base, tmp_path):
 
 
 def test_a_model_is_no_adapter(base):
-    with raises_fault("SF-MODEL-KIND", base):
+    with raises_fault("SF-USE-FOLDER", base):
         open_for_use(str(base), str(base))
 
 

@@ -255,7 +255,7 @@ def test_an_export_keeps_the_head_and_the_scores(workplace, runs, merge):
     assert not (out / "Modelfile").exists()
     with pytest.raises(InputError) as caught:
         export_model(str(runs("full")), workplace / "gguf", gguf=True)
-    assert caught.value.faults[0].code == "SF-MODEL-KIND"
+    assert caught.value.faults[0].code == "SF-EXPORT"
 
 
 def test_all_of_a_reward_model_goes_to_the_hub(runs):

@@ -124,7 +124,7 @@ def test_a_server_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
     with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER"):
         open_scorer(stub.address)(PROMPTS, RESPONSES)
-    with raises_fault("SF-CONFIG-VALUE", "ppo.reward"):
+    with raises_fault("SF-SERVER", "ppo.reward"):
         open_scorer("http://")
 
 

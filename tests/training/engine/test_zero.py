@@ -96,5 +96,5 @@ def test_parameters_of_one_flat_tensor_have_taken_as_many_steps():
 
 def test_deepspeed_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setattr(libraries, "is_installed", lambda name: False)
-    with raises_fault("SF-LIBRARY-MISSING"):
+    with raises_fault("SF-PACKAGE", "parallel.engine"):
         libraries.import_deepspeed("cpu")
