@@ -83,7 +83,7 @@ class Braked:
 
     def learned(self, report):
         if report.step == 3:
-            raise Diverged(Fault("step 3", "kl is 9", code="SF-BRAKE"))
+            raise Diverged(Fault("step 3", "kl is 9", code="SF-PPO"))
 
 
 def make_job(folder, engine, **changes):
@@ -135,7 +135,7 @@ def resume(folder, **changes):
 
 def test_a_step_that_meets_a_limit_of_its_stage_is_told_before_the_run_ends(tmp_path):
     diary = Diary()
-    with raises_fault("SF-BRAKE", "step 3"):
+    with raises_fault("SF-PPO", "step 3"):
         train(make_job(tmp_path, toy_engine(), memory=Braked()), RunState(), diary, diary.stop)
     assert diary.lines == ["step 1", "step 2", "step 3"]
 
