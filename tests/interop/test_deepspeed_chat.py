@@ -11,9 +11,9 @@ from helpers.refusals import refused
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop.deepspeed_chat import FOLDERS
+from surefoot.interop.deepspeed_chat.log_lines import log_lines
 from surefoot.interop.deepspeed_chat.pipeline import runs_of
 from surefoot.interop.deepspeed_chat.rows import STEPS
-from surefoot.interop.deepspeed_chat.voice import voice
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
 from surefoot.interop.translation import Translation
@@ -249,17 +249,17 @@ def test_unsupervised_texts_and_the_average():
 
 
 def test_its_lines():
-    said = voice("sft", told("sft"))
+    said = log_lines("sft", told("sft"))
     assert said.row({"eval_loss": math.log(2.0)}) == ["ppl: 2, loss: 0.6931471806"]
     assert said.row({"loss": 1.0}) == ()
-    (line,) = voice("reward", told("reward")).row(
+    (line,) = log_lines("reward", told("reward")).row(
         {"eval_reward_chosen": 0.5, "eval_reward_rejected": 0.25, "eval_reward_accuracy": 0.75}
     )
     assert line == (
         "chosen_last_scores (higher is better) : 0.5, rejected_last_scores (lower is better) : 0.25, "
         "acc (higher is better) : 0.75"
     )
-    rows = voice("ppo", told("ppo"))
+    rows = log_lines("ppo", told("ppo"))
     row = {"current_steps": 1, "epoch": 0.5, "policy_loss": 0.1, "value_loss": 0.2, "reward": 1.0}
     assert rows.row(row)[1] == "Average reward score: 1.0 | EMA reward score: 1.0"
     first, second = rows.row(row | {"current_steps": 2, "reward": 2.0})
@@ -272,7 +272,7 @@ def test_its_lines():
 def test_the_last_step_of_an_epoch_belongs_to_it(done, epoch):
     """Twins are the first steps of the next one."""
     row = {"current_steps": 3, "epoch": done, "policy_loss": 0.1, "value_loss": 0.2, "reward": 1.0}
-    assert voice("ppo", told("ppo")).row(row)[0].startswith(f"Epoch: {epoch} | ")
+    assert log_lines("ppo", told("ppo")).row(row)[0].startswith(f"Epoch: {epoch} | ")
 
 
 def test_the_pipeline_names_its_scripts():

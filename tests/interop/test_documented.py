@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.other_tools import COMMANDS, EXPECTED, FILES
+from helpers.refusals import refused
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop import finetune, train_sft
@@ -41,12 +42,12 @@ def fates(found: Translation) -> dict[str, str]:
     return {note.word: note.fate for note in found.notes}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_documented_words_come_to_the_config_checked_by_hand(name: str) -> None:
-    found = translated(name)
-    assert dict(found.config) == EXPECTED[name]
-    assert shape_problems(expand_short_forms(dict(found.config))) == []
-    assert all(note.why or note.fate == "carried" for note in found.notes)
+def test_documented_words_come_to_the_config_checked_by_hand() -> None:
+    for name, expected in EXPECTED.items():
+        found = translated(name)
+        assert dict(found.config) == expected, name
+        assert shape_problems(expand_short_forms(dict(found.config))) == []
+        assert all(note.why or note.fate == "carried" for note in found.notes), name
 
 
 def test_the_table_is_whole() -> None:
@@ -59,10 +60,10 @@ def test_twin_one_changed_value_is_noticed() -> None:
     assert dict(found.config) != EXPECTED["trl-lora"]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_belongs_to_one_tool(name: str) -> None:
-    claimed = [tool.name for tool in tools() if tool.from_file and tool.claims_file(name, FILES[name])]
-    assert claimed == [next(tool for ending, tool in TOOLS.items() if name.endswith(ending))]
+def test_a_file_belongs_to_one_tool() -> None:
+    for name, text in FILES.items():
+        claimed = [tool.name for tool in tools() if tool.from_file and tool.claims_file(name, text)]
+        assert claimed == [next(tool for ending, tool in TOOLS.items() if name.endswith(ending))]
 
 
 def test_our_own_config_belongs_to_nobody() -> None:
@@ -70,37 +71,41 @@ def test_our_own_config_belongs_to_nobody() -> None:
     assert file_tool("run.yaml", own) is None
 
 
-WRONG = {
-    "finetune.py --base_model m --lora_rank 8": "did you mean lora_r?",
-    "finetune.py --lora_r 8": "--base_model: is required",
-    "finetune.py --base_model m --adapter_name bottleneck": "bottleneck adapters are not in surefoot",
-    "finetune.py --base_model m --adapter_name prefix-tuning": "prefix-tuning adapters are not in surefoot",
-    "finetune.py --base_model m --load_8bit": "8 bits is not in surefoot",
-    "finetune.py --base_model m --bf16 --fp16": "bf16 and fp16 exclude each other",
-    "finetune.py --base_model m --batch_size 4 --micro_batch_size 8": "use at most 4",
-    "finetune.py --base_model m --learning_rate fast": "expected a number",
-    "finetune.py --base_model m --dora_simple False": "takes the norm as a constant",
-    "finetune.py --base_model m --Wdecompose_target_modules q_proj": "magnitude alone",
-    "finetune.py --base_model m --resume_from_checkpoint elsewhere/checkpoint-3": "in its own folder only",
-    "train_sft.py --model m --data d --out o --compile-mode over-head": "did you mean reduce-overhead?",
-    "train_sft.py --model m --data d": "--out: is needed",
-    "train_sft.py --model m --data d --out o --acum 3": "did you mean accum?",
-    "trl grpo --model_name_or_path m": "is another method than surefoot's",
-    "trl sft --model_name_or_path m --dataset_name d --packing": "counts packed rows",
-    "trl sft --model_name_or_path m --dataset_name d --lora_alfa 3": "did you mean lora_alpha?",
-    "trl sft --model_name_or_path m --dataset_name d --lora_rank 3": "did you mean lora_r?",
-    "trl sft --dataset_name d": "model_name_or_path: is required",
-    "axolotl train nowhere.yml": "nowhere.yml: cannot be read",
-    "axolotl inference lora.yml": "inference is no training",
-    "axolotl train lora.yml --sample-packing": "counts packed rows",
-    "axolotl train lora.yml --adaptor lora": "did you mean adapter?",
-    "axolotl train lora.yml --load-in-8bit": "8 bits is not in surefoot",
-    "tune run lora_dpo_single_device --config lora.yaml": "is no recipe of surefoot's",
-    "tune run lora_finetune_single_device --config llama3_1/8B_lora": "tune cp",
-    "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "counts packed rows",
-    "tune run lora_finetune_single_device --config lora.yaml model.lora_rnk=3": "did you mean model.lora_rank?",
-    "python simple_finetune.py --lr 3": "cannot be followed through its code",
-    "python nowhere.py --lr 3": "nowhere.py: cannot be read",
+WRONG = {  # command -> the setting that is refused
+    "finetune.py --lora_r 8": "base_model",
+    "finetune.py --base_model m --adapter_name bottleneck": "adapter_name",
+    "finetune.py --base_model m --adapter_name prefix-tuning": "adapter_name",
+    "finetune.py --base_model m --load_8bit": "load_8bit",
+    "finetune.py --base_model m --bf16 --fp16": "fp16",
+    "finetune.py --base_model m --batch_size 4 --micro_batch_size 8": "micro_batch_size",
+    "finetune.py --base_model m --learning_rate fast": "learning_rate",
+    "finetune.py --base_model m --dora_simple False": "dora_simple",
+    "finetune.py --base_model m --Wdecompose_target_modules q_proj": "Wdecompose_target_modules",
+    "finetune.py --base_model m --resume_from_checkpoint elsewhere/checkpoint-3": "resume_from_checkpoint",
+    "train_sft.py --model m --data d": "out",
+    "trl sft --model_name_or_path m --dataset_name d --packing": "packing",
+    "trl sft --dataset_name d": "model_name_or_path",
+    "axolotl train lora.yml --sample-packing": "sample_packing",
+    "axolotl train lora.yml --load-in-8bit": "load_in_8bit",
+    "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "dataset.packed",
+}
+MEANT = {  # command -> what its last word is likely to mean
+    "finetune.py --base_model m --lora_rank 8": "lora_r",
+    "train_sft.py --model m --data d --out o --compile-mode over-head": "reduce-overhead",
+    "train_sft.py --model m --data d --out o --acum 3": "accum",
+    "trl sft --model_name_or_path m --dataset_name d --lora_alfa 3": "lora_alpha",
+    "trl sft --model_name_or_path m --dataset_name d --lora_rank 3": "lora_r",
+    "axolotl train lora.yml --adaptor lora": "adapter",
+    "tune run lora_finetune_single_device --config lora.yaml model.lora_rnk=3": "model.lora_rank",
+}
+NOT_READ = {  # command -> code, and the fault's place
+    "trl grpo --model_name_or_path m": ("SF-TRANSLATE-COMMAND", "trl grpo"),
+    "axolotl inference lora.yml": ("SF-TRANSLATE-COMMAND", "axolotl"),
+    "tune run lora_dpo_single_device --config lora.yaml": ("SF-TRANSLATE-COMMAND", "tune run lora_dpo_single_device"),
+    "tune run lora_finetune_single_device --config llama3_1/8B_lora": ("SF-TRANSLATE-COMMAND", "llama3_1/8B_lora"),
+    "python simple_finetune.py --lr 3": ("SF-TRANSLATE-SCRIPT", "--lr 3"),
+    "axolotl train nowhere.yml": ("", "nowhere.yml"),
+    "python nowhere.py --lr 3": ("", "nowhere.py"),
 }
 
 
@@ -120,39 +125,45 @@ def test_twin_one_remark_on_all_flags_is_noticed():
         check_each_flag_has_its_meaning(same)
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_wrong_words_are_errors_that_say_what_to_do(text: str) -> None:
+def only_fault(text: str) -> Fault:
     with pytest.raises(InputError) as caught:
         command(text)
-    assert WRONG[text] in str(caught.value)
+    (fault,) = caught.value.faults
+    return fault
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        "q_proj v_proj",
-        "q_proj,v_proj",
-        '\'["q_proj", "v_proj"]\'',
-        "\"['q_proj','v_proj']\"",
-        "\"('q_proj', 'v_proj')\"",
-        "[q_proj, v_proj]",
-        "[q_proj,v_proj]",
-    ],
-)
-def test_lists_in_every_spelling(spelling: str) -> None:
-    found = command(f"finetune.py --base_model m --target_modules {spelling} --lora_r 4")
-    assert found.config["adapter"]["targets"] == ["q_proj", "v_proj"]
-    assert found.config["adapter"]["rank"] == 4
+def test_a_wrong_word_is_one_fault_at_its_setting() -> None:
+    assert {text: refused(lambda text=text: command(text)) for text in WRONG} == {
+        text: [name] for text, name in WRONG.items()
+    }
 
 
-@pytest.mark.parametrize("flag", ["--bf16", "--bf16=True", "--bf16 True", "--bf16=true", "--nobf16 --bf16"])
-def test_switches_in_every_spelling(flag: str) -> None:
-    assert command(f"finetune.py --base_model m {flag}").config["precision"]["compute"] == "bf16"
+def test_a_mistyped_word_is_told_what_was_meant() -> None:
+    assert [text for text, name in MEANT.items() if f"mean {name}?" not in only_fault(text).fix] == []
 
 
-@pytest.mark.parametrize("flag", ["", "--bf16=False", "--bf16 False", "--nobf16"])
-def test_a_switch_that_is_off(flag: str) -> None:
-    assert command(f"finetune.py --base_model m {flag}").config["precision"]["compute"] == "fp32"
+def test_a_command_that_is_not_read_says_where() -> None:
+    found = {text: only_fault(text) for text in NOT_READ}
+    assert {text: (fault.code, fault.where) for text, fault in found.items()} == NOT_READ
+
+
+def test_lists_in_every_spelling() -> None:
+    spellings = ["q_proj v_proj", "q_proj,v_proj", '\'["q_proj", "v_proj"]\'', "\"['q_proj','v_proj']\"",
+                 "\"('q_proj', 'v_proj')\"", "[q_proj, v_proj]", "[q_proj,v_proj]"]  # fmt: skip
+    for spelling in spellings:
+        found = command(f"finetune.py --base_model m --target_modules {spelling} --lora_r 4")
+        assert found.config["adapter"]["targets"] == ["q_proj", "v_proj"], spelling
+        assert found.config["adapter"]["rank"] == 4
+
+
+def test_switches_in_every_spelling() -> None:
+    spellings = {
+        "bf16": ("--bf16", "--bf16=True", "--bf16 True", "--bf16=true", "--nobf16 --bf16"),
+        "fp32": ("", "--bf16=False", "--bf16 False", "--nobf16"),
+    }
+    for compute, flags in spellings.items():
+        for flag in flags:
+            assert command(f"finetune.py --base_model m {flag}").config["precision"]["compute"] == compute, flag
 
 
 def test_keyword_arguments_come_to_the_same_as_flags() -> None:

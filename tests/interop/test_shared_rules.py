@@ -8,10 +8,10 @@ import shlex
 
 import pytest
 
+from helpers.refusals import refused
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.shared_rules import module_names
-from surefoot.system.errors import InputError
 
 
 @pytest.mark.parametrize("text", ["q_proj,v_proj", "q_proj v_proj", "['q_proj', 'v_proj']", "('q_proj','v_proj')"])
@@ -28,17 +28,15 @@ PATTERNS = [".*(q|v)_proj", "model.layers.[0-9]+.self_attn.(q|k|v|o)_proj", "(q|
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_twin_a_pattern_is_no_name(pattern):
-    with pytest.raises(ValueError, match="no pattern"):
+    with pytest.raises(ValueError):
         module_names(pattern)
     words = ["--model_name_or_path", "m", "--dataset_name", "d", "--use_peft", "--lora_target_modules", pattern]
-    with pytest.raises(InputError, match="no pattern"):
-        translate_command(["trl", "sft", *words], Options())
+    assert refused(lambda: translate_command(["trl", "sft", *words], Options())) == ["lora_target_modules"]
     axolotl = (
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n"
         f"learning_rate: 1e-4\nlora_target_modules: '{pattern}'\n"
     )
-    with pytest.raises(InputError, match="no pattern"):
-        translate_file("run.yml", axolotl, [], Options())
+    assert refused(lambda: translate_file("run.yml", axolotl, [], Options())) == ["lora_target_modules"]
 
 
 @pytest.mark.parametrize("spelling", ["q_proj,v_proj", "q_proj v_proj", "'q_proj, v_proj'"])
@@ -70,18 +68,16 @@ def test_what_is_there_is_gone_on_with(words, named):
 
 @pytest.mark.parametrize("words", [TRL, FINETUNE, f"{LLAMAFACTORY} --resume_from_checkpoint"])
 @pytest.mark.parametrize(
-    ("named", "newest", "said"),
+    ("named", "newest", "code"),
     [
-        ("out/checkpoint-7", "checkpoint-52", "the newest that verifies is checkpoint-52"),
-        ("out/checkpoint-500", None, "holds no checkpoint"),
-        ("True", None, "holds no checkpoint"),
-        ("elsewhere/checkpoint-7", "checkpoint-7", "in its own folder only"),
+        ("out/checkpoint-7", "checkpoint-52", "SF-RESUME-CHANGED"),
+        ("out/checkpoint-500", None, "SF-CHECKPOINT-NONE"),
+        ("True", None, "SF-CHECKPOINT-NONE"),
+        ("elsewhere/checkpoint-7", "checkpoint-7", "SF-TRANSLATE-SETTING"),
     ],
 )
-def test_twin_what_is_not_there_is_refused(words, named, newest, said):
-    with pytest.raises(InputError, match=said) as caught:
-        arguments(f"{words} {named}", newest)
-    assert str(caught.value).startswith("--resume_from_checkpoint")
+def test_twin_what_is_not_there_is_refused(words, named, newest, code):
+    assert refused(lambda: arguments(f"{words} {named}", newest), code) == ["resume_from_checkpoint"]
 
 
 def test_a_tool_that_looks_for_one_itself_starts_without():

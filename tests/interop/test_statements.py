@@ -78,33 +78,37 @@ def test_what_has_no_counterpart_is_noted(statement, fate):
     assert fates(translated(statement))[statement] == fate
 
 
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    [
-        ("if big: args.num_train_epochs = 5", "cannot be followed"),
-        ("args.num_train_epochs += 1", "cannot be followed"),
-        ("args.learning_rate = pick()", "pick() is no literal"),
-        ("args.set_training(learning_rate=1e-3)", "changes a setting by a call"),
-        ("setattr(args, 'seed', 3)", "changes a setting by a call"),
-        ("for p in model.parameters(): p.requires_grad = False", "chooses which weights train"),
-        ("model.lm_head.requires_grad_(False)", "chooses which weights train"),
-        ("model.config.rope_theta = 1e6", "changes the model"),
-        ("tokenizer.add_tokens(['<x>'])", "new tokens are not in surefoot"),
-        ("tokenizer.chat_template = TEMPLATE", "into a .jinja file"),
-        ("model = PeftModel.from_pretrained(model, 'a')", "merge it first"),
-        ("unknown.learning_rate = 3", "cannot be followed"),
-    ],
-)
-def test_what_would_be_lost_is_a_fault_with_its_place(statement, said):
+LOST = [
+    "if big: args.num_train_epochs = 5",
+    "args.num_train_epochs += 1",
+    "args.learning_rate = pick()",
+    "args.set_training(learning_rate=1e-3)",
+    "setattr(args, 'seed', 3)",
+    "for p in model.parameters(): p.requires_grad = False",
+    "model.lm_head.requires_grad_(False)",
+    "model.config.rope_theta = 1e6",
+    "tokenizer.add_tokens(['<x>'])",
+    "tokenizer.chat_template = TEMPLATE",
+    "model = PeftModel.from_pretrained(model, 'a')",
+    "unknown.learning_rate = 3",
+]
+
+
+def fault(*before, **places):
     with pytest.raises(InputError) as caught:
-        translated(statement)
-    assert said in str(caught.value)
-    assert str(caught.value).startswith("train.py:6")
+        translated(*before, **places)
+    (found,) = caught.value.faults
+    return found
+
+
+def test_what_would_be_lost_is_a_fault_with_its_place():
+    found = {statement: fault(statement) for statement in LOST}
+    assert {one.code for one in found.values()} == {"SF-TRANSLATE-SCRIPT"}
+    assert [statement for statement, one in found.items() if not one.where.startswith("train.py:6")] == []
 
 
 def test_a_setting_after_the_trainer_is_made_is_a_fault():
-    with pytest.raises(InputError, match="cannot be followed"):
-        translated(after="args.seed = 3\ntrainer.train()")
+    assert fault(after="args.seed = 3\ntrainer.train()").where == "train.py:9:1"
 
 
 def test_beside_an_adapter_freezing_changes_nothing():
@@ -128,8 +132,7 @@ def test_what_a_collator_learns(collator, learned):
 
 
 def test_a_collator_that_masks_is_a_fault_and_one_of_code_is_told():
-    with pytest.raises(InputError, match="masked language modelling"):
-        translated(trainer=", data_collator=DataCollatorForLanguageModeling(t)")
+    assert fault(trainer=", data_collator=DataCollatorForLanguageModeling(t)").where.startswith("train.py:8:")
     assert fates(translated(trainer=", data_collator=mine"))["data_collator=…"] == "changed"
 
 
@@ -138,8 +141,7 @@ def test_early_stopping_is_a_setting_and_another_callback_is_code():
     found = translated(trainer=f"{held}, callbacks=[EarlyStoppingCallback(3, 0.01), Mine()]")
     assert found.config["early_stopping"] == {"patience": 3, "min_delta": 0.01}
     assert fates(found)["callbacks=Mine()"] == "changed"
-    with pytest.raises(InputError, match="nothing to evaluate on"):
-        translated(trainer=", callbacks=[EarlyStoppingCallback(3)]")
+    assert fault(trainer=", callbacks=[EarlyStoppingCallback(3)]").code == "SF-TRANSLATE-SETTING"
 
 
 def test_evaluation_data_keep_the_split_that_is_named():

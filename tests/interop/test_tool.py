@@ -8,8 +8,8 @@ import pytest
 
 from surefoot.config.schema import RunConfig
 from surefoot.interop import finetune
-from surefoot.interop.llamafactory.voice import trainer_row, voice
-from surefoot.interop.tool_log import End, RunFacts
+from surefoot.interop.llamafactory.log_lines import log_lines
+from surefoot.interop.tool_log import End, RunFacts, trainer_row
 from surefoot.interop.translation import Translation
 
 CONFIG = RunConfig.model_validate({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "out"})
@@ -36,7 +36,7 @@ def scaled(factor: float) -> RunFacts:
 
 
 def lines(facts: RunFacts, template: str | None = "phi") -> list[str]:
-    return list(voice(Translation("LLaMA-Factory", "train", {}, (), given={"template": template})).ready(facts))
+    return list(log_lines(Translation("LLaMA-Factory", "train", {}, (), given={"template": template})).ready(facts))
 
 
 def test_rows_are_trainers():
@@ -81,7 +81,7 @@ def test_what_was_not_done_is_not_said():
 
 
 def test_the_end():
-    bos = voice(Translation("LLaMA-Factory", "train", {}, (), given={"use_bos_zero_training": True}))
+    bos = log_lines(Translation("LLaMA-Factory", "train", {}, (), given={"use_bos_zero_training": True}))
     written = End("out", frozenset({"bos_zero_config.json"}), {})
     assert bos.finished(written) == [
         "💾 BOS zeroing configuration saved to out/bos_zero_config.json",
@@ -111,7 +111,7 @@ def test_a_bos_that_the_template_writes_was_not_added(template):
 def test_cudnn_is_disabled_only_where_it_could_have_run(device, attention, compute, cudnn, said):
     config = RunConfig.model_validate(CONFIG.model_dump() | {"attention": {"implementation": "sdpa", "cudnn": cudnn}})
     facts = replace(FACTS, device=device, attention=attention, compute=compute, config=config)
-    found = finetune.voice(Translation("finetune.py", "train", {}, ())).ready(facts)
+    found = finetune.log_lines(Translation("finetune.py", "train", {}, ())).ready(facts)
     assert ("Disabled cuDNN SDPA for bf16 stability" in found) == said
 
 

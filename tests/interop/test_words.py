@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.refusals import refused
 from surefoot.interop.words import parse_document, read_document, read_flags, read_pairs
 from surefoot.system.errors import InputError
 
@@ -47,8 +48,7 @@ def test_pairs():
         "b": ["x", "y"],
         "c": None,
     }
-    with pytest.raises(InputError, match="is not key=value"):
-        read_pairs(["--rank"])
+    assert refused(lambda: read_pairs(["--rank"])) == ["rank"]
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "run.json"])
@@ -64,5 +64,5 @@ def test_a_file_knows_its_lines(name):
 
 def test_a_key_given_twice_is_an_error():
     for name, text in (("run.json", '{"rank": 8, "rank": 9}'), ("run.yaml", "rank: 8\nrank: 9\n")):
-        with pytest.raises(InputError, match="duplicate key"):
+        with pytest.raises(InputError):
             parse_document(text, name)

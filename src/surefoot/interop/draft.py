@@ -1,4 +1,4 @@
-"""A translation in the making: takes another tool's words, row by row, and keeps account of every one of them.
+"""Translate another tool's settings, row by row and rule by rule, with a note on what became of each.
 
     draft = Draft(dialect, words)
     draft.set("batch.size", draft["per_device_train_batch_size"] * 4, "per_device_train_batch_size")
@@ -6,7 +6,7 @@
 
 `draft["name"]` is the value given, else the tool's default. What `set` writes from given words is carried over, or
 changed where a reason is named; what it writes from defaults alone is assumed, and left out where ours is the same.
-`finish` refuses to end while a given word has no fate.
+`finish` raises while a given word has no note.
 
 Keys of surefoot's own beside another tool's command: `surefoot run log_every=1 -- finetune.py …`.
 """
@@ -36,8 +36,13 @@ _RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
 
 @dataclass(frozen=True)
 class Dialect:
-    """A tool's language. rules: read the joint rows, in this order. aliases: older names of a setting -> its name.
-    elsewhere: what other tools call a setting -> its name here, to be suggested."""
+    """What is known of a tool's settings.
+
+    rows: name -> setting.
+    rules: read the joint rows, in this order.
+    aliases: older name of a setting -> its name.
+    elsewhere: what other tools call a setting -> its name in this one, to be suggested.
+    """
 
     tool: str
     rows: Mapping[str, Row]
@@ -108,7 +113,11 @@ class Draft:
         return value
 
     def set(self, key: str, value: Any, *names: str, why: str = "") -> None:
-        """Write one key of ours. names: the words that decide it; why: what is not quite the same here."""
+        """Write one key of ours.
+
+        names: the settings that decide it. Where none is given and our default is the same, nothing is written.
+        why: what is not quite the same here.
+        """
         given = [name for name in names if self.given(name)]
         ours = all_keys()[key]
         if not given and value == ours.default and not ours.required:

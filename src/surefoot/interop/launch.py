@@ -48,15 +48,16 @@ def untrained(config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What a translation may know and ask beside the words themselves.
+    """What a translation may read besides the words themselves.
 
-    allow_unknown: list words that the tool does not know, in place of refusing them. devices: accelerators that a
-    launcher which names no number would use. read: the text of a file that a config or command names; InputError
-    where it cannot be had. environment: what of this process's own a tool would read; a NAME=value in the command goes
-    before it. newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be seen.
-    folder: the working folder, by which tools are known whose programs have the same name. first: the first record of
-    a data file or folder, whatever its size; None where none can be seen. example: the text that a config would train
-    of its first record; None where model or data are not here.
+    allow_unknown: list settings that surefoot does not know, in place of refusing them.
+    devices: accelerators that a launcher uses which is told no number.
+    read: the text of a file that a config or command names; InputError where it cannot be read.
+    environment: variables of this process that a tool would read; a NAME=value in the command goes before it.
+    newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be looked at.
+    folder: the working folder, by which programs of the same name are told apart.
+    first: the first record of a data file or folder, whatever its size; None where it cannot be read.
+    example: the text that a config would train of its first record; None where model or data are not here.
     """
 
     allow_unknown: bool = False
@@ -71,10 +72,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Command:
-    """program: as written, a file or the name of a command; the dotted name where `module`. launcher: "" for none.
-    facts: what the launcher settles for the program, such as mixed_precision. notes: on the words of the launch.
-    folder: where it is started. processes: how many the launcher starts. facts["processes"]: the same, or how
-    many there are already where one of them reads this. engine: how they share memory out, as keys of `parallel`."""
+    """A program and its arguments, without what starts it.
+
+    program: as written, a file or the name of a command; the dotted name where `module`.
+    environment: variables set for it.
+    launcher: its name; "" for none.
+    facts: what the launcher decides for the program, such as mixed_precision. "processes": how many there are, also
+        where one of them reads this.
+    notes: on the words of the launch.
+    folder: where it is started.
+    processes: how many the launcher starts.
+    engine: how they share memory, as keys of `parallel`.
+    """
 
     program: str
     arguments: tuple[str, ...] = ()

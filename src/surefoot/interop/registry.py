@@ -109,4 +109,4 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
 
 def log_of(translation: Translation) -> ToolLog:
     """The log lines of the tool that was translated."""
-    return next((tool.voice(translation) for tool in tools() if tool.name == translation.tool), NO_LINES)
+    return next((tool.log(translation) for tool in tools() if tool.name == translation.tool), NO_LINES)

@@ -42,9 +42,19 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """name, default: the tool's; a tuple of values that mean the same as the default, `same`. type: how the value is
-    checked. keys: ours that it decides. turn: its value -> ours, or Refusal. about: why, the end of a sentence.
-    secret: shown nowhere. null: what a null written out means; None: nothing, the default stands."""
+    """One setting of another tool.
+
+    name, default: the tool's.
+    kind: what becomes of it, as the functions below say.
+    keys: keys of ours that it decides.
+    type: checks and reads the value; ValueError says what was expected.
+    turn: its value -> ours, or Refusal.
+    about: why, as the end of a sentence.
+    fix: what to do instead, where it is refused.
+    same: values that mean the same as the default.
+    secret: shown nowhere.
+    null: what a null written out means; None: the default stands.
+    """
 
     name: str
     default: Any

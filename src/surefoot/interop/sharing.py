@@ -39,7 +39,7 @@ _WRAPS = "surefoot wraps every decoder layer, and no number depends on it"
 
 @dataclass(frozen=True)
 class Names:
-    """What a tool calls the settings that a file of DeepSpeed's repeats. implied: fsdp_config alone asks for FSDP."""
+    """What a tool calls the settings that a DeepSpeed file repeats. implied: fsdp_config alone asks for FSDP."""
 
     micro: str
     accumulation: str

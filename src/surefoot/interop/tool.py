@@ -11,15 +11,16 @@ from surefoot.interop.tool_log import NO_LINES, ToolLog
 from surefoot.interop.translation import Note, Translation
 
 
-def silent(translation: Translation) -> ToolLog:
-    return NO_LINES
-
-
 @dataclass(frozen=True)
 class Tool:
-    """claims_command, claims_file(path, text): whether it is this tool's. from_file(path, text, overrides, options).
-    environment_note: what it says of a NAME=value or a launcher's word. voice: the lines
-    that its users search a log for. rows: its flags, for --help; none where it takes a file."""
+    """One tool whose settings are translated.
+
+    claims_command, claims_file(path, text): whether it is this tool's.
+    from_command, from_file(path, text, overrides, options): read it; InputError with every fault.
+    environment_note: the note on a NAME=value or a launcher's word, as this tool takes it.
+    log: the lines that its users search a log for.
+    rows: its flags, for --help; none where it takes a file.
+    """
 
     name: str
     claims_command: Callable[[Command], bool]
@@ -27,5 +28,5 @@ class Tool:
     claims_file: Callable[[str, str], bool] = lambda path, text: False
     from_file: Callable[[str, str, Sequence[str], Options], Translation] | None = None
     environment_note: Callable[[Note], Note] = lambda note: note
-    voice: Callable[[Translation], ToolLog] = silent
+    log: Callable[[Translation], ToolLog] = lambda translation: NO_LINES
     rows: Mapping[str, Row] = field(default_factory=dict)

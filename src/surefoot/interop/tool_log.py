@@ -6,6 +6,7 @@ would not be true here, it is left out or worded truly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,3 +77,17 @@ class ToolLog:
 
 
 NO_LINES = ToolLog()
+
+
+def trainer_row(row: Mapping[str, Any]) -> Lines:
+    """Trainer's own lines: a dict of what was measured."""
+    if "eval_loss" in row:
+        accuracy = {"eval_accuracy": round(row["eval_accuracy"], 4)} if "eval_accuracy" in row else {}
+        return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
+    rate = float(f"{row['lr']:.4g}")
+    return [str({"loss": _number(row["loss"]), "learning_rate": rate, "epoch": round(row["epoch"], 2)})]
+
+
+def _number(value: float | None) -> float:
+    """A loss that is not finite is null in the log; Trainer prints nan."""
+    return math.nan if value is None else round(value, 4)

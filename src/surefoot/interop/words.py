@@ -29,8 +29,13 @@ _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True)
 class Word:
-    """name: what the tool calls it. where: "run.yaml:3:1" or the flag. shown: as its user knows it. written: the value
-    before it was read, where it is known."""
+    """One setting as it was given.
+
+    name, value: the tool's name of it, and the value as YAML reads it.
+    where: "run.yaml:3:1", or the flag.
+    shown: as its user wrote it, for messages.
+    written: the value's text before it was read; None where that is not known.
+    """
 
     name: str
     value: Any

@@ -12,9 +12,9 @@ from functools import partial
 
 from surefoot.interop.deepspeed_chat import rules
 from surefoot.interop.deepspeed_chat.data import data_rule
+from surefoot.interop.deepspeed_chat.log_lines import log_lines
 from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
 from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
-from surefoot.interop.deepspeed_chat.voice import voice
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
@@ -100,7 +100,7 @@ TOOLS = (
             name=f"{NAME} {TITLES[step]}",
             claims_command=partial(_claims, step),
             from_command=partial(_from_command, step),
-            voice=partial(voice, step),
+            log=partial(log_lines, step),
             rows=STEPS[step],
         )
         for step in FOLDERS

@@ -22,11 +22,10 @@ from surefoot.interop.finetune import rules as sources
 from surefoot.interop.finetune.rows import ALPACA_LORA, GUIDE, LISTS, ORIGINAL, SWITCHES
 from surefoot.interop.finetune.rules import MICRO, Source, rules_of
 from surefoot.interop.launch import Command, Options, inherited
-from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import Row
 from surefoot.interop.tool import Tool
-from surefoot.interop.tool_log import Lines, RunFacts, ToolLog
+from surefoot.interop.tool_log import Lines, RunFacts, ToolLog, trainer_row
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import Word, read_only_flags
 from surefoot.system.errors import InputError
@@ -152,8 +151,8 @@ def _ready(facts: RunFacts) -> Lines:
     return lines
 
 
-def voice(translation: Translation) -> ToolLog:
+def log_lines(translation: Translation) -> ToolLog:
     return ToolLog(started=lambda: banner(translation), ready=_ready, row=trainer_row)
 
 
-FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, voice=voice, rows=ROWS)
+FINETUNE = Tool(name=TOOL, claims_command=claims, from_command=from_command, log=log_lines, rows=ROWS)

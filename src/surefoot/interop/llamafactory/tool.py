@@ -13,9 +13,9 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
+from surefoot.interop.llamafactory.log_lines import log_lines
 from surefoot.interop.llamafactory.rows import ROWS
 from surefoot.interop.llamafactory.rules import RULES
-from surefoot.interop.llamafactory.voice import voice
 from surefoot.interop.settings import names, number, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Note, Translation, in_processes
@@ -179,7 +179,7 @@ LLAMAFACTORY = Tool(
     claims_file=claims_file,
     from_file=from_file,
     environment_note=environment_note,
-    voice=voice,
+    log=log_lines,
     rows=ROWS,
 )
 

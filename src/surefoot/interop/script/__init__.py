@@ -16,14 +16,13 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import script_error
 from surefoot.interop.launch import Command, Options, inherited
-from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.script.data import code_notes
 from surefoot.interop.script.literals import Script
 from surefoot.interop.script.reader import PLAIN_TRAINER, ROWS, Reader
 from surefoot.interop.script.rules import SHARED, data_rule, precision_rule, set_kernels
 from surefoot.interop.settings import by_name
 from surefoot.interop.tool import Tool
-from surefoot.interop.tool_log import ToolLog
+from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import InputError
 
@@ -92,5 +91,5 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
 
 
 SCRIPT = Tool(
-    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: ToolLog(row=trainer_row)
+    NAME, claims_command, from_command, claims_file, from_file, log=lambda translation: ToolLog(row=trainer_row)
 )

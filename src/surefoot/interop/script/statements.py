@@ -58,8 +58,12 @@ _LOST = {
 
 @dataclass
 class Statements:
-    """arguments, lora, trainer: the calls that make them. names: LoraConfig's words -> ours. known: settings of a
-    training."""
+    """Reads attributes and calls into words, notes and faults.
+
+    arguments, trainer, lora: the calls that make these objects.
+    names: LoraConfig's settings -> names of rows.
+    known: names of a training's settings.
+    """
 
     script: Script
     arguments: ast.Call

@@ -16,7 +16,6 @@ from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, FirstRecord, Options, inherited
-from surefoot.interop.llamafactory.voice import trainer_row
 from surefoot.interop.settings import (
     ALL_POSITIONS,
     NO_LIMIT,
@@ -35,7 +34,7 @@ from surefoot.interop.settings import (
 )
 from surefoot.interop.shared_rules import module_names, set_default_targets
 from surefoot.interop.tool import Tool
-from surefoot.interop.tool_log import ToolLog
+from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import set_data
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
@@ -354,6 +353,4 @@ def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, .
     return count.value, launchers.engine(_PROFILES[profile.value] if profile else {}), notes
 
 
-TRL = Tool(
-    NAME, claims_command, from_command, claims_file, from_file, voice=lambda translation: ToolLog(row=trainer_row)
-)
+TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, log=lambda translation: ToolLog(row=trainer_row))

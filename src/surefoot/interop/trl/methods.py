@@ -160,7 +160,12 @@ def _nothing(draft: Draft) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """stage: ours. rows: its own settings. rule: reads them together."""
+    """One of TRL's trainers.
+
+    stage: ours.
+    rows: its own settings.
+    rule: reads them together.
+    """
 
     stage: str
     rows: tuple[Row, ...]

@@ -17,7 +17,7 @@ from surefoot.interop.translation import Translation
 _KEPT = 0.9  # of the moving average of the reward, as there
 
 
-def voice(step: Step, translation: Translation) -> ToolLog:
+def log_lines(step: Step, translation: Translation) -> ToolLog:
     rows: dict[Step, Callable[[Mapping[str, Any]], Lines]] = {"sft": _perplexity, "reward": _scores}
     return ToolLog(row=_rollouts() if step == "ppo" else rows.get(step, lambda row: ()))
 

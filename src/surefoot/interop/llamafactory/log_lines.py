@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from surefoot.interop.llamafactory.data import SAME, writes_bos
-from surefoot.interop.tool_log import End, Lines, RunFacts, ToolLog
+from surefoot.interop.tool_log import End, Lines, RunFacts, ToolLog, trainer_row
 from surefoot.interop.translation import Translation
 
 _IGNORED = -100  # label of a token without loss
 _BOS_FILE = "bos_zero_config.json"
 
 
-def voice(translation: Translation) -> ToolLog:
+def log_lines(translation: Translation) -> ToolLog:
     bos = bool(translation.given.get("use_bos_zero_training"))
     template = str(translation.given.get("template"))
     adds = template in SAME and not writes_bos(template)  # else the template has written it, and nothing was added
@@ -23,15 +21,6 @@ def voice(translation: Translation) -> ToolLog:
         return [*_example(facts), *_attention(facts), *_bos(facts, adds=adds)]
 
     return ToolLog(ready=ready, row=trainer_row, finished=_finished_with_bos if bos else _finished)
-
-
-def trainer_row(row: Mapping[str, Any]) -> Lines:
-    """Trainer's own lines: a dict of what was measured."""
-    if "eval_loss" in row:
-        accuracy = {"eval_accuracy": round(row["eval_accuracy"], 4)} if "eval_accuracy" in row else {}
-        return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
-    rate = float(f"{row['lr']:.4g}")
-    return [str({"loss": _number(row["loss"]), "learning_rate": rate, "epoch": round(row["epoch"], 2)})]
 
 
 def _example(facts: RunFacts) -> Iterator[str]:
@@ -71,8 +60,3 @@ def _finished(end: End) -> Lines:
 def _finished_with_bos(end: End) -> Lines:
     saved = [f"💾 BOS zeroing configuration saved to {end.folder}/{_BOS_FILE}"] if _BOS_FILE in end.files else []
     return [*saved, *_finished(end)]
-
-
-def _number(value: float | None) -> float:
-    """A loss that is not finite is null in the log; Trainer prints nan."""
-    return math.nan if value is None else round(value, 4)
