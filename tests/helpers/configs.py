@@ -95,10 +95,12 @@ def _value(fragment: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.tuples(*[_value(item) for item in fragment["prefixItems"]]).map(list)
         case "array":
             return st.lists(_value(fragment["items"]), min_size=fragment.get("minItems", 0), max_size=3)
-        case "string" if "pattern" in fragment:
+        case "string" if "steps" in fragment.get("pattern", ""):
             return st.builds(
                 "{} {}".format, st.integers(1, 10**6), st.sampled_from(["step", "steps", "epochs", "tokens"])
             )
+        case "string" if "pattern" in fragment:
+            return st.from_regex(fragment["pattern"], fullmatch=True, alphabet=st.characters(max_codepoint=127))
         case _:
             return TEXT
 

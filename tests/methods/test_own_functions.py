@@ -17,6 +17,7 @@ ROWS = [{"task": f"Say sky {n} times.", "words": ["sky"] * n} for n in range(1, 
 OWN = """
 import surefoot
 from surefoot.methods.losses.sft import sft_loss
+from torch.nn import functional as F
 
 def doubled(model, batch):
     found = sft_loss(model, batch)
@@ -27,6 +28,15 @@ def sky(record):
 
 def words(answers):
     return sum(len(one.answer.split()) for one in answers) / len(answers)
+
+def logistic(pairs, constants):
+    return -F.logsigmoid(constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio))
+
+def per_token(pairs, constants):
+    return -F.logsigmoid(constants.beta * (pairs.chosen_mean - pairs.rejected_mean) - constants.margin)
+
+def mean(pairs, constants):
+    return logistic(pairs, constants).mean()
 
 number = 3
 """
@@ -116,6 +126,78 @@ def test_what_is_not_there_is_one_fault_and_nothing_is_written(config, tmp_path,
         surefoot.train(config | {"functions": NAMED["functions"] | named})
     assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def pairs(config, tmp_path):
+    rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "trout"} for n in range(1, 9)]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    changed = {"stage": "dpo", "data": {"train": "pairs.json", "eval": 2}, "metrics": {"names": []}}
+    return config | changed
+
+
+def with_loss(config, loss, output, **keys):
+    return config | {"alignment": {"loss": loss, **keys}, "output": output}
+
+
+@pytest.mark.parametrize(
+    ("own", "built_in", "keys", "own_keys"),
+    [
+        ("own.py:logistic", "sigmoid", {"sft": 0.5}, {}),
+        ("own.py:per_token", "simpo", {"margin": 0.2}, {"reference": "none"}),
+    ],
+)
+def test_a_loss_of_pairs_of_one_s_own_is_the_built_in_one_of_the_same_formula(pairs, own, built_in, keys, own_keys):
+    named = surefoot.train(with_loss(pairs, own, "named", **keys, **own_keys))
+    plain = surefoot.train(with_loss(pairs, built_in, "plain", **keys))
+    assert (logged(named), weights(named)) == (logged(plain), weights(plain))
+    rewards = [
+        [{key: value for key, value in json.loads(line).items() if "reward" in key or "logp" in key} for line in lines]
+        for lines in ((one.folder / "trainer_log.jsonl").read_text().splitlines() for one in (named, plain))
+    ]
+    assert rewards[0] == rewards[1]
+    assert any("reward_margin" in row for row in rewards[0])
+    opened = json.loads((named.folder / "plan.json").read_text())["plan"]["reference"]["value"]
+    assert opened == ("none" if own_keys else "adapter-off")
+
+
+def test_twin_another_formula_is_another_run(pairs):
+    named = surefoot.train(with_loss(pairs, "own.py:logistic", "named"))
+    other = surefoot.train(with_loss(pairs, "hinge", "other"))
+    assert weights(named) != weights(other)
+
+
+def test_a_resumed_run_refuses_a_changed_loss_of_pairs(pairs, tmp_path):
+    surefoot.train(with_loss(pairs, "own.py:logistic", "run"))
+    (tmp_path / "own.py").write_text(OWN.replace("constants.beta *", "2 * constants.beta *"))
+    longer = with_loss(pairs, "own.py:logistic", "run") | {"duration": "3 steps"}
+    with pytest.raises(IntegrityError) as caught:
+        surefoot.train(longer, resume=True)
+    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+    (tmp_path / "own.py").write_text(OWN)
+    assert surefoot.train(longer, resume=True).finished
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "where"),
+    [
+        ({"loss": "own.py:mean"}, "SF-OWN-FUNCTION", "alignment.loss"),
+        ({"loss": "own.py:logistic_"}, "SF-OWN-FUNCTION", "alignment.loss"),
+        ({"loss": "none.py:logistic"}, "SF-FILE-MISSING", "alignment.loss"),
+        ({"loss": "logistic"}, "SF-CONFIG-VALUE", "alignment.loss"),
+        ({"loss": "sigmoid", "reference": "none"}, "SF-CONFIG-CONFLICT", "alignment.reference"),
+    ],
+)
+def test_what_is_no_loss_of_pairs_is_refused(pairs, keys, code, where):
+    with pytest.raises(InputError) as caught:
+        surefoot.train(pairs | {"alignment": keys})
+    assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
+
+
+def test_a_loss_that_says_none_and_asks_for_the_reference_is_told(pairs):
+    with pytest.raises(InputError) as caught:
+        surefoot.train(with_loss(pairs, "own.py:logistic", "run", reference="none"))
+    assert [fault.code for fault in caught.value.faults] == ["SF-OWN-FUNCTION"]
 
 
 def test_two_losses_are_refused(config):

@@ -165,7 +165,7 @@ def in_words(fragment: Fragment) -> str:
         case "object":
             return "names for names, such as " + as_yaml(fragment["examples"][0])
         case "string" if "pattern" in fragment:
-            return "a length such as 200 steps, 3 epochs or 1e6 tokens"
+            return str(fragment["title"])
         case "string":
             return "text"
         case kind:

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.config.methods import AlignmentConfig, PpoConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
-from surefoot.method_facts.losses import read_by
+from surefoot.method_facts.losses import NO_REFERENCE, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
 from surefoot.system.redaction import veiled
 
@@ -111,7 +111,7 @@ def losses(config: RunConfig) -> Iterator[Problem]:
     key_of_loss = f"{method.section}.loss"
     for key in changed_keys(given):
         readers = read_by(key, method.losses)
-        if readers and given.loss not in readers:
+        if readers and key not in config.loss.keys:
             named = " and ".join(readers)
             what = f"of the losses only {named} {'reads' if len(readers) == 1 else 'read'} it, and it is {given.loss}"
             fix = f"leave it out, or set {key_of_loss} to {' or '.join(readers)}"
@@ -123,10 +123,13 @@ def references(config: RunConfig) -> Iterator[Problem]:
         return
     given, default, stage = config.alignment, AlignmentConfig(), config.stage
     if not config.needs_reference:
-        if given.reference != default.reference:
+        if given.reference != default.reference and given.loss in config.method.losses:
             what = f"alignment.loss {given.loss} compares with no reference"
             yield problem("alignment.reference", what, "leave it out", "alignment.loss")
         return
+    if given.reference == NO_REFERENCE:
+        what = f"{given.loss if config.loss else stage} compares with a reference"
+        yield problem("alignment.reference", what, "leave it out, or use model or cached", "alignment.loss")
     if config.method.other_prompts and given.reference == "cached":
         what = (
             f"stage {stage} pairs prompts with other answers in each step, whose log-probabilities nobody knows before"

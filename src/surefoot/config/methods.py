@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_serializer
 
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
-from surefoot.config.types import Count, Flag, NonNegative, Number, Positive, Section, Text
+from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, Text
 from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ class RewardConfig(Section):
 
 
 class AlignmentConfig(Section):
-    loss: PairLoss = "sigmoid"
+    loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024, simpo: Meng et al. 2024 and cpo: Xu et al. 2024, which need no reference."""
+    et al. 2024, simpo: Meng et al. 2024 and cpo: Xu et al. 2024, which need no reference. FILE.py:FUNCTION or
+    MODULE:FUNCTION: a loss of your own, (pairs, constants) -> the loss of each pair."""
     beta: Positive = 0.1
     """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo, cpo: scale of
     the reward."""
@@ -53,7 +54,8 @@ class AlignmentConfig(Section):
     reference: Annotated[Text, Field(examples=["cached"])] = "auto"
     """The policy to stay close to. auto: adapter-off with an adapter, else model. adapter-off: the base under the
     adapter. model: a second copy of the base. cached: log-probabilities of the base, computed once before step 1.
-    Anything else: folder or hub id of another model with the same tokenizer."""
+    none: for a loss of your own that needs no reference. Anything else: folder or hub id of another model with the
+    same tokenizer."""
 
 
 class PpoConfig(Section):

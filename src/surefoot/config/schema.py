@@ -26,7 +26,7 @@ from surefoot.config.types import (
     Switch,
     Text,
 )
-from surefoot.method_facts.losses import LossFacts
+from surefoot.method_facts.losses import NO_REFERENCE, LossFacts, own_pair_loss
 from surefoot.method_facts.methods import METHODS, MethodFacts
 
 if TYPE_CHECKING:
@@ -350,7 +350,10 @@ class RunConfig(Section):
     @property
     def loss(self) -> LossFacts | None:
         """What is true of the loss that the method's section names; None for a method that has one loss alone."""
-        return self.method.losses[getattr(self, str(self.method.section)).loss] if self.method.losses else None
+        if not self.method.losses:
+            return None
+        name = getattr(self, str(self.method.section)).loss
+        return self.method.losses.get(name) or own_pair_loss(reference=self.alignment.reference != NO_REFERENCE)
 
     @property
     def needs_reference(self) -> bool:

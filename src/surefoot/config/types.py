@@ -39,6 +39,8 @@ NonNegative = Annotated[float, Field(ge=0), Number]
 Share = Annotated[float, Field(ge=0, lt=1), Number]
 Text = Annotated[str, Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
+_FUNCTION = r"^[^:]+:[A-Za-z_][A-Za-z_0-9]*$"  # FILE.py:FUNCTION or MODULE:FUNCTION
+OwnFunction = Annotated[str, Field(pattern=_FUNCTION, title="a function such as own.py:my_loss")]
 Switch = Annotated[
     Literal["auto", "on", "off"], BeforeValidator(_on_off), WithJsonSchema({"enum": ["auto", "on", "off", True, False]})
 ]
@@ -128,4 +130,6 @@ class Duration:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "pattern": _PATTERN.pattern, "examples": ["200 steps", "3 epochs", "1e6 tokens"]}
+        examples = ["200 steps", "3 epochs", "1e6 tokens"]
+        title = "a length such as 200 steps, 3 epochs or 1e6 tokens"
+        return {"type": "string", "title": title, "pattern": _PATTERN.pattern, "examples": examples}

@@ -44,6 +44,17 @@ PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
     }
 )
 
+NO_REFERENCE = "none"  # of alignment.reference
+
+
+def own_pair_loss(*, reference: bool) -> LossFacts:
+    """The facts of a pair loss that the config names as FILE.py:FUNCTION: it is given every constant of the section.
+
+    reference: whether it compares with one, which the config says.
+    """
+    return LossFacts(reference=reference, keys=("label_smoothing", "margin"))
+
+
 REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
     {
         "last": LossFacts(reference=False, compared="the scores at the last tokens of both answers are compared"),

@@ -22,8 +22,9 @@ from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.examples import stage_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, with_reference
-from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.methods.losses.preference import LOSSES, Constants, own_loss, pair_objective
 from surefoot.methods.method import Notify, PreparedRun, Setup, Stage
+from surefoot.methods.own_functions import own_function
 from surefoot.methods.reference import open_reference
 from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import RunPlan
@@ -34,7 +35,10 @@ def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     """The pairs under a plan."""
     options = config.alignment
     constants = Constants(options.beta, options.label_smoothing, options.margin)
-    objective = preference_loss(options.loss, constants, options.sft)
+    facts = config.loss
+    assert facts is not None, "dpo is a family of losses"
+    row = LOSSES.get(options.loss) or own_loss(own_function(options.loss, "alignment.loss"), options.loss, facts)
+    objective = pair_objective(row, facts, constants, options.sft)
     return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 

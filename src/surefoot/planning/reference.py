@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
+from surefoot.method_facts.losses import NO_REFERENCE
 from surefoot.planning.memory import base_bytes
 from surefoot.planning.plan import Choice
 from surefoot.planning.workload import Workload
 
-ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", "none"
+ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", NO_REFERENCE
 _WHY = {
     ADAPTER_OFF: "the base under the adapter: no second copy in memory",
     MODEL: "a second copy of the base, frozen, held as the base is",

@@ -15,6 +15,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
+from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods.method import RewardFunction, Setup
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
@@ -33,7 +34,7 @@ class Custom:
     metrics: by the name that metrics.names lists.
     read_record: of data sources whose format is custom; returns messages or a text.
     reward: scores answers in stage ppo; called with prompts and responses, returns a number for each.
-    named_loss: identity of an objective that the config names.
+    named_loss: identity of an objective, or of a loss of pairs, that the config names.
     """
 
     objective: Objective | None = None
@@ -68,6 +69,9 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
     named = config.functions
     metrics = {name_of(one): own_function(one, "functions.metrics") for one in named.metrics}
     found = replace(custom, metrics={**metrics, **custom.metrics})
+    pairs = config.alignment.loss
+    if pairs not in PAIR_LOSSES:
+        found = replace(found, named_loss=identity(pairs))
     if named.loss is None:
         return found
     if custom.objective is not None:

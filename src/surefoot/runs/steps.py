@@ -171,10 +171,9 @@ def _next_batch(run: Prepared, setup: Setup) -> Weighted:
 
 
 def _verify_objective(run: Prepared, setup: Setup, custom: Custom) -> dict[str, str | None]:
-    if custom.objective is None:
-        return {}
-    check_objective(run.config, custom.objective, setup, in_padded_rows(_next_batch(run, setup), _pad(setup)))
-    return {"objective": custom.objective_name}
+    if custom.objective is not None:
+        check_objective(run.config, custom.objective, setup, in_padded_rows(_next_batch(run, setup), _pad(setup)))
+    return {"objective": custom.objective_name} if custom.objective_name else {}
 
 
 def _pad(setup: Setup) -> int:

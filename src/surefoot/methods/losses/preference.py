@@ -28,8 +28,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batching.batch import PairBatch
-from surefoot.method_facts.losses import PAIR_LOSSES, joined
+from surefoot.method_facts.losses import NO_REFERENCE, PAIR_LOSSES, LossFacts, joined
 from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.own_functions import place_in, said
+from surefoot.system.errors import Fault, InputError
 from surefoot.training.objective import LossSum, Objective
 
 
@@ -97,11 +99,42 @@ class PairLoss:
 
 
 def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
-    """The objective of the loss `name`, for PairBatch.
+    """The objective of one of LOSSES, for PairBatch.
 
+    name: of the loss.
+    constants: that it reads.
     sft: weight of the cross entropy of the better answers, on top of what the loss has by itself.
     """
-    row, facts = LOSSES[name], PAIR_LOSSES[name]
+    return pair_objective(LOSSES[name], PAIR_LOSSES[name], constants, sft)
+
+
+def own_loss(loss: PerPair, name: str, facts: LossFacts) -> PairLoss:
+    """A loss of the user's own. Its rewards are DPO's, or SimPO's where it has no reference.
+
+    loss: (pairs, constants) -> [P].
+    name: what the config calls it, for the fault of a result of another shape.
+    facts: whether it has a reference.
+    """
+
+    def checked(pairs: Pairs, constants: Constants) -> torch.Tensor:
+        try:
+            found = loss(pairs, constants)
+        except Exception as error:
+            what = f"the loss raised {said(error)}"
+            fix = "" if facts.reference else f"alignment.reference is {NO_REFERENCE}: there are no ratios to one"
+            raise InputError(Fault(place_in(error, name), what, fix, code="SF-OWN-FUNCTION")) from error
+        if not isinstance(found, torch.Tensor) or found.shape != pairs.chosen.shape:
+            got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            what = f"{name} returned {got} for {len(pairs.chosen)} pairs"
+            fix = "return the loss of each pair, a tensor [pairs], neither their sum nor their mean"
+            raise InputError(Fault("alignment.loss", what, fix, code="SF-OWN-FUNCTION"))
+        return found
+
+    return PairLoss(checked, _over_reference if facts.reference else _per_token)
+
+
+def pair_objective(row: PairLoss, facts: LossFacts, constants: Constants, sft: float) -> Objective:
+    """The objective of a loss, for PairBatch; arguments as in `preference_loss`."""
     weight = facts.sft + sft
 
     def objective(model: nn.Module, batch: PairBatch) -> LossSum:
