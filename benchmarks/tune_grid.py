@@ -19,6 +19,7 @@ import resource
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from peers import machine
 
 from surefoot.commands.tune.attempt import Request, can_fork, workshop
 from surefoot.commands.tune.run import search_settings
-from surefoot.commands.tune.search import Space, beside_the_plan, given_keys, grid, make_space
+from surefoot.commands.tune.search import Space, given_keys, make_space
 from surefoot.commands.tune.trials import ROUNDS, with_settings
 from surefoot.config.load import check_config, load_config
 from surefoot.planning.measurements import LengthFacts, measurements_from_json
@@ -73,7 +74,7 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
     spent = _spent if asked.clock == "cpu" else time.perf_counter
     started = spent()
     tuned = search_settings(
-        given, seconds=asked.seconds, told=lambda one: None, said=lambda words: None, clock=asked.clock
+        given, seconds=asked.seconds, on_trial=lambda one: None, say=lambda words: None, clock=asked.clock
     )
     searching = spent() - started
     print(f"\n{size}: tune looked at {len(tuned.tried)} settings in {searching:.0f} s; now the grid", flush=True)
@@ -103,19 +104,25 @@ def compare(size: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any
     }
 
 
+def _combinations(space: Space) -> list[dict[str, Any]]:
+    """Every combination of the axes' values."""
+    names = [axis.key for axis in space.axes]
+    return [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in space.axes))]
+
+
 def _grid(given: dict[str, Any], steps: int, clock: Any) -> list[tuple[float, Any, str]]:
     """(tokens a second or 0, settings, why not) of every combination that plans another run than those before."""
     found, seen = [], []
     plan, lengths = _planned(given)
     with workshop(forks=can_fork(hardware.detect().kind)) as shop:
-        for settings in grid(_space(given).axes):
+        for settings in _combinations(_space(given)):
             config = with_settings(given, settings)
             try:
                 made = make_plan(check_config(config), measurements=plan.measurements, lengths=lengths)
             except InputError as error:
                 found.append((0.0, settings, str(error.faults[0])))
                 continue
-            beside = beside_the_plan(settings)
+            beside = settings.get("data.workers")
             if any(beside == with_it and not diff_plans(made, other) for other, with_it in seen):
                 continue
             seen.append((made, beside))

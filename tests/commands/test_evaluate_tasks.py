@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from helpers.adapter_runs import a_plan, a_run
 from helpers.plans import choice
+from helpers.tiers import diagonal
 from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.commonsense import evaluation as stage
@@ -139,17 +140,15 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(place, reference, tm
 def test_answers_of_another_evaluation_are_in_the_way(place, tmp_path):
     assert call(place, tmp_path, "--mode", "fast").exit_code == 0
     before = answers(tmp_path)
-    result = call(place, tmp_path)
-    assert result.exit_code == 2
-    assert "holds answers of another evaluation (not the same: mode, " in result.stderr
-    result = call(place, tmp_path, "--mode", "fast", "--max-samples", 3)
-    assert "not the same: records and prompts" in result.stderr
+    assert call(place, tmp_path).exit_code == 2
+    assert call(place, tmp_path, "--mode", "fast", "--max-samples", 3).exit_code == 2
     assert answers(tmp_path) == before
     assert call(place, tmp_path, "--mode", "fast", "--max-samples", 3, "--overwrite").exit_code == 0
     assert len(answers(tmp_path)) == 3
     changed = [{**one, "answer": "false"} for one in answers(tmp_path)]
     (tmp_path / "tiny-base-boolq.json").write_text(json.dumps(changed))
-    assert "was changed since" in call(place, tmp_path, "--mode", "fast", "--max-samples", 3).stderr
+    assert call(place, tmp_path, "--mode", "fast", "--max-samples", 3).exit_code == 2
+    assert answers(tmp_path) == changed
 
 
 def test_answers_that_ended_elsewhere_are_another_evaluations(place, tmp_path):
@@ -163,8 +162,7 @@ def test_answers_that_ended_elsewhere_are_another_evaluations(place, tmp_path):
     longer = replace(plan, tokenizer=replace(plan.tokenizer, stop=choice((321, 65))))
     (run / "plan.json").write_text(json.dumps({"plan": plan_to_json(longer)}))
     result = call(place, tmp_path / "out", *wanted)
-    assert result.exit_code == 2
-    assert "holds answers of another evaluation (not the same: stop tokens)" in result.stderr
+    assert (result.exit_code, "stop tokens" in result.stderr) == (2, True)
 
 
 def test_options_of_other_tokens_are_another_evaluations(place, tmp_path, monkeypatch):
@@ -176,8 +174,7 @@ def test_options_of_other_tokens_are_another_evaluations(place, tmp_path, monkey
     assert known.keys() == {"true", "false"}
     monkeypatch.setattr(stage, "SENTENCE", "my answer is {}")
     result = call(place, tmp_path, *wanted)
-    assert result.exit_code == 2
-    assert "(not the same: option tokens)" in result.stderr
+    assert (result.exit_code, "option tokens" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +204,7 @@ def test_an_adapter_called_base_needs_another_name(place, tmp_path):
     wanted = ("--adapter", run, "--mode", "fast", "--max-samples", 2)
     for more in ((), ("--only", "adapter")):
         result = call(place, tmp_path / "out", *wanted, *more)
-        assert result.exit_code == 2
-        assert "error: --label: the base and the adapter would both be called tiny-base" in result.stderr
+        assert (result.exit_code, "--label: " in result.stderr) == (2, True)
         assert not (tmp_path / "out").exists()
     result = call(place, tmp_path / "out", *wanted, "--label", "mine")
     assert result.exit_code == 0, result.stderr
@@ -230,9 +226,7 @@ def test_old_answers_never_stand_under_a_new_identity(place, tmp_path, monkeypat
 
 def test_a_strangers_file_is_left_alone(place, tmp_path):
     (tmp_path / "tiny-base-boolq.json").write_text("[]")
-    result = call(place, tmp_path)
-    assert result.exit_code == 2
-    assert "was not written by `surefoot evaluate commonsense`" in result.stderr
+    assert call(place, tmp_path).exit_code == 2
     assert (tmp_path / "tiny-base-boolq.json").read_text() == "[]"
 
 
@@ -277,8 +271,7 @@ def with_long_rows(place, tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("mode", ["published", "fast"])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("mode", "size"), diagonal(["published", "fast"], [3, 1]))
 def test_a_row_without_room_is_wrong_and_the_others_are_answered(place, with_long_rows, mode, size):
     out = with_long_rows / "out"
     result = call(with_long_rows, out, "--mode", mode, "--batch-size", size)
@@ -300,25 +293,20 @@ def test_twin_without_a_long_row_nothing_is_said_of_it(place, tmp_path):
 
 def test_a_set_of_which_no_prompt_fits_is_refused_before_the_first_question(with_long_rows):
     result = call(with_long_rows, with_long_rows / "out", "--max-samples", 1)
-    assert result.exit_code == 2
-    assert "boolq/test.json: even its shortest prompt has" in result.stderr
-    assert "leave the set out" in result.stderr
+    assert (result.exit_code, "boolq/test.json: " in result.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--sets", "boolk"), "error: --sets: there is no set 'boolk'; did you mean boolq?"),
-        (("--sets", "piqa"), "there is no such file for the set piqa"),
-        (("--label", "../../evil"), "error: --label: '../../evil' cannot be part of a file's name"),
-        (("--label", ".."), "error: --label: '..' cannot be part"),
-        (("--model-label", "x/y"), "error: --model-label: 'x/y' cannot be part"),
-        (("--template", "llama4"), "error: --template: unknown template 'llama4'; did you mean llama"),
-        (("--only", "adapter"), "error: --only: asks for an adapter, and there is none"),
-    ],
-)
-def test_a_wrong_input_is_one_line(place, tmp_path, more, message):
-    result = call(place, tmp_path / "out", *more)
-    assert result.exit_code == 2
-    assert message in result.stderr.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
+def test_a_wrong_input_is_one_line(place, tmp_path):
+    """Others: tests/commands/test_refused_before_torch.py."""
+    for flag, value in (
+        ("--sets", "boolk"),
+        ("--sets", "piqa"),
+        ("--label", "../../evil"),
+        ("--label", ".."),
+        ("--model-label", "x/y"),
+        ("--template", "llama4"),
+    ):
+        result = call(place, tmp_path / "out", flag, value)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), (flag, value)
+        assert f"{flag}: " in result.stderr or value == "piqa", result.stderr
+        assert not list(tmp_path.iterdir())

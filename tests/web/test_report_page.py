@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
+from helpers.tiers import diagonal
 from surefoot.report.comparison import overlay_page
 from surefoot.report.html import write_report
 from surefoot.report.views import Table
@@ -80,8 +81,7 @@ def place_of_point(figure):
     return columns.mean() / picture.width
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "scheme"), diagonal(SIZES, SCHEMES))
 def test_it_is_drawn_at_any_width_and_fetches_nothing(report, open_page, size, scheme):
     width, height = SIZES[size]
     watched = open_page(report, viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)

@@ -145,9 +145,12 @@ def convert_weights(
 ) -> Converted:
     """Write `source` in the layout `to` into the folder `out`; None only looks.
 
-    source: a folder or a file. to: a name of `surefoot.models.convert.layouts.TARGETS`; None is hf for a model and peft
-    for an adapter. base: a folder for what the source lacks: config, tokenizer, an output head. Raises InputError for
-    what is not recognised, EnvironmentFault for a disk that cannot be written.
+    source: a folder or a file.
+    to: a name of `surefoot.models.convert.layouts.TARGETS`; None is hf for a model and peft for an adapter.
+    base: a folder for what the source lacks: config, tokenizer, an output head.
+    overwrite: replace an earlier conversion in `out`.
+
+    Raises InputError for what is not recognised, EnvironmentFault for a disk that cannot be written.
     """
     if out is not None:
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:

@@ -32,7 +32,7 @@ from surefoot.system import durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 
 _GRACE = 20.0  # seconds that ranks have to say why the first one failed
-_TOLD = 5.0  # seconds that they have to end once it is said
+_TOLD = 5.0  # seconds that they have to end once one has printed its error
 _DYING = 10.0  # seconds for the kernel to take down a process that it was told to kill
 _POLL = 0.05
 _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
@@ -40,8 +40,12 @@ _UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
 
 
 def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
-    """Run `surefoot *words` as `count` ranks and return the exit code of the run. run: its folder, which need not exist
-    yet."""
+    """Run `surefoot *words` as several ranks and return the exit code of the run.
+
+    count: ranks.
+    words: the command behind `surefoot`.
+    run: folder of the run, which need not exist yet.
+    """
     port, threads = _free_port(), max(1, hardware.usable_cores() // count)
     command = [sys.executable, "-m", "surefoot", *words]
     children = [

@@ -34,8 +34,11 @@ def config_arguments(command: Command) -> Command:
 
 
 def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The checked config. Call it before any heavy import: a mistake goes to `main` as InputError, which prints all
-    faults and exits with 2. Later errors that name a key of this config are shown at its place in the file."""
+    """The checked config; later errors that name one of its keys are shown at their place in the file.
+
+    Call it before any heavy import. Raises InputError for every fault of the config, which `main` prints, and exits
+    with 2.
+    """
     from surefoot.config.load import load_config
 
     loaded = load_config(config, overrides)
@@ -140,10 +143,15 @@ def _apply(options: Sequence[Callable[[Command], Command]], command: Command) ->
 def check_models(
     model: str, adapter: str | None, *, only: str | None = None, max_length: int | None = None
 ) -> NamedModel | None:
-    """Find the folders and look at their configs, which takes no torch: a wrong path is answered at once, and what else
-    is asked of the model, or is to be looked at with what this returns (None where opening it alone tells).
+    """Find the folders of a model and look at their configs, which takes no torch, so a wrong path is answered at once.
 
     What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
+
+    model, adapter: folders or hub ids.
+    only: base or adapter, where one of them alone is measured.
+    max_length: tokens of an example that the model has to take.
+
+    Returns what the configs say, None where only opening the model tells. Raises InputError.
     """
     from surefoot.config.paths import nearest_path
     from surefoot.methods.provenance import require_weights
@@ -182,8 +190,14 @@ def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -
 
 
 def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
-    """Whether findings on `request` may go into `file` and `pictures` beside it, and could. Raises InputError where it
-    holds those of another one, or anything else; EnvironmentFault where nothing can be written."""
+    """Check that findings may be written, before anything is measured.
+
+    file: where they go.
+    request: what was asked for; a file with findings on another request is replaced only with `overwrite`.
+    pictures: names of files beside it.
+
+    Raises InputError where `file` holds anything else, EnvironmentFault where nothing can be written.
+    """
     from surefoot.system import durable
     from surefoot.system.folders import require_same_request
 
@@ -192,7 +206,11 @@ def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures:
 
 
 def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:
-    """On stderr: what was opened and, with `template`, how it is asked; what to be careful about; then `more`."""
+    """Write to stderr what was opened and what to be careful about.
+
+    more: further lines.
+    template: name the chat template too.
+    """
     described = opened.described if template else opened.described.partition(", template")[0]
     cautions = [f"caution: {caution}" for caution in opened.cautions]
     echo("\n".join([described, *cautions, *more]), err=True)

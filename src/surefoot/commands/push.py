@@ -75,7 +75,9 @@ class Upload:
 
 
 def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
-    """Model, tokenizer and card of a finished run. base: id on the hub, for an adapter that names a folder as its base.
+    """Model, tokenizer and card of a finished run.
+
+    base: id on the hub, for an adapter that names a folder as its base.
 
     Raises InputError for a run that is not finished and for a file that names a path of this machine, IntegrityError
     for a file that is not as it was written.

@@ -55,11 +55,11 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     console = screen(err=as_json)
     tried: list[Tried] = []
 
-    def told(one: Tried) -> None:
+    def show(one: Tried) -> None:
         tried.append(one)
         console.say(trial_line(len(tried), one, tried[0]))
 
-    found = search_settings(loaded.given, seconds=seconds, told=told, said=console.say, kept=kept)
+    found = search_settings(loaded.given, seconds=seconds, on_trial=show, say=console.say, kept=kept)
     about = _ABOUT if found.finished else f"{_BROKEN_OFF} on {{machine}}: {_FOUND}"
     about = about.format(machine=hardware.detect().name, rate=found.best.rate, gain=found.gain)
     own = str(found.config["output"])

@@ -64,14 +64,19 @@ def search_settings(
     given: Mapping[str, Any],
     *,
     seconds: float,
-    told: Callable[[Tried], None],
-    said: Callable[[str], None],
+    on_trial: Callable[[Tried], None],
+    say: Callable[[str], None],
     kept: Path | None = None,
     clock: Clock = "wall",
 ) -> Tuned:
-    """given: the config as plain values, short forms written out. seconds: of a trial's timed steps, about. told: of
-    every setting as it was tried. said: what is going on. kept: the file for what was measured so far, from which a
-    search that was broken off goes on; it is gone at the end. clock: see `run_trial`.
+    """Search the fastest settings that the config leaves open.
+
+    given: the config as plain values, short forms written out.
+    seconds: of a trial's timed steps, about.
+    on_trial: called with every setting after its trial.
+    say: called with lines on what is going on.
+    kept: the file of what was measured so far, from which a broken-off search goes on; it is gone at the end.
+    clock: see `run_trial`.
 
     Raises what a run of the config would, and EnvironmentFault where the plan's own settings cannot be tried.
     """
@@ -81,24 +86,22 @@ def search_settings(
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )
-    said(
-        f"{counted(len(space.axes), 'key')} to vary, one after the other: {', '.join(axis.key for axis in space.axes)}"
-    )
+    say(f"{counted(len(space.axes), 'key')} to vary, one after the other: {', '.join(axis.key for axis in space.axes)}")
     journal = Journal(kept, _about(given, seconds, clock, run, space))
     if journal.known:
-        said(f"going on after {counted(journal.known, 'trial')} that {kept} has; delete it to measure them again")
+        say(f"going on after {counted(journal.known, 'trial')} that {kept} has; delete it to measure them again")
     with workshop(forks=can_fork(run.plan.device.value)) as shop:
 
         def attempt(request: Request, limit: float | None) -> Answer:
             return journal.answer(request, lambda: shop.attempt(request, limit=limit))
 
-        trials, steps = _first_trials(given, seconds, clock, run, space, attempt, said)
-        search, turns = Search(space, trials.look, told), ()
+        trials, steps = _first_trials(given, seconds, clock, run, space, attempt, say)
+        search, turns = Search(space, trials.look, on_trial), ()
         try:
             best = search.run()
             start, finished = search.tried[0], True
             if best is not start:
-                said("once more in turns, which decides: the plan's own choices and the fastest")
+                say("once more in turns, which decides: the plan's own choices and the fastest")
                 turns = start, best = trials.in_turns(start, best)
                 best = better(start, best)
         except KeyboardInterrupt:
@@ -135,14 +138,14 @@ def _first_trials(
     run: Prepared,
     space: Space,
     attempt: Attempt,
-    said: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> tuple[Trials, int]:
     """What the plain path computes, and how long the plan's own settings take: from these follow the number of timed
     steps, which is returned as well, and the limits."""
     lengths = lengths_of(run.config, run.stage.data)
     plain = choose_reference(given, run.plan, lambda config: refusal(config, run.plan, lengths))
     if plain.compute != "fp32":
-        said(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")
+        say(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")
     reference = _of(attempt(Request(plain.config, 0, 1, clock=clock), None), f"the plain {plain.compute} path")
     answer = attempt(Request(with_settings(given, space.start), _FEWEST, ROUNDS, clock=clock), None)
     first = _of(answer, "the plan's own settings")
@@ -152,7 +155,7 @@ def _first_trials(
     limit = max(_LEAST_LIMIT, _PATIENCE * usual)
     compiling = min(limit, usual + _COMPILING)
     if any(axis.key == "compile" for axis in space.axes):
-        said(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
+        say(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
     numbers = Numbers(reference.losses, reference.grad_norms, plain.compute)
     trials = Trials(given, run.plan, lengths, numbers, Terms(steps, limit, compiling, clock), attempt)
     if steps == _FEWEST:

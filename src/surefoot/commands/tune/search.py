@@ -161,10 +161,11 @@ Try = Callable[[Settings], Tried]  # the same object for settings that plan what
 
 
 class Search:
-    """tried: every setting that was looked at, once, in order. told: is told each as it comes."""
+    """tried: every setting that was looked at, once, in order."""
 
-    def __init__(self, space: Space, attempt: Try, told: Callable[[Tried], None]):
-        self._space, self._attempt, self._told = space, attempt, told
+    def __init__(self, space: Space, attempt: Try, on_trial: Callable[[Tried], None]):
+        """on_trial: called with each setting after its trial."""
+        self._space, self._attempt, self._on_trial = space, attempt, on_trial
         self.tried: list[Tried] = []
 
     def run(self) -> Tried:
@@ -228,7 +229,7 @@ class Search:
         found = self._attempt(settings)
         if not any(found is one for one in self.tried):
             self.tried.append(found)
-            self._told(found)
+            self._on_trial(found)
         return found
 
     def _took_too_long(self, key: str, value: Any) -> bool:
