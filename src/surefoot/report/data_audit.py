@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from surefoot.data.audit import Audit, cautions
-from surefoot.data.prepare import PreparedData
-from surefoot.data.sources.records import Kind
-from surefoot.data.tokenize.dataset import Place
 from surefoot.system.messages import first_few
+
+if TYPE_CHECKING:  # the board and reports show audits without torch
+    from surefoot.data.audit import Audit
+    from surefoot.data.prepare import PreparedData
+    from surefoot.data.sources.records import Kind
+    from surefoot.data.tokenize.dataset import Place
 
 _LISTED = 100  # dropped records named in data.json
 UNITS: Mapping[Kind, str] = {"pairs": "pairs", "prompts": "prompts"}  # else examples
@@ -34,6 +36,8 @@ def audit_to_json(data: PreparedData) -> dict[str, Any]:
 
 def all_cautions(data: PreparedData) -> list[str]:
     """Those of the report. What is much of one source may be little of all, so each speaks for itself."""
+    from surefoot.data.audit import cautions
+
     found: dict[str, list[str]] = {}
     for prefix, sources in (("", data.sources), ("evaluation data: ", data.eval_sources)):
         for audit in sources:
@@ -104,6 +108,8 @@ def token_facts(audit: AuditJson) -> dict[str, str]:
 
 def file_json(audit: Audit) -> dict[str, Any]:
     """Of one data set or one of its files."""
+    from surefoot.data.audit import cautions
+
     source = audit.source
     return {
         "file": _plain_name(source.file),

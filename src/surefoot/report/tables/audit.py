@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from surefoot.data.audit import Audit, Sample, cautions
-from surefoot.data.prepare import PreparedData
-from surefoot.data.sources.records import Kind
 from surefoot.report.console import Hanging
 from surefoot.report.data_audit import (
     UNITS,
@@ -30,6 +27,11 @@ from surefoot.report.data_audit import (
 )
 from surefoot.report.views import Table
 from surefoot.report.wording import shortened
+
+if TYPE_CHECKING:  # the board and reports show audits without torch
+    from surefoot.data.audit import Audit, Sample
+    from surefoot.data.prepare import PreparedData
+    from surefoot.data.sources.records import Kind
 
 _ON_SCREEN = (320, 120)  # first and last characters shown of a long stretch of a sample
 _ON_PAGE = (1200, 300)
@@ -59,6 +61,8 @@ def audit_report(data: PreparedData) -> RenderableType:
 
 def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableType]:
     """Every source; and, where there are several, what is the same for all of them only once."""
+    from surefoot.data.audit import cautions
+
     together = file_json(whole)
     if len(sources) == 1:
         lines = {**record_facts(together), **size_facts(together), **end_facts(together), **token_facts(together)}
