@@ -48,12 +48,10 @@ def _source(draft: Draft, name: str) -> dict[str, Any]:
     folder, stage = draft["dataset_dir"], str(draft["stage"])
     if folder == "ONLINE":
         return {"path": name}
-    entry = _entry(folder, name, draft.options.read)
     found = None
-    if stage == "pt":
-        found = _texts(folder, entry)
-    elif stage in LAYOUTS:
-        found = _compared(folder, entry, LAYOUTS[stage])
+    if stage == "pt" or stage in LAYOUTS:  # the other stages read the description when they prepare data
+        entry = _entry(folder, name, draft.options.read)
+        found = _texts(folder, entry) if stage == "pt" else _compared(folder, entry, LAYOUTS[stage])
     return found or {"path": folder, "name": name}
 
 
