@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from surefoot.config.types import Count, Flag, OneOrMore, Positive, Section, Share, ShortForm, Text
+from surefoot.method_facts.methods import FORMATS
 
 
 class AdapterShape(Section):
@@ -27,19 +28,10 @@ class AdapterShape(Section):
     """Modules trained in full and saved with the adapter, such as [lm_head]."""
 
 
-DataFormat = Literal[
-    "auto",
-    "alpaca",
-    "sharegpt",
-    "messages",
-    "prompt-completion",
-    "text",
-    "commonsense",
-    "preference",
-    "judged",
-    "prompts",
-    "custom",
-]
+if TYPE_CHECKING:
+    DataFormat = str
+else:  # the rows are the one list of names; a type checker wants constants
+    DataFormat = Literal[("auto", *FORMATS, "custom")]
 
 
 class PartConfig(Section):

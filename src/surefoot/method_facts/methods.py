@@ -21,6 +21,26 @@ Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
 """What a batch's weight counts, and a loss is the mean over: tokens that are learned, pairs of answers, answers, or
 tokens of the policy's own responses."""
 
+FORMATS: Mapping[str, Records] = MappingProxyType(
+    {
+        "alpaca": "answers",
+        "sharegpt": "answers",
+        "messages": "answers",
+        "prompt-completion": "answers",
+        "text": "answers",
+        "commonsense": "answers",
+        "preference": "pairs",
+        "judged": "judged",
+        "prompts": "prompts",
+    }
+)
+"""What data.format may name, and what its records become. `surefoot.data.formats.registry` reads each."""
+
+
+def formats_for(records: Records) -> tuple[str, ...]:
+    """The formats whose records become this."""
+    return tuple(name for name, become in FORMATS.items() if become == records)
+
 
 @dataclass(frozen=True)
 class MethodFacts:
@@ -97,7 +117,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
         "sft": MethodFacts(
             title="supervised fine-tuning",
             records="answers",
-            formats=("alpaca", "sharegpt", "messages", "prompt-completion", "text", "commonsense", "preference"),
+            formats=(*formats_for("answers"), *formats_for("pairs")),  # of a pair it learns the better answer
             learns_tokens=True,
             one_pass=True,
             proposed=True,
@@ -107,7 +127,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
         "reward": MethodFacts(
             title="reward modelling on pairs of answers",
             records="pairs",
-            formats=("preference",),
+            formats=formats_for("pairs"),
             unit="pairs",
             counted="pairs",
             rows=2,
@@ -124,7 +144,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
         "dpo": MethodFacts(
             title="direct preference optimisation",
             records="pairs",
-            formats=("preference",),
+            formats=formats_for("pairs"),
             unit="pairs",
             counted="pairs",
             rows=2,
@@ -141,7 +161,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
         "kto": MethodFacts(
             title="Kahneman-Tversky optimisation",
             records="judged",
-            formats=("judged",),
+            formats=formats_for("judged"),
             unit="answers",
             counted="answers",
             rows=2,

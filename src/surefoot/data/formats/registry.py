@@ -33,6 +33,8 @@ from surefoot.data.formats.supervised import (
     read_sharegpt,
 )
 from surefoot.data.sources.records import Kind, Row
+from surefoot.method_facts.losses import joined
+from surefoot.method_facts.methods import FORMATS
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_words
 
@@ -50,7 +52,6 @@ class Layout:
     needed, besides: fields of a record.
     turn_key: what every turn of a format with turns has.
     turn_fields: all that is read of one, or is of no consequence for what is learned.
-    kind: what the records are for.
     form: in which of several ways a record is written, in words for the audit.
     """
 
@@ -59,7 +60,6 @@ class Layout:
     besides: tuple[str, ...] = ()
     turn_key: str = ""
     turn_fields: tuple[str, ...] = ()
-    kind: Kind = "answers"
     form: Callable[[Record], str] | None = None
 
     @property
@@ -89,30 +89,33 @@ def _dialogue(record: Record) -> str:
 
 
 _ALPACA = ("input", "system", "history")
-LAYOUTS: Mapping[str, Layout] = {
-    "messages": Layout(
-        read_messages,
-        ("messages",),
-        ("conversations", "tools", "system"),
-        "role",
-        ("role", "content", "tool_calls", "tool_call_id", "name", *_MARKS),
-    ),
-    "sharegpt": Layout(
-        read_sharegpt,
-        ("conversations",),
-        ("messages", "tools", "system"),
-        "from",
-        ("from", "value", "tool_call_id", "name", *_MARKS),
-    ),
-    "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
-    "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
-    "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools",)),
-    "text": Layout(read_text, ("text",)),
-    "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), kind="pairs", form=form_of),
-    "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), kind="judged", form=judged_form),
-    "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), kind="prompts", form=prompt_form),
-}
-FOR_ANSWERS = tuple(name for name, layout in LAYOUTS.items() if layout.kind == "answers")
+LAYOUTS: Mapping[str, Layout] = joined(
+    FORMATS,
+    {
+        "messages": Layout(
+            read_messages,
+            ("messages",),
+            ("conversations", "tools", "system"),
+            "role",
+            ("role", "content", "tool_calls", "tool_call_id", "name", *_MARKS),
+        ),
+        "sharegpt": Layout(
+            read_sharegpt,
+            ("conversations",),
+            ("messages", "tools", "system"),
+            "from",
+            ("from", "value", "tool_call_id", "name", *_MARKS),
+        ),
+        "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
+        "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
+        "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools",)),
+        "text": Layout(read_text, ("text",)),
+        "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), form=form_of),
+        "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
+        "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
+    },
+)
+FOR_ANSWERS = tuple(name for name in LAYOUTS if FORMATS[name] == "answers")
 
 
 def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:

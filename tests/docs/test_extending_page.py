@@ -1,0 +1,169 @@
+"""docs/extending.md: what it adds from inside, put into a copy of surefoot, trains, translates and plans; what it adds
+from outside runs in surefoot as it is, and both come to the same numbers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import surefoot
+from helpers import zoo
+from helpers.doc_pages import ROOT
+from helpers.tiers import representatives
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+STEP = re.compile(r"^In `([\w/.]+\.py)`, (a new file|at its end|above `(\w+)`|a row of `(\w+)`)[^\n]*(?:\n[^\n`]+)*\n\n"
+                  r"```(?:python|text)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)  # fmt: skip
+OUTSIDE = re.search(r"^## From outside\n+```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+BLOCKS = len(re.findall("^```(?:python|text)", PAGE, flags=re.MULTILINE)) - 1  # the first is the user's own file
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n' }}"
+    "{% else %}{{ 'Bot:' }}{% generation %}{{ ' ' + message['content'] | trim + eos_token }}{% endgeneration %}"
+    "{{ '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Bot:' }}{% endif %}"
+)
+QUIZ = [{"question": f"Which bird, {n}?", "choices": ["heron", "trout", "sky"], "right": n % 3} for n in range(8)]
+PAIRS = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "trout"} for n in range(1, 9)]
+COMMON = {"adapter": {"kind": "lora", "rank": 2}, "batch": {"size": 3}, "duration": "2 steps", "eval_every": "2 steps"}
+
+
+def insert(file: Path, how: str, above: str, table: str, block: str) -> None:
+    """Does one step of the page to a copy of the file it names."""
+    if how == "a new file":
+        file.write_text(block, encoding="utf-8")
+        return
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    if how == "at its end":
+        file.write_text(f"{text}\n\n{block}", encoding="utf-8")
+        return
+    node = _named(ast.parse(text), above or table)
+    if above:
+        at, block = node.lineno - 1 - len(getattr(node, "decorator_list", ())), f"{block}\n\n"
+    elif isinstance(node, ast.ClassDef):
+        at, block = node.end_lineno, textwrap.indent(block, " " * 4)
+    else:  # before the last bracket of the table, or of what the function returns
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else _returned(node)
+        if isinstance(value, ast.Call) and value.args and isinstance(value.args[-1], ast.Dict):
+            value = value.args[-1]
+        offset = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
+        before = text[:offset].rstrip()
+        between = "" if before[-1] in ",{([" else ","
+        file.write_text(f"{before}{between}\n{block.rstrip().removesuffix(',')},\n{text[offset:]}", encoding="utf-8")
+        return
+    file.write_text("".join([*lines[:at], block, *lines[at:]]), encoding="utf-8")
+
+
+def _named(tree: ast.Module, name: str) -> ast.stmt:
+    for node in tree.body:
+        target = node.target if isinstance(node, ast.AnnAssign) else None
+        names = [target] if target else node.targets if isinstance(node, ast.Assign) else []
+        if name in {getattr(one, "id", None) for one in names} | {getattr(node, "name", None)}:
+            return node
+    raise LookupError(name)
+
+
+def _returned(node: ast.stmt) -> ast.expr:
+    return next(one.value for one in reversed(node.body) if isinstance(one, ast.Return))
+
+
+def extended(folder: Path, *, without: str = "") -> Path:
+    """A copy of surefoot with every step of the page, or without those that add a row to one table."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, how, above, table, block in STEP.findall(PAGE):
+        if table != without or not without:
+            insert(folder / name, how, above, table, block)
+    return folder / "src"
+
+
+CHILD = """
+import json, sys
+import surefoot
+from surefoot.families import find
+from surefoot.interop.launch import Options
+from surefoot.interop.registry import translate_command
+assert surefoot.__file__.startswith(sys.argv[1]), surefoot.__file__
+for config in json.loads(sys.argv[2]):
+    surefoot.train(config)
+told = translate_command("minitrain --model base --data quiz.jsonl --out theirs --lr 0.01 --verbose".split(), Options())
+print("FOUND " + json.dumps({"family": find("smollm3").name, "translated": told.config}))
+"""
+
+
+def in_child(source: Path, folder: Path, configs: list[dict], code: str = CHILD) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(source), json.dumps(configs)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "trainer_log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row[key] for row in map(json.loads, lines) for key in ("loss", "eval_loss") if key in row]
+
+
+def test_every_block_is_a_step():
+    assert len(STEP.findall(PAGE)) == BLOCKS
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zoo.llama3(tmp_path / "base")
+    for name, rows in (("quiz.jsonl", QUIZ), ("pairs.jsonl", PAIRS)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "own.py").write_text(OUTSIDE[1], encoding="utf-8")
+    (tmp_path / "turns.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return tmp_path
+
+
+def test_what_is_added_from_inside_is_what_is_added_from_outside(world):
+    quiz = COMMON | {"model": "base", "data": {"train": "quiz.jsonl", "eval": 2, "template": "turns"}}
+    pairs = COMMON | {"model": "base", "stage": "dpo", "data": {"train": "pairs.jsonl", "eval": 2}}
+    inside = [
+        quiz | {"stage": "sft", "output": "inside"},
+        quiz | {"stage": "focal", "output": "focal"},
+        pairs | {"alignment": {"loss": "wide", "margin": 0.3}, "output": "wide"},
+    ]
+    done = in_child(extended(world / "copy"), world, inside)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.rpartition("FOUND ")[2])
+    assert found["family"] == "smollm3"
+    assert found["translated"] == {
+        "stage": "sft",
+        "model": {"path": "base"},
+        "data": {"train": "quiz.jsonl"},
+        "output": "theirs",
+        "optim": {"lr": 0.01},
+        "adapter": {"kind": "lora", "rank": 4},
+    }
+    kernels = json.loads((world / "inside" / "environment.json").read_text())
+    assert '"activation"' in json.dumps(kernels)
+    assert losses(world / "focal")[0] < losses(world / "inside")[0]
+
+    own = {
+        "functions": {"record": "own.py:quiz", "metrics": ["own.py:words"]},
+        "data": {"train": "quiz.jsonl", "eval": 2, "format": "custom", "template": "turns.jinja"},
+        "metrics": {"names": ["words"], "max_new_tokens": 4},
+    }
+    surefoot.train(quiz | {"stage": "sft", "output": "outside"} | own)
+    surefoot.train(pairs | {"alignment": {"loss": "own.py:wide", "margin": 0.3}, "output": "own-wide"})
+    assert losses(world / "outside") == losses(world / "inside")
+    assert losses(world / "own-wide") == losses(world / "wide")
+    assert "eval_words" in (world / "outside" / "trainer_log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("table", representatives(["LOSSES", "FUNCTIONS", "LAYOUTS"], "LAYOUTS"))
+def test_twin_half_of_it_cannot_be_imported(tmp_path, table):
+    source = extended(tmp_path, without=table)
+    modules = {"LOSSES": "methods.losses.preference", "FUNCTIONS": "methods.table", "LAYOUTS": "data.formats"}
+    done = in_child(source, tmp_path, [], f"import surefoot.{modules[table]}")
+    assert "RuntimeError" in done.stderr
