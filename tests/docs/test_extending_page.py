@@ -81,7 +81,7 @@ def extended(folder: Path, *, without: str = "") -> Path:
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name, how, above, table, block in STEP.findall(PAGE):
         if table != without or not without:
-            insert(folder / name, how, above, table, block)
+            insert(folder / ("src/surefoot" if how == "a new file" else "") / name, how, above, table, block)
     return folder / "src"
 
 

@@ -247,7 +247,9 @@ CASES = [
         ("train.jsonl:2", "rejected"),
     ),
     Case("D18", "plain answers for DPO", staged("dpo", ROWS), 2, ("train.jsonl:1", "chosen", "columns")),
-    Case("D18", "pairs for SFT", staged("sft", PAIRS), 2, ("train.jsonl:1", "preference", "choose stage dpo")),
+    Case(
+        "D18", "pairs for SFT", staged("sft", PAIRS), 2, ("train.jsonl:1", "preference", "choose stage reward or dpo")
+    ),
     Case("D18", "plain answers for KTO", staged("kto", PROMPTS), 2, ("train.jsonl:1", "label", "columns")),
     Case(
         "D19",

@@ -69,7 +69,7 @@ PROVEN_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "R12": ("tests/training/test_checkpoint.py::test_steps_are_ordered_as_numbers",),
     "R14": ("tests/commands/test_run_folder.py::test_a_folder_in_use_is_refused_until_its_process_ends",),
     "R18": (
-        "tests/distributed/test_ranks.py::test_another_number_of_ranks_goes_on_and_it_is_said",
+        "tests/distributed/test_ranks.py::test_another_number_of_ranks_or_engine_goes_on_and_it_is_said",
         "tests/distributed/test_ranks.py::test_two_ranks_train_what_one_does",
     ),
     "R20": ("tests/exactness/test_kill_and_resume.py::test_killed_and_resumed_equals_uninterrupted",),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from surefoot.runs.failures import recorder as recorder_module
 from surefoot.runs.failures import replay as replay_module
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training import loop as loop_module
-from surefoot.training.failure import read_failure
+from surefoot.training.failure import Attempt, read_failure
 
 STAGES = ("sft", "pretrain", "reward", "dpo", "kto", "ppo")
 STEP = 5  # with which a rollout of stage ppo begins
@@ -66,6 +67,21 @@ class Plant:
                 self.armed = False
 
         self.patch.setattr(module, function, arming)
+
+    def during_phase(self, phase: str, step: int) -> None:
+        """It is armed in this phase of the loop at this step."""
+        plain = loop_module._recorded
+
+        @contextmanager
+        def arming(job: Any, attempt: Attempt) -> Any:
+            self.armed = (attempt.phase, attempt.step) == (phase, step)
+            try:
+                with plain(job, attempt):
+                    yield
+            finally:
+                self.armed = False
+
+        self.patch.setattr(loop_module, "_recorded", arming)
 
 
 @pytest.fixture
@@ -166,7 +182,7 @@ def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stag
     name = f"{stage}-batches"
     path = config(world, name, stage)
     data_raise(plant)
-    plant.during(loop_module, "_batches", STEP)
+    plant.during_phase("batches", STEP)
     kept = fails(world, name, path)
     assert kept.name == f"failure-{STEP}-batches"
     found = read_failure(kept)
@@ -191,7 +207,7 @@ def test_a_model_that_raises_before_the_step_is_named(world, plant, stage):
     name = f"{stage}-rollout"
     path = config(world, name, stage, eval_every=None)
     module_raises(plant)
-    plant.during(loop_module, "_batches", STEP)
+    plant.during_phase("batches", STEP)
     kept = fails(world, name, path)
     assert read_failure(kept).failure.place.endswith("embed_tokens")
     reproduced(kept, plant, module_raises)
@@ -210,7 +226,7 @@ def test_what_a_stage_carries_on_is_taken_again_from_the_checkpoint(world, plant
     name = "ppo-memory"
     path = config(world, name, "ppo", eval_every=None)
     average_raises(plant)
-    plant.during(loop_module, "_learned", EVALUATED)
+    plant.during_phase("memory", EVALUATED)
     kept = fails(world, name, path)
     assert kept.name == f"failure-{EVALUATED}-memory"
     failure = read_failure(kept).failure
@@ -265,7 +281,10 @@ def test_by_the_plain_path_and_for_a_script(world, plant, phase):
     path = config(world, name, "sft", **precision)
     plain = module_raises if phase == "evaluation" else data_raise
     plain(plant)
-    plant.during(loop_module, "_evaluated" if phase == "evaluation" else "_batches", EVALUATED)
+    if phase == "evaluation":
+        plant.during(loop_module, "_evaluated", EVALUATED)
+    else:
+        plant.during_phase("batches", EVALUATED)
     kept = fails(world, name, path)
     plant.patch.undo()
     code, said = call("replay", str(kept), "--plain")
