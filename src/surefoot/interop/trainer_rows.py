@@ -1,5 +1,5 @@
 """transformers' TrainingArguments as rows: every setting that the tools around its Trainer share, and its names of
-optimizers and schedules. `dialects.trainer` has the rules that read them.
+optimizers and schedules. `interop.trainer` has the rules that read them.
 
 Facts: the docstring of `transformers.TrainingArguments` 5.
 """

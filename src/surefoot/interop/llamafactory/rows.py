@@ -1,4 +1,4 @@
-"""LLaMA-Factory's own settings, group by group as its documentation has them; Trainer's stand in `dialects.trainer`."""
+"""LLaMA-Factory's own settings, group by group as its documentation has them; Trainer's stand in `interop.trainer`."""
 
 from __future__ import annotations
 
