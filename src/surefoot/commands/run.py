@@ -27,7 +27,7 @@ from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
-@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; the run folder is not made.")
 @checking
 @click.pass_context
 def run(

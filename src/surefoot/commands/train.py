@@ -66,7 +66,7 @@ class TrainFlags:
     push: OWNER/NAME on the hub, to upload to afterwards.
     profile: steps to profile.
     time_every: print times of every so many steps.
-    dry_run: plan and read the data, write nothing.
+    dry_run: plan and read the data; the run folder is not made.
     check: take so many steps, judge them and write nothing.
     """
 
@@ -103,7 +103,7 @@ def chosen_mode(resume: bool, overwrite: bool) -> Mode | None:
 @click.option(
     "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times of every N-th step."
 )
-@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; the run folder is not made.")
 @checking
 def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, **flags: Any) -> int:
     """Fine-tune the model that CONFIG.yaml describes.

@@ -145,7 +145,7 @@ def ignore(sentence: str, *, caution: bool = True) -> None:
 
 
 class PreparedRun(Protocol):
-    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.PreparedRun` has it."""
+    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.Prepared` has it."""
 
     @property
     def config(self) -> RunConfig: ...

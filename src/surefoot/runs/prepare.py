@@ -1,6 +1,7 @@
 """All of a run that needs no weights: the plan, the data, the stage, the timetable, and every refusal among them.
 
-Nothing in the run folder changes here.
+A draft of the plan settles the tokenizer and finds conflicts before anything takes time; the data are read by it, and
+with their lengths the plan is made again. Nothing in the run folder changes here.
 """
 
 from __future__ import annotations
