@@ -21,8 +21,11 @@ from helpers.doc_pages import ROOT
 from helpers.tiers import representatives
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-STEP = re.compile(r"^In `([\w/.]+\.py)`, (a new file|at its end|above `(\w+)`|a row of `(\w+)`)[^\n]*(?:\n[^\n`]+)*\n\n"
-                  r"```(?:python|text)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)  # fmt: skip
+STEP = re.compile(
+    r"^(?:Under `src/surefoot`, i|I)n `([\w/.]+\.py)`, (a new file|at its end|above `(\w+)`|a row of `(\w+)`)"
+    r"[^\n]*(?:\n[^\n`]+)*\n\n```(?:python|text)\n(.*?)^```",
+    flags=re.DOTALL | re.MULTILINE,
+)
 OUTSIDE = re.search(r"^## From outside\n+```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 BLOCKS = len(re.findall("^```(?:python|text)", PAGE, flags=re.MULTILINE)) - 1  # the first is the user's own file
 

@@ -40,6 +40,12 @@ def sizes(found):
     return (found.in_features, found.out_features) if isinstance(found, nn.Linear) else None
 
 
+def test_every_family_is_compared_with_its_model():
+    """A row whose norms or projections are wrong shows only where a model of the family is built."""
+    compared = {config["model_type"] for config in TINY.values()}
+    assert [family.name for family in FAMILIES if not compared & set(family.model_types)] == []
+
+
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_modules_are_those_of_the_model(tmp_path, config):
     facts, model = model_facts(tmp_path, config), build(config)

@@ -13,7 +13,7 @@ import pytest
 from helpers.doc_pages import ROOT
 from surefoot.config.methods import AlignmentConfig, RewardConfig
 from surefoot.config.schema import RunConfig
-from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, joined, read_by
+from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS
 from surefoot.methods.losses.preference import LOSSES
 from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
@@ -121,8 +121,9 @@ def test_every_loss_and_method_has_a_row_in_the_documents():
 
 
 def test_a_key_of_some_losses_names_them():
-    assert read_by("label_smoothing", PAIR_LOSSES) == ("sigmoid", "cpo")
-    assert read_by("beta", PAIR_LOSSES) == ()
+    losses = {"a": LossFacts(reference=True, keys=("margin",)), "b": LossFacts(reference=False)}
+    assert read_by("margin", losses) == ("a",)
+    assert read_by("beta", losses) == ()
 
 
 def imports(file: Path) -> set[str]:

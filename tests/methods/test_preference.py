@@ -164,17 +164,17 @@ def test_a_loss_is_added_by_its_rows_alone(world, parts):
         "alignment": {"loss": "added"},
         "batch": {"size": 6},
         "duration": "2 steps",
-        "output": str(world / "added"),
+        "output": str(world / f"added-{parts}"),
     }
     found = subprocess.run([sys.executable, "-c", ADDED, json.dumps(config), parts], capture_output=True, text=True)
     if parts == "half":  # twin: facts without formulas
         assert found.returncode != 0
         assert "added" in found.stderr.splitlines()[-1]
-        assert not (world / "added").exists()
+        assert not (world / "added-half").exists()
         return
     assert found.returncode == 0, found.stderr
     rows = [row for row in json.loads(found.stdout.splitlines()[-1]) if "loss" in row]
-    plan = json.loads((world / "added" / "plan.json").read_text())["plan"]
+    plan = json.loads((world / "added-whole" / "plan.json").read_text())["plan"]
     assert (len(rows), plan["reference"]["value"]) == (2, "none")
     for row in rows:
         assert row["reward_chosen"] == pytest.approx(0.1 * row["logp_chosen"], rel=1e-5)

@@ -49,8 +49,8 @@ class Linear:
 class Norm:
     """A norm of a decoder layer, or the final one.
 
-    size: of its weight.
-    over: what it normalises, per token.
+    size: of its weight; of a norm over each head by itself "head" (Qwen3's q_norm).
+    over: the features of a token that it normalises, all heads together (q_norm: "query").
     bias: LayerNorm has one, RMSNorm none.
     when: it holds parameters only if all of these keys say so.
     """

@@ -22,8 +22,10 @@ class LossFacts:
 
     reference: whether it compares with a reference policy. There is no default: a loss that needs none would otherwise
         open one in silence and log rewards of 0.
-    keys: keys of the method's section that no loss reads but those that name them.
-    sft: weight of the cross entropy of the better answers that belongs to the loss by definition.
+    keys: of the method's section, that this loss reads and losses without them refuse; a key that no row names is read
+        by all.
+    sft: weight of the cross entropy of the better answers that belongs to the loss by definition; it is added to what
+        the loss's function returns.
     compared: what it compares, as the plan gives its reason.
     """
 

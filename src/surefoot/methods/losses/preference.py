@@ -73,7 +73,7 @@ class Constants:
     """The constants of the formulas above.
 
     beta: b above.
-    label_smoothing: e, of sigmoid.
+    label_smoothing: e, of sigmoid and cpo.
     margin: m, of simpo.
     """
 
