@@ -24,7 +24,7 @@ from faults.fuzz import fuzz
 from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
 from faults.trials import fresh_seed
-from helpers.faults import raises_fault
+from helpers.errors_raised import raises_code
 from surefoot.families.model_facts import read_model_facts
 from surefoot.system.errors import InputError
 
@@ -65,7 +65,7 @@ def test_what_was_found_is_told_by_code_and_place() -> None:
         ("files of other tools", -1, "SF-TRANSLATE-SETTING", "a.yaml:2:1"),
     ]
     for name, number, code, where in found:
-        with raises_fault(code, where):
+        with raises_code(code, where):
             PARSERS[name].read(PARSERS[name].known[number])
 
 

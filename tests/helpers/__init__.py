@@ -27,7 +27,7 @@ Configs, plans and runs
     rollback_runs      runs of every method in which some steps' loss is NaN
     doctor_runs        runs with nothing wrong, and with something planted for doctor
     tune_trials        trials of `surefoot tune`, made up
-    faults             errors that tests expect, by code, place and numbers, whatever the sentence
+    faults             errors that tests expect, by code and place
     engine_cases       three steps under any engine, on one rank or two
 
 Processes
@@ -47,7 +47,7 @@ Outside
     benchmark_programs the programs of benchmarks/ as modules
 
 Assertions
-    refusals           the settings of another tool that a translation refuses, by name
+    expected_faults    a fault by its code, place and numbers, whatever its sentence
 
 Speed
     tiers              which cases of a matrix `make test` runs; the rest is for `make test-long`

@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from helpers.faults import raises_fault
+from helpers.expected_faults import refused
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
 from surefoot.models import adapters
@@ -150,7 +150,7 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
     model.get_submodule(name).weight.data[[3, 9]] = 0
     assert zero_norm_rows(model, linear_names(model)) == {name: [3, 9]}
     plan = adapter_plan(linear_names(model), "dora")
-    with raises_fault("SF-ADAPTER-DORA", "gate_proj", "2 rows", "3, 9"):
+    with refused("SF-ADAPTER-DORA", "gate_proj", "2 rows", "3, 9"):
         add_adapter(model, plan, seed=1, base="base")
     add_adapter(model, adapter_plan(linear_names(model), "lora"), seed=1, base="base").unload()
     monkeypatch.setattr(adapters, "_check_norms", lambda *_: None)  # twin: unchecked, DoRA divides by zero
@@ -159,7 +159,7 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
 
 def test_a_target_that_the_model_lacks_is_named_with_its_neighbour(folder):
     plan = adapter_plan(("model.layers.0.self_attn.q_prj", "model.norm"))
-    with raises_fault("SF-ADAPTER-TARGETS", "adapter.targets", "q_prj") as error:
+    with refused("SF-ADAPTER-TARGETS", "adapter.targets", "q_prj") as error:
         add_adapter(base_model(folder), plan, seed=1, base="base")
     missing, not_linear = error.value.faults
     assert "model.layers.0.self_attn.q_proj" in missing.fix

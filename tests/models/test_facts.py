@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import BertConfig, BertLMHeadModel
 
 from helpers.architectures import LLAMA, build
-from helpers.faults import raises_fault
+from helpers.expected_faults import refused
 from helpers.model_layouts import run_config
 from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
@@ -105,13 +105,13 @@ def test_dropout_and_windows_are_seen(tmp_path):
     ],
 )
 def test_what_cannot_be_trained_here_is_refused(tmp_path, config, fact):
-    with raises_fault("SF-MODEL-KIND", "config.json", fact):
+    with refused("SF-MODEL-KIND", "config.json", fact):
         facts(tmp_path, config)
 
 
 def test_an_encoder_in_a_causal_class_is_found(monkeypatch):
     model = BertLMHeadModel(BertConfig(**SIZES | {"num_hidden_layers": 2}))
-    with raises_fault("SF-MODEL-NUMBERS", "BertLMHeadModel"):
+    with refused("SF-MODEL-NUMBERS", "BertLMHeadModel"):
         verify_head(model, CPU)
     monkeypatch.setattr(verify, "_relative", lambda found, wanted: 0.0)  # twin
     assert verify_head(model, CPU) == 0.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.faults import raises_fault
+from helpers.expected_faults import refused
 from helpers.plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
 from helpers.tiny_models import tiny_llama
 from surefoot.models.adapters import add_adapter
@@ -88,7 +88,7 @@ def test_each_departure_is_reported(folder, break_it, place, facts):
     model, plan = set_up(folder)
     verify_model(model, plan)
     break_it(model)
-    with raises_fault("SF-PLAN-BROKEN", f"plan: {place}", *facts):
+    with refused("SF-PLAN-BROKEN", f"plan: {place}", *facts):
         verify_model(model, plan)
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_scales_or_caps_its_logits_does_so_for_chosen_positions_too
 def test_a_model_that_mixes_positions_is_found(folder, monkeypatch):
     model, _ = set_up(folder)
     forward_with(lambda logits: logits.cumsum(1))(model.get_base_model(), monkeypatch)
-    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
+    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
         verify_head(model, CPU)
 
 
@@ -144,7 +144,7 @@ def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
     model, _ = set_up(folder)
     head = model.get_base_model().lm_head
     monkeypatch.setattr(type(head), "__call__", lambda self, x: self.forward(x))
-    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM", "inf"):
+    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM", "inf"):
         verify_head(model, CPU)
 
 
@@ -152,5 +152,5 @@ def test_weights_that_overflow_are_no_fault_of_the_architecture(folder):
     model, _ = set_up(folder)
     with torch.no_grad():
         model.get_base_model().model.norm.weight.fill_(torch.finfo(torch.bfloat16).max)
-    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
+    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
         verify_head(model, CPU)

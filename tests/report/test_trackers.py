@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.errors_raised import raises_code
 from surefoot.report.trackers import adapters, fan_out
 from surefoot.report.trackers.adapters import (
     FOLDER,
@@ -416,7 +416,7 @@ def test_a_tracker_that_hangs_stops_no_step(facts: RunFacts, monkeypatch: pytest
 def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "is_installed", lambda name: name == "wandb")
     require_trackers(["wandb"])
-    with raises_fault("SF-PACKAGE", "report_to", naming="pip install mlflow trackio") as caught:
+    with raises_code("SF-PACKAGE", "report_to", naming="pip install mlflow trackio") as caught:
         require_trackers(["wandb", "mlflow", "trackio"])
     assert [fault.what.partition(" ")[0] for fault in caught.value.faults] == ["mlflow", "trackio"]
 

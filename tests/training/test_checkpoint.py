@@ -222,9 +222,9 @@ def test_a_checkpoint_under_the_name_of_another_step_is_found(tmp_path, engine):
 def test_checkpoints_but_none_valid(tmp_path, engine):
     folder = save(tmp_path, engine, RunState(step=1))
     (folder / MANIFEST).unlink()
-    with raises_fault("SF-CHECKPOINT-DAMAGED") as caught:
+    with raises_fault("SF-CHECKPOINT-DAMAGED") as faults:
         newest_verified(tmp_path)
-    assert caught.value.faults[-1].code == "SF-CHECKPOINT-NONE"
+    assert faults[-1].code == "SF-CHECKPOINT-NONE"
 
 
 def test_no_checkpoint_at_all(tmp_path):
@@ -236,9 +236,9 @@ def test_nothing_non_finite_is_ever_published(tmp_path, engine):
         before = tensor[0, 0].clone()
         with torch.no_grad():
             tensor[0, 0] = float("nan")
-        with raises_fault("SF-DIVERGED", "step 2") as caught:
+        with raises_fault("SF-DIVERGED", "step 2") as faults:
             save(tmp_path, engine, RunState(step=2))
-        assert "head.weight" in caught.value.faults[0].what
+        assert "head.weight" in faults[0].what
         assert list(tmp_path.iterdir()) == []
         with torch.no_grad():
             tensor[0, 0] = before

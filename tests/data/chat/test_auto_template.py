@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.errors_raised import raises_code
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
@@ -126,7 +126,7 @@ def test_everything_is_written_or_the_error_names_a_template_that_can(prepare, f
         assert ROWS.get((family, name), data.template.name) == data.template.name
         assert bool(data.template_reason) == (data.template.name not in ("tokenizer", "alpaca"))
         return
-    with raises_fault("SF-DATA-ROW", "records.json:1", naming="vicuna"):
+    with raises_code("SF-DATA-ROW", "records.json:1", naming="vicuna"):
         prepare(family, path)
     assert missing(prepare(family, path, "vicuna"), RECORDS[name]) == []
 
@@ -149,13 +149,13 @@ def test_the_reason_says_which_record_and_what(prepare, file):
 
 
 def test_a_template_that_was_asked_for_stays(prepare, file):
-    with raises_fault("SF-DATA-ROW", "records.json:1"):
+    with raises_code("SF-DATA-ROW", "records.json:1"):
         prepare("phi3", file("call"), "tokenizer")
 
 
 def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
     monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_, **how: (planned,))
-    with raises_fault("SF-DATA-ROW", "records.json:1"):
+    with raises_code("SF-DATA-ROW", "records.json:1"):
         prepare("phi3", file("call"))
 
 

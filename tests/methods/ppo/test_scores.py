@@ -78,10 +78,10 @@ def test_what_is_not_there_or_does_not_run_is_refused(file, tmp_path):
 
 
 def test_an_error_names_file_and_line(file):
-    with raises_fault("SF-OWN-FUNCTION", f"{file}:18") as caught:
+    with raises_fault("SF-OWN-FUNCTION", f"{file}:18") as faults:
         open_scorer(f"{file}:broken")(PROMPTS, RESPONSES)
-    assert "KeyError" in caught.value.faults[0].what
-    assert "\n" not in str(caught.value.faults[0])
+    assert "KeyError" in faults[0].what
+    assert "\n" not in str(faults[0])
 
 
 def test_one_number_for_each_answer(file):

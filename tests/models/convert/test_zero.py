@@ -12,7 +12,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from helpers.faults import raises_fault
+from helpers.expected_faults import refused
 from surefoot.models.convert.tensors import held
 from surefoot.models.convert.zero import consolidate, find_checkpoint
 
@@ -125,11 +125,11 @@ def test_missing_ranks_and_wrong_shapes_are_refused(tmp_path):
     model = folder / "mp_rank_00_model_states.pt"
     state = torch.load(model)
     torch.save({**state, "param_shapes": [{"a.weight": torch.Size((40, 5))}, state["param_shapes"][1]]}, model)
-    with raises_fault("SF-CONVERT-ZERO", "global_step7", 30, 200):
+    with refused("SF-CONVERT-ZERO", "global_step7", 30, 200):
         consolidated(folder)
     (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    with raises_fault("SF-CONVERT-ZERO", "global_step7", 3, 2):
+    with refused("SF-CONVERT-ZERO", "global_step7", 3, 2):
         consolidated(folder)
     (tmp_path / "run" / "latest").write_text("../elsewhere")
-    with raises_fault("SF-CONVERT-ZERO", "latest"):
+    with refused("SF-CONVERT-ZERO", "latest"):
         find_checkpoint(tmp_path / "run")

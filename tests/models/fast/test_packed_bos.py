@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import zoo
-from helpers.faults import raises_fault
+from helpers.expected_faults import refused
 from surefoot.data.batching.batch import Example, collate
 from surefoot.data.batching.packing import pack
 from surefoot.methods.losses.sft import sft_loss
@@ -71,5 +71,5 @@ def test_twin_that_scales_the_rows_first_token_alone(model, monkeypatch):
     monkeypatch.setattr("surefoot.models.bos.sequence_starts", first_column)
     install_bos_scaling(model, 0.25)
     packed_attention("matmul").install(model)
-    with raises_fault("SF-PLAN-BROKEN", "bos.scale", "times 1"):
+    with refused("SF-PLAN-BROKEN", "bos.scale", "times 1"):
         verify_bos_scaling(model, pack(examples()), 0.25)
