@@ -133,6 +133,10 @@ class Refusal:
 class Family:
     """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers.
 
+    uses_bos: pretrained with BOS in front of every text. None where the family's models differ: BOS stands first where
+        the run's chat template writes it or, in a run without one, where the tokenizer adds it.
+    templates: rows of `families.templates` that lay dialogues out as its chat models know them. They stand in for the
+        tokenizer's own template on records that it cannot write; where it is empty, such records are refused.
     keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
         num_attention_heads, max_position_embeddings, attention_dropout, hidden_act).
     defaults: what transformers takes where config.json leaves a key out, under config.json's name; a size that is not
@@ -147,7 +151,7 @@ class Family:
     layer_norms: tuple[Norm, ...]
     final_norm: Norm
     head: str
-    uses_bos: bool | None  # pretrained with BOS in front of every text; None: as its template or tokenizer does it
+    uses_bos: bool | None
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     intermediate_per_hidden: int | None = None  # width of the MLP where config.json gives none
@@ -160,7 +164,7 @@ class Family:
     reserved_pads: tuple[ReservedPad, ...] = ()  # first that exists
     forbidden_pads: tuple[ForbiddenPad, ...] = ()
     turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates
-    templates: tuple[str, ...] = ()  # rows of `families.templates` that lay dialogues out as its chat models know them
+    templates: tuple[str, ...] = ()
     untrained_turns: UntrainedTurns | None = None
     hazards: tuple[Hazard, ...] = ()
     refusals: tuple[Refusal, ...] = ()
