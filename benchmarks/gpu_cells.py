@@ -37,9 +37,9 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops, work_of
 from surefoot.planning.plan import AdapterPlan, RunPlan
-from surefoot.runs.plan import make_plan
-from surefoot.runs.run_plan import lengths_of
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import lengths_of
 from surefoot.system import hardware
 from surefoot.system.messages import size_text
 

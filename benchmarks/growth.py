@@ -99,7 +99,7 @@ def measure(folder: Path) -> dict[str, float]:
                 seconds += time.process_time() - began
                 tokens += report.tokens
                 needed += arithmetic.flops(step_work(batches)).needed
-        data = one.run.stage.data.train
+        data = one.run.task.data.train
         return {
             "start": start,
             "ms": 1000 * seconds / tokens,

@@ -122,9 +122,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from surefoot.config.load import load_config
     from surefoot.data.batching.batch import Batch
     from surefoot.methods.losses.sft import sft_loss
+    from surefoot.runs.load_models import load_models
+    from surefoot.runs.make_plan import make_plan
     from surefoot.runs.parity.fast_paths import planned_paths
-    from surefoot.runs.plan import make_plan
-    from surefoot.runs.setup import set_up
     from surefoot.training.step import train_step
 
     text = Path(case["folder"]) / "one.json"
@@ -135,24 +135,24 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     plan = make_plan(config, measure=False)
     process.bound_product_caches(device)
     before, code = _start(device)
-    setup = set_up(config, plan, base, None)
+    loaded = load_models(config, plan, base, None)
     for one in planned_paths(plan):
-        one.install(setup.engine.model)
+        one.install(loaded.engine.model)
     _begin(device)
     draw = torch.Generator().manual_seed(0)
     length = case["length"]
     for step in range(1, STEPS + 1):
         ids = torch.randint(0, shape.vocabulary, (ROWS, length), generator=draw)
         batch = Batch(ids, ids.roll(-1, 1), None, ids.numel(), (length,) * ROWS, tuple(range(ROWS)))
-        train_step(setup.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=setup.settings)
-    return _found(plan, setup.engine.model, device, before, code)
+        train_step(loaded.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=loaded.settings)
+    return _found(plan, loaded.engine.model, device, before, code)
 
 
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     """The same of a run's own first steps, each another set of documents."""
     from surefoot.config.load import load_config
-    from surefoot.runs.plan import make_plan
-    from surefoot.runs.setup import planned_tokenizer
+    from surefoot.runs.load_models import planned_tokenizer
+    from surefoot.runs.make_plan import make_plan
     from surefoot.runs.trial import ready
 
     shape, device = cases(case["device"], packed=True)[0][case["size"]], case["device"]
@@ -168,7 +168,7 @@ def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
             batches = one.batches(step)
             one.step(step, batches)
             rows += [batch.tokens for batch in batches]
-        return _found(one.plan, one.setup.engine.model, device, before, code) | {
+        return _found(one.plan, one.loaded.engine.model, device, before, code) | {
             "rows": rows,
             "held": one.plan.batch.tokens,
         }
@@ -215,7 +215,7 @@ def _begin(device: str) -> None:
 
 
 def _found(plan: Any, model: Any, device: str, before: int, code: int) -> dict[str, Any]:
-    from surefoot.runs.setup import mapped_weights
+    from surefoot.runs.load_models import mapped_weights
     from surefoot.system import hardware
 
     if device == "cuda":

@@ -77,7 +77,7 @@ def least(world: World, asked: argparse.Namespace) -> dict[str, float]:
     from surefoot.models.facts import facts_of
     from surefoot.planning.limits import attention_flops, step_flops, work_of
     from surefoot.planning.probes.timing import copy_rate
-    from surefoot.runs.plan import make_plan
+    from surefoot.runs.make_plan import make_plan
     from surefoot.runs.profiling import arithmetic_of, product_rate
 
     config = load_config(world.folder / "run.yaml").config

@@ -33,10 +33,10 @@ from transformers import (
 from surefoot.config.load import load_config
 from surefoot.data.batching.order import step_examples
 from surefoot.methods.examples import prepare_examples
-from surefoot.methods.sft import sft_stage
-from surefoot.runs.plan import make_plan
-from surefoot.runs.run_plan import length_facts
-from surefoot.runs.setup import planned_tokenizer, set_up
+from surefoot.methods.sft import sft_task
+from surefoot.runs.load_models import load_models, planned_tokenizer
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import length_facts
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted
@@ -116,34 +116,34 @@ def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
     return trainer, clock
 
 
-def ours(config, plan, base: Path, stage, steps: int) -> tuple[list[float], list[float]]:
+def ours(config, plan, base: Path, task, steps: int) -> tuple[list[float], list[float]]:
     """Seconds and losses of `steps` optimizer steps, batches included; a fresh model each turn."""
-    setup = set_up(config, plan, base, None)
+    loaded = load_models(config, plan, base, None)
     seconds, losses = [], []
     for step in range(1, steps + 1):
         started = time.perf_counter()
-        batches = stage.step_batches(step)
+        batches = task.step_batches(step)
         report = train_step(
-            setup.engine,
-            stage.objective,
+            loaded.engine,
+            task.objective,
             batches,
             step=step,
             lr=config.optim.lr,
             scale=None,
-            settings=setup.settings,
+            settings=loaded.settings,
         )
         seconds.append(time.perf_counter() - started)
         losses.append(report.loss)
     return seconds, losses
 
 
-def examples_in_order(config, stage, steps: int) -> tuple[list[dict], int]:
+def examples_in_order(config, task, steps: int) -> tuple[list[dict], int]:
     """The examples of our first steps as rows for HF's collator, and their real tokens from step WARM_UP on."""
     rows, tokens = [], 0
     for step in range(1, steps + 1):
-        _, indices = step_examples(config.seed, step - 1, stage.data.mixture, config.batch.size)
+        _, indices = step_examples(config.seed, step - 1, task.data.mixture, config.batch.size)
         for index in indices:
-            example = stage.data.train[int(index)]
+            example = task.data.train[int(index)]
             labels = example.ids.copy()
             labels[~example.supervised] = -100
             rows.append({"input_ids": example.ids.tolist(), "labels": labels.tolist()})
@@ -184,13 +184,13 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     data = prepare_examples(config, draft.tokenizer, tokenizer)
     plan = make_plan(config, lengths=length_facts(data))
-    stage = sft_stage(config, plan, data)
-    rows, tokens = examples_in_order(config, stage, options.steps)
+    task = sft_task(config, plan, data)
+    rows, tokens = examples_in_order(config, task, options.steps)
     ratios, peer_rates, our_rates = [], [], []
     for turn in range(options.turns):
         trainer, clock = theirs(base, rows, config, options.precision, folder / "peer")
         trainer.train()
-        seconds, losses = ours(config, plan, base, stage, options.steps)
+        seconds, losses = ours(config, plan, base, task, options.steps)
         worst = max(abs(a - b) for a, b in zip(losses, clock.losses, strict=True))
         if worst > PARITY[options.precision]:
             sys.exit(f"no parity, so no times: losses differ by up to {worst:.3g}\n{losses}\n{clock.losses}")

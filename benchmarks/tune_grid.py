@@ -35,10 +35,10 @@ from surefoot.planning.measurements import LengthFacts, measurements_from_json
 from surefoot.planning.plan import RunPlan, diff_plans
 from surefoot.report.observer import silent_console
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import lengths_of
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import FolderState
-from surefoot.runs.run_plan import lengths_of
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
 
@@ -148,7 +148,7 @@ def _planned(given: dict[str, Any]) -> tuple[RunPlan, LengthFacts]:
     with tempfile.TemporaryDirectory() as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
         run = prepare(config, FolderState(Path(folder) / "run", "new"), console, NOTHING)
-        return run.plan, lengths_of(run.config, run.stage.data)
+        return run.plan, lengths_of(run.config, run.task.data)
 
 
 def _space(given: dict[str, Any]) -> Space:

@@ -26,7 +26,7 @@ from surefoot.config.method_contradictions import unread_keys
 from surefoot.config.starter import starting_config
 from surefoot.config.yaml_reader import parse_yaml
 from surefoot.method_facts.methods import METHODS
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 
 RATES = {name: method.first_rate for name, method in METHODS.items() if method.first_rate is not None}
 
@@ -227,7 +227,7 @@ def proposal(monkeypatch: pytest.MonkeyPatch, parameters: int, memory: int) -> d
         planned = replace(made.memory, available=memory, weights=needed)
         return replace(made, parameters=parameters, memory=planned)
 
-    monkeypatch.setattr("surefoot.runs.plan.make_plan", plan)
+    monkeypatch.setattr("surefoot.runs.make_plan.make_plan", plan)
     text = stage.propose("base", "alpaca.json", schema="x")
     return parse_yaml(text, "run.yaml")[0].data
 

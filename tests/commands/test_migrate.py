@@ -14,7 +14,7 @@ from helpers import zoo
 from helpers.hub_stub import client_of, serve
 from surefoot.commands.main import main as cli
 from surefoot.config.load import load_config
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 
 CONFIG = """\
 stage: sft

@@ -436,7 +436,7 @@ def in_process(tmp_path, base):
     return lambda *words: CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *words])
 
 
-@pytest.mark.parametrize("where", ["steps.set_up", "run.publish"])
+@pytest.mark.parametrize("where", ["steps.load_models", "run.publish"])
 def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_path, in_process, monkeypatch, where):
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
@@ -451,7 +451,7 @@ def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_p
 
 @pytest.mark.parametrize("words", [(), ("--resume",)])
 def test_ctrl_c_before_the_first_step_writes_nothing_and_says_so(tmp_path, in_process, monkeypatch, words):
-    monkeypatch.setattr("surefoot.runs.steps.set_up", interrupt)
+    monkeypatch.setattr("surefoot.runs.steps.load_models", interrupt)
     result = in_process(*words)
     assert (result.exit_code, str(tmp_path) in result.stderr) == (130, False)
     assert not list((tmp_path / "out").glob("*"))

@@ -21,10 +21,10 @@ from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING, Custom
+from surefoot.runs.load_models import load_models
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import inspect_folder
-from surefoot.runs.setup import set_up
 from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.objective import LossSum
@@ -87,17 +87,17 @@ def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = No
     where B is zero and hides most of an adapter's gradients. disturb: changes the model behind the comparison's back.
     """
     run = prepare(config, inspect_folder(config, "new"), _silent(), NOTHING)
-    setup = set_up(config, run.plan, run.base, None)
-    trainable = {name: p for name, p in setup.model.named_parameters() if p.requires_grad}
+    loaded = load_models(config, run.plan, run.base, None)
+    trainable = {name: p for name, p in loaded.model.named_parameters() if p.requires_grad}
     if stirred:
         stir(trainable)
     values = {name: parameter.detach().clone() for name, parameter in trainable.items()}
     if disturb:
-        disturb(setup.model)
-    batches = run.stage.step_batches(1)
+        disturb(loaded.model)
+    batches = run.task.step_batches(1)
     weight = sum(batch.weight for batch in batches)
     sums = accumulate_gradients(
-        setup.engine, run.stage.objective, batches, weight=weight, step=1, scale=None, settings=setup.settings
+        loaded.engine, run.task.objective, batches, weight=weight, step=1, scale=None, settings=loaded.settings
     )
     gradients = {name: p.grad for name, p in trainable.items() if p.grad is not None}
     examples = [example for batch in batches for example in unpadded(batch)]

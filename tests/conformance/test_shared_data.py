@@ -110,7 +110,7 @@ def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
     config = run_config(models[family], file, tmp_path / "run")
     console = Console(io.StringIO())
     run = prepare(config, inspect_folder(config, "new"), console, NOTHING)
-    data = run.stage.data
+    data = run.task.data
     records = json.loads((DATA / file).read_text(encoding="utf-8"))[:SAMPLES]
     check_masks([data.train[n] for n in range(len(data.train))], records, run.tokenizer, data.template.stop_ids)
     assert train_run(config, "new", console, typed=[]) == 0
@@ -121,7 +121,7 @@ def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
 def test_twin_a_mask_that_is_off_by_one_is_seen(models, tmp_path):
     config = run_config(models["qwen2"], DIALOGUES, tmp_path / "run")
     run = prepare(config, inspect_folder(config, "new"), Console(io.StringIO()), NOTHING)
-    data = run.stage.data
+    data = run.task.data
     records = json.loads((DATA / DIALOGUES).read_text(encoding="utf-8"))[:SAMPLES]
     examples = [data.train[n] for n in range(len(data.train))]
     check_masks(examples, records, run.tokenizer, data.template.stop_ids)

@@ -85,7 +85,7 @@ FAILS_IN_SETUP = """
         from surefoot.system.errors import Fault, InputError
         def broken(*arguments):
             raise InputError(Fault("train.json", "cannot be read here", "look at the disk"))
-        module.make_ready = broken
+        module.load_and_check = broken
 """
 
 

@@ -8,7 +8,7 @@ from helpers.doc_pages import ROOT, names, table
 from helpers.model_layouts import run_config
 from helpers.zoo import phi3
 from surefoot.families import FAMILIES
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 
 PAGE = ROOT / "docs" / "families.md"

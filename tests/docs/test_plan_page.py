@@ -11,7 +11,7 @@ from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, run_config
 from surefoot.commands.main import main
 from surefoot.planning.plan import Source
 from surefoot.report.tables.plan import choice_rows
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import hardware
 from surefoot.system.variables import VARIABLES
 

@@ -14,10 +14,10 @@ from surefoot.config.load import check_config
 from surefoot.methods.sources import settled
 from surefoot.report.console import open_console
 from surefoot.runs.custom import NOTHING
+from surefoot.runs.load_models import load_models
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import make_schedule
 from surefoot.runs.run_folder import inspect_folder
-from surefoot.runs.setup import set_up
 from surefoot.system.process import TerminalWishes
 from surefoot.training import step as training_step
 
@@ -41,24 +41,24 @@ def run_until_step_1(config: dict, *, step: bool) -> Ours:
     prepared = prepare(
         checked, inspect_folder(checked, "new"), open_console(io.StringIO(), TerminalWishes(True, False, True)), NOTHING
     )
-    train = prepared.stage.data.train
+    train = prepared.task.data.train
     examples = []
     for index in range(len(train)):
         example = train[index]
         ids = [int(token) for token in example.ids]
         labels = [token if learnt else -100 for token, learnt in zip(ids, example.supervised, strict=True)]
         examples.append({"ids": ids, "labels": labels})
-    schedule = make_schedule(checked, prepared.stage, prepared.timetable)
+    schedule = make_schedule(checked, prepared.task, prepared.timetable)
     rates = [schedule.rate(number) for number in range(prepared.timetable.total_steps)]
     if not step:
         return Ours(examples, rates, None, None)
-    setup = set_up(checked, prepared.plan, prepared.base, None)
-    batches = prepared.stage.step_batches(1)
+    loaded = load_models(checked, prepared.plan, prepared.base, None)
+    batches = prepared.task.step_batches(1)
     weight = sum(batch.weight for batch in batches)
     sums = training_step.accumulate_gradients(
-        setup.engine, prepared.stage.objective, batches, weight=weight, step=1, scale=None, settings=setup.settings
+        loaded.engine, prepared.task.objective, batches, weight=weight, step=1, scale=None, settings=loaded.settings
     )
-    return Ours(examples, rates, float(sums[training_step.LOSS]) / weight, float(setup.engine.grad_norms()["all"]))
+    return Ours(examples, rates, float(sums[training_step.LOSS]) / weight, float(loaded.engine.grad_norms()["all"]))
 
 
 def same_examples(ours: Ours, theirs: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from equality.preference_data import DATA, digest, judged, pairs
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 
 RECORDED = json.loads(Path(__file__).with_name("trl_preference_data.json").read_text(encoding="utf-8"))
 LONG = 16384  # tokens: more than any record has, because TRL cuts elsewhere

@@ -46,17 +46,17 @@ def clean_run(folder: Path, base: Path, **changes: Any) -> RunConfig:
     return run_config(**sections | changes)
 
 
-def with_stage(one, **changes):
-    """A run that is ready, with other parts of its stage."""
-    return replace(one, run=replace(one.run, stage=replace(one.run.stage, **changes)))
+def with_task(one, **changes):
+    """A run that is ready, with other parts of its task."""
+    return replace(one, run=replace(one.run, task=replace(one.run.task, **changes)))
 
 
 def plant_in_loss(one, change):
     """The objective with `change` of its loss."""
-    objective = one.run.stage.objective
+    objective = one.run.task.objective
 
     def changed(model, batch):
         out = objective(model, batch)
         return LossSum(change(out.loss, batch), out.sums)
 
-    return with_stage(one, objective=changed)
+    return with_task(one, objective=changed)

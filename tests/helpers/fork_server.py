@@ -279,7 +279,7 @@ def _arm(
     loop.train_step = armed_step
     journal.installed()
     run.note_rollbacks = counted_at("again", run.note_rollbacks)
-    follow.make_ready = counted_at("again", follow.make_ready)
+    follow.load_and_check = counted_at("again", follow.load_and_check)
     generate.next_logits = counted_at("rollout", generate.next_logits)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)

@@ -16,7 +16,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.methods.policy import load_policy
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 
 TRL = {"model_name_or_path": "m", "dataset_name": "org/d", "output_dir": "o"}

@@ -16,7 +16,7 @@ from surefoot.data.tokenize.encode import encode
 from surefoot.interop.axolotl.data import TEMPLATES
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 
 DIALOGUE = Conversation((Turn("system", "Be brief."), Turn("user", "Name a bird."), Turn("assistant", "Heron."),

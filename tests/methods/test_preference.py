@@ -214,8 +214,8 @@ def test_twin_a_kl_for_each_micro_batch_depends_on_the_split(train, monkeypatch)
     assert whole[-1, 1] > 0  # there is something to get wrong
     together = preference_module.step_kl
 
-    def apart(setup, reference, batches):
-        return max(together(setup, reference, [batch]) for batch in batches)
+    def apart(loaded, reference, batches):
+        return max(together(loaded, reference, [batch]) for batch in batches)
 
     monkeypatch.setattr(preference_module, "step_kl", apart)
     wrong = steps(train("kto", batch={"size": 6, "micro": 2}, fresh=True, **kto)[0], "loss", "kl")

@@ -23,7 +23,7 @@ from surefoot.models.load import load_model
 from surefoot.models.value_head import VALUE_HEAD_FILE, ValueHead
 from surefoot.report.console import Console
 from surefoot.runs.export.model import export_model
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault, InputError

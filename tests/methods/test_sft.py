@@ -14,7 +14,7 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
 from surefoot.system import process
 
 LONG = [{"instruction": "Say heron often.", "input": "", "output": " ".join(["heron"] * k)} for k in (1, 100, 400)]

@@ -19,8 +19,8 @@ from surefoot.interop.registry import translate_command
 from surefoot.methods import sources
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.sources import settled
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 
 MIB = 2**20

@@ -28,7 +28,7 @@ def folder(tiny_model):
     return tiny_model(tied=True)
 
 
-def set_up(folder: Path, base: str = "bf16", kind: str = "dora"):
+def load_models(folder: Path, base: str = "bf16", kind: str = "dora"):
     """A model and the plan that describes it."""
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[base]
     model = load_model(folder, dtype=dtype, attention_implementation="sdpa", device=CPU)
@@ -43,7 +43,7 @@ def set_up(folder: Path, base: str = "bf16", kind: str = "dora"):
 
 @pytest.mark.parametrize(("base", "kind"), [("bf16", "dora"), ("fp32", "lora"), ("fp32", "full")])
 def test_a_faithful_set_up_is_recorded(folder, base, kind):
-    model, plan = set_up(folder, base, kind)
+    model, plan = load_models(folder, base, kind)
     found = verify_model(model, plan)
     assert json.loads(json.dumps(found)) == found
     assert found["trainable_dtypes"] == ["float32"]
@@ -85,7 +85,7 @@ def untie(model: nn.Module) -> None:
     ids=["trainable dtype", "frozen dtype", "unfrozen", "untied", "attention", "checkpointing", "adapter gone"],
 )
 def test_each_departure_is_reported(folder, break_it, place, facts):
-    model, plan = set_up(folder)
+    model, plan = load_models(folder)
     verify_model(model, plan)
     break_it(model)
     with refused("SF-PLAN-BROKEN", f"plan: {place}", *facts):
@@ -93,7 +93,7 @@ def test_each_departure_is_reported(folder, break_it, place, facts):
 
 
 def test_a_plan_for_another_device_or_attention_is_reported_in_full(folder):
-    model, plan = set_up(folder)
+    model, plan = load_models(folder)
     plan = replace(plan, device=choice("cuda"), attention=attention_plan("eager", (), "eager"))
     with pytest.raises(EnvironmentFault) as error:
         verify_model(model, plan)
@@ -127,21 +127,21 @@ def forward_with(change):
 
 @pytest.mark.parametrize("change", [lambda logits: logits / 8, lambda logits: 2 * (logits / 2).tanh()])
 def test_a_model_that_scales_or_caps_its_logits_does_so_for_chosen_positions_too(folder, monkeypatch, change):
-    model, _ = set_up(folder)
+    model, _ = load_models(folder)
     forward_with(change)(model.get_base_model(), monkeypatch)
     assert verify_head(model.train(), CPU) == 0.0
     assert model.training
 
 
 def test_a_model_that_mixes_positions_is_found(folder, monkeypatch):
-    model, _ = set_up(folder)
+    model, _ = load_models(folder)
     forward_with(lambda logits: logits.cumsum(1))(model.get_base_model(), monkeypatch)
     with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
         verify_head(model, CPU)
 
 
 def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
-    model, _ = set_up(folder)
+    model, _ = load_models(folder)
     head = model.get_base_model().lm_head
     monkeypatch.setattr(type(head), "__call__", lambda self, x: self.forward(x))
     with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM", "inf"):
@@ -149,7 +149,7 @@ def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
 
 
 def test_weights_that_overflow_are_no_fault_of_the_architecture(folder):
-    model, _ = set_up(folder)
+    model, _ = load_models(folder)
     with torch.no_grad():
         model.get_base_model().model.norm.weight.fill_(torch.finfo(torch.bfloat16).max)
     with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):

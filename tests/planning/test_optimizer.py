@@ -13,8 +13,8 @@ from surefoot.planning import optimizer
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor, caution_rate, plan_optimizer, state_bytes
 from surefoot.planning.plan import plan_from_json, plan_to_json
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import set_up
+from surefoot.runs.load_models import load_models
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import hardware
 
 LORA = {"kind": "lora", "rank": 4}
@@ -40,7 +40,7 @@ def planned_and_kept(base, optim, **request):
         model=str(base), data={"train": "unused.jsonl", "max_length": 64}, optim={"lr": 1e-3} | optim, **request
     )
     plan = make_plan(config)
-    engine = set_up(config, plan, Path(base), None).engine
+    engine = load_models(config, plan, Path(base), None).engine
     for parameter in engine.parameters.values():
         parameter.grad = torch.ones_like(parameter)
     engine.apply(1e-3, {}, None)

@@ -9,7 +9,7 @@ from helpers.model_layouts import run_config
 from surefoot.planning import memory
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report.tables.plan import choice_rows
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import preset
 

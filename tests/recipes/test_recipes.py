@@ -18,7 +18,7 @@ from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
 from surefoot.planning import memory
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import hardware
 
 RECIPES = Path(__file__).parents[2] / "recipes"

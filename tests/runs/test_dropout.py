@@ -17,7 +17,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.methods.policy import load_policy, trained_dropout
 from surefoot.models.modes import highest_dropout
 from surefoot.planning.plan import RunPlan
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 
 OWN = 0.1  # gpt2's
 
@@ -93,7 +93,7 @@ def resumed(config: dict, monkeypatch, **changes) -> tuple[float, str]:
         seen.append(highest_dropout(model))
         return model
 
-    monkeypatch.setattr("surefoot.runs.setup.load_policy", watched)
+    monkeypatch.setattr("surefoot.runs.load_models.load_policy", watched)
     said = io.StringIO()
     surefoot.train({**config, "duration": "3 steps", **changes}, resume=True, stream=said)
     return seen[-1], said.getvalue()

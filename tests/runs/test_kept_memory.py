@@ -6,9 +6,9 @@ import pytest
 
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
-from surefoot.runs import setup
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import set_up
+from surefoot.runs import load_models as loading
+from surefoot.runs.load_models import load_models
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import process
 from surefoot.system.allocator import is_glibc
 
@@ -16,7 +16,7 @@ from surefoot.system.allocator import is_glibc
 def kept_of(base, **settings):
     config = run_config(model=str(base), data={"train": "unused.jsonl", "max_length": 64}, **settings)
     plan = make_plan(config)
-    done = set_up(config, plan, Path(base), None)
+    done = load_models(config, plan, Path(base), None)
     return getattr(done.settings.after_step, "__self__", None), plan.memory, done.model
 
 
@@ -34,7 +34,7 @@ def test_weights_that_stay_in_their_file_are_no_room_for_freed_memory(tmp_path, 
     """The plan counts them and the pages of files are not counted: fp32 on the disk, frozen, and fp32 in the run."""
     monkeypatch.setattr(process, "settle_allocator", lambda kind: "freed memory is kept")
     if not told:
-        monkeypatch.setattr(setup, "mapped_bytes", lambda blocks: 0)
+        monkeypatch.setattr(loading, "mapped_bytes", lambda blocks: 0)
     kept, planned, model = kept_of(
         tiny_llama(tmp_path / "base"), precision={"compute": "fp32"}, adapter={"kind": "lora"}
     )

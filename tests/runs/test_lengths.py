@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.data.batching.packing import Layout
-from surefoot.runs.run_plan import step_tokens
+from surefoot.runs.plan_with_data import step_tokens
 
 
 class Examples:

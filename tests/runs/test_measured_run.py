@@ -13,7 +13,7 @@ from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
-from surefoot.runs import plan as planned
+from surefoot.runs import make_plan as planned
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 

@@ -112,7 +112,7 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
 
 
 def test_a_run_that_runs_out_in_set_up_leaves_no_folder(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(steps, "set_up", lambda *_: torch.empty(HUGE))
+    monkeypatch.setattr(steps, "load_models", lambda *_: torch.empty(HUGE))
     with pytest.raises(EnvironmentFault, match="set-up: out of memory"):
         stage.train_run(config, "new", Console(io.StringIO()), typed=())
     assert not (tmp_path / "run").exists()

@@ -187,7 +187,7 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
     """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
     ends the run."""
-    for module in ("setup", "parity.passes"):
+    for module in ("load_models", "parity.passes"):
         monkeypatch.setattr(f"surefoot.runs.{module}.CUTTING", ("single",))
     usual = packing._unmeasured
     monkeypatch.setattr(
@@ -203,7 +203,7 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     assert losses(tmp_path / "run") == losses(tmp_path / "padded")
     with raises_code("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
-    monkeypatch.setattr("surefoot.runs.setup.documents_fault", lambda model: "")  # twin
+    monkeypatch.setattr("surefoot.runs.load_models.documents_fault", lambda model: "")  # twin
     with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
         train(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
 
@@ -243,7 +243,7 @@ def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp
     assert chosen(tmp_path / "run")["value"] == "sdpa"
     longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
     with monkeypatch.context() as broken:  # twin
-        broken.setattr("surefoot.runs.run_plan._drop_fast_paths", lambda anew, plan, *names: plan)
+        broken.setattr("surefoot.runs.plan_with_data._drop_fast_paths", lambda anew, plan, *names: plan)
         with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
             train(longer, "resume")
     screen = " ".join(train(longer, "resume").split())

@@ -9,8 +9,8 @@ import torch
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.models.attention import observe_kernels
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import set_up
+from surefoot.runs.load_models import load_models
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import EnvironmentFault
 
 SHORT = {"train": "unused.jsonl", "max_length": 64}
@@ -31,12 +31,12 @@ def carried_out(base, change=lambda plan: plan, **request):
     """Plan, set up (which verifies), run one forward pass; the plan and the kernels that ran."""
     config = run_config(model=str(base), data=SHORT, **request)
     plan = change(make_plan(config))
-    setup = set_up(config, plan, Path(base), None)
+    loaded = load_models(config, plan, Path(base), None)
     ids = torch.tensor([[plan.tokenizer.pad_id, 1, 2, 3]])
 
     def forward():
-        with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
-            setup.model(input_ids=ids, use_cache=False)
+        with torch.no_grad(), loaded.settings.kernels(), loaded.settings.forward():
+            loaded.model(input_ids=ids, use_cache=False)
 
     return plan, observe_kernels(forward)
 

@@ -19,7 +19,7 @@ from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.plan import plan_from_json
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
-from surefoot.runs import plan as planned
+from surefoot.runs import make_plan as planned
 from surefoot.runs.parity import fast_paths
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode

@@ -97,9 +97,9 @@ def test_ppo_goes_back_into_a_cycle_and_on_with_the_next_one(world, clean, monke
 
 def test_twin_without_the_skip_the_same_data_diverge_again(world, clean, monkeypatch):
     spoil(one_of_each(clean("sft"), (4, 5)), monkeypatch)
-    real = run_module.make_stage
+    real = run_module.make_task
     monkeypatch.setattr(
-        "surefoot.runs.prepare.make_stage", lambda config, plan, data, rollbacks: real(config, plan, data)
+        "surefoot.runs.prepare.make_task", lambda config, plan, data, rollbacks: real(config, plan, data)
     )
     run = world / "unskipped"
     result = train(write_config(world, run.name))

@@ -91,7 +91,7 @@ def test_steps_are_those_of_the_plan_that_set_up_has_settled(config, monkeypatch
 
     with ready(config, 1) as one:
         assert (one.plan.batch.micro.value, len(one.batches(1))) == (2, 1)
-    monkeypatch.setattr(steps, "settle_room", halved)
+    monkeypatch.setattr(steps, "refit_micro_batches", halved)
     with ready(config, 1) as one:
         assert (one.plan.batch.micro.value, len(one.batches(1))) == (1, 2)
-        assert one.setup.plan == one.plan
+        assert one.loaded.plan == one.plan

@@ -15,7 +15,7 @@ from surefoot.models.embeddings import embedding_noise
 from surefoot.models.precision import is_quantised
 from surefoot.report.console import Console
 from surefoot.runs import requirements as required
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 

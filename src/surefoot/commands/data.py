@@ -32,7 +32,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from surefoot.planning.notes import Notes
     from surefoot.report.data_audit import audit_to_json
     from surefoot.report.tables.audit import audit_report
-    from surefoot.runs.setup import planned_tokenizer
+    from surefoot.runs.load_models import planned_tokenizer
 
     model = loaded.config.model
     folder, notes = resolve_folder(model.path, model.revision, weights=False), Notes()

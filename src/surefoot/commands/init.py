@@ -89,7 +89,7 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     schema: what the first line names for editors. stage: None takes the one that learns from such data. Raises
     InputError for what cannot be read or recognised, or not be learned by that stage.
     """
-    from surefoot.runs.plan import make_plan
+    from surefoot.runs.make_plan import make_plan
 
     required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
     check_config(required)

@@ -191,8 +191,8 @@ def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> Ru
 
 def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
     """Micro-batches depend on how long the examples are: another plan than the run's says another memory."""
-    from surefoot.runs.plan import make_plan
-    from surefoot.runs.run_plan import plan_with_data
+    from surefoot.runs.make_plan import make_plan
+    from surefoot.runs.plan_with_data import plan_with_data
 
     return plan_with_data(config)[0] if machine is None else make_plan(config, hardware=machine)
 

@@ -44,11 +44,11 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     from surefoot.system import hardware
 
     if machine is None:
-        from surefoot.runs.run_plan import plan_with_data
+        from surefoot.runs.plan_with_data import plan_with_data
 
         made, unread = plan_with_data(loaded.config)
     else:
-        from surefoot.runs.plan import make_plan
+        from surefoot.runs.make_plan import make_plan
 
         made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware takes no look at them"
     if unread:
@@ -92,7 +92,7 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
     from surefoot.models.facts import facts_of
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.scale import Forecasts, scale_rows
-    from surefoot.runs.plan import make_plan
+    from surefoot.runs.make_plan import make_plan
 
     machine = hardware.preset(name)
     boundless = replace(machine, memory=_BOUNDLESS, free=None)

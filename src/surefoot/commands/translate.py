@@ -92,7 +92,7 @@ def _trained_text(config: Mapping[str, Any]) -> str | None:
     from surefoot.config.load import check_config
     from surefoot.methods.examples import prepare_examples
     from surefoot.planning.notes import Notes
-    from surefoot.runs.setup import planned_tokenizer
+    from surefoot.runs.load_models import planned_tokenizer
 
     folder = Path(config["model"]["path"])
     if not folder.is_dir():

@@ -14,12 +14,7 @@ from typing import Any
 from surefoot.data.audit import Audit
 from surefoot.data.batching.loader import all_pairs, with_progress
 from surefoot.data.prepare import PreparedData
-from surefoot.evaluate.loss import (
-    as_the_run_evaluates,
-    evaluation_settings,
-    progress,
-    read_evaluation_data,
-)
+from surefoot.evaluate.loss import as_the_run_evaluates, evaluation_settings, progress, read_evaluation_data
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.methods.open_model import OpenModel, OpenReward

@@ -1,6 +1,6 @@
 """The examples of a method: prepared from the config's sources, laid out in micro-batches, dealt to the steps.
 
-`prepare_examples` renders, tokenises and audits them, or takes them from the cache. `stage_of_items` turns them into
+`prepare_examples` renders, tokenises and audits them, or takes them from the cache. `task_of_items` turns them into
 the value that the training loop asks for the batches of a step: a function of seed and step, so resume needs no state.
 """
 
@@ -20,7 +20,7 @@ from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_file
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
@@ -108,15 +108,15 @@ OfStep = Callable[[TokenisedDataset, np.ndarray, Layout], Sequence[Weighted]]
 OfAll = Callable[[TokenisedDataset, Layout], Iterator[Weighted]]
 
 
-def stage_of_items(
+def task_of_items(
     objective: Objective,
     config: RunConfig,
     plan: RunPlan,
     data: PreparedData,
     of_step: OfStep,
     of_all: OfAll,
-) -> Stage:
-    """The stage of a method whose steps take examples, pairs or judged answers by number.
+) -> Task:
+    """The task of a method whose steps take examples, pairs or judged answers by number.
 
     of_step: these items of the training data, in micro-batches.
     of_all: all of the evaluation data.
@@ -128,7 +128,7 @@ def stage_of_items(
     def items(step: int) -> np.ndarray:
         return step_examples(config.seed, step - 1, data.mixture, size)[1]
 
-    return Stage(
+    return Task(
         objective=objective,
         data=data,
         steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),

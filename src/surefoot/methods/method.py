@@ -34,7 +34,7 @@ RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # pr
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation by the stage itself.
+    """An evaluation by the method itself.
 
     samples: (prompt, answer) pairs to read.
     """
@@ -44,8 +44,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A method under a plan: the loss, and the batches of every step.
+class Task:
+    """What this run learns: a method's loss, and the batches of every step, as the plan lays them out.
 
     step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
         call ahead.
@@ -53,8 +53,8 @@ class Stage:
         models are run for before it, else those that it learns from.
     data_step: which step's data a step learns from: its own, but after a rollback.
     begins_at: a data step -> the first one from there on whose data do not belong to an earlier one.
-    ready: what has to be done with them once the model is loaded (rollouts, reference log-probabilities), on the main
-        thread; None: nothing.
+    ready: what has to be done with the batches of a step once the model is loaded (rollouts, reference
+        log-probabilities), on the main thread; None: nothing.
     eval_batches: all of the evaluation set, None where there is none.
     step_tokens: step -> real input tokens, as far as they are known before.
     memory: what is carried from step to step.
@@ -91,7 +91,7 @@ class Stage:
         return tuple(self.data.train.name(int(place)) for place in self.step_places(step))
 
     def batches(self, step: int) -> Sequence[Weighted]:
-        """What step `step` learns from; runs the model where the stage does."""
+        """What step `step` learns from; runs the model where the method does."""
         found = self.step_batches(step)
         return found if self.ready is None else self.ready(step, found)
 
@@ -144,8 +144,8 @@ def ignore(sentence: str, *, caution: bool = True) -> None:
     """A `Notify` that tells nobody."""
 
 
-class PreparedRun(Protocol):
-    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.Prepared` has it."""
+class RunInputs(Protocol):
+    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.PreparedRun` has it."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -154,11 +154,11 @@ class PreparedRun(Protocol):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
     @property
-    def stage(self) -> Stage: ...
+    def task(self) -> Task: ...
 
 
 @dataclass(frozen=True)
-class Setup:
+class LoadedModels:
     """Models and engine of a run, ready for its first step.
 
     plan: as it is carried out, without the fast paths that differ on these models.
@@ -189,9 +189,9 @@ class Setup:
 
 
 class Start(Protocol):
-    """The stage with its models, which it may run. notify: also called during the steps."""
+    """The task with its models, which it may run. notify: also called during the steps."""
 
-    def __call__(self, run: PreparedRun, setup: Setup, notify: Notify) -> Stage: ...
+    def __call__(self, run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task: ...
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,12 @@ class MethodFunctions:
     """What a method computes; what it needs is its row of `surefoot.method_facts.methods.METHODS`.
 
     prepare: reads, renders, tokenises and audits the data.
-    stage: the data under a plan.
+    task: the data under a plan.
     build: from the policy, with its adapter, and the folder of its base to all models; None: the policy is all.
-    start: the stage with its models, before step 1; None: it needs none.
+    start: the task with its models, before step 1; None: it needs none.
     """
 
     prepare: Prepare
-    stage: Callable[[RunConfig, RunPlan, PreparedData], Stage]
+    task: Callable[[RunConfig, RunPlan, PreparedData], Task]
     build: Callable[[RunConfig, RunPlan, nn.Module, Path], Built] | None = None
     start: Start | None = None

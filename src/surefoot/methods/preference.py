@@ -19,11 +19,11 @@ from surefoot.data.batching.loader import all_pairs, for_rank, judged_batches, p
 from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.methods.examples import stage_of_items
+from surefoot.methods.examples import task_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, with_reference
 from surefoot.methods.losses.preference import LOSSES, Constants, own_loss, pair_objective
-from surefoot.methods.method import Notify, PreparedRun, Setup, Stage
+from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.reference import open_reference
 from surefoot.models.modes import inference_mode
@@ -31,7 +31,7 @@ from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, InputError
 
 
-def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """The pairs under a plan."""
     options = config.alignment
     constants = Constants(options.beta, options.label_smoothing, options.margin)
@@ -39,73 +39,75 @@ def dpo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
     assert facts is not None, "dpo is a family of losses"
     row = LOSSES.get(options.loss) or own_loss(own_function(options.loss, "alignment.loss"), options.loss, facts)
     objective = pair_objective(row, facts, constants, options.sft)
-    return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
+    return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
-def kto_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+def kto_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
     options = config.alignment
     if data.eval is not None and config.checkpoint.best == "reward_margin":
         _require_both(data.eval)
     objective = kto_loss(Weights(options.beta, options.good, options.bad))
     of_step = partial(judged_batches, others=True)
-    return stage_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
+    return task_of_items(objective, config, plan, data, of_step, partial(all_judged, size=plan.batch.size.value))
 
 
-def start_dpo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
+def start_dpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """With the reference, where the loss has one."""
-    stage, reference = run.stage, open_reference(run, setup, notify)
-    return stage if reference is None else replace(stage, objective=with_reference(stage.objective, reference))
+    task, reference = run.task, open_reference(run, loaded, notify)
+    return task if reference is None else replace(task, objective=with_reference(task.objective, reference))
 
 
-def start_kto(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
+def start_kto(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """With the reference, and the KL term of every step and of the evaluation set."""
-    stage, reference = run.stage, open_reference(run, setup, notify)
+    task, reference = run.task, open_reference(run, loaded, notify)
     assert reference is not None, "KTO always has one"
-    engine, own = setup.engine, stage.eval_batches
-    if stage.data.mixture.epoch_size % run.plan.batch.size.value == 1:
+    engine, own = loaded.engine, task.eval_batches
+    if task.data.mixture.epoch_size % run.plan.batch.size.value == 1:
         notify(
             "the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0"
         )
 
     def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
         judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]
-        kl = step_kl(setup, reference, judged)
+        kl = step_kl(loaded, reference, judged)
         return [replace(batch, kl=kl, others=None) for batch in judged]
 
     def evaluated() -> Iterator[JudgedBatch]:
         assert own is not None
         mine = (batch for batch in for_rank(own(), engine.rank, engine.world) if isinstance(batch, JudgedBatch))
-        kl = step_kl(setup, reference, mine)
+        kl = step_kl(loaded, reference, mine)
         for batch in own():
             assert isinstance(batch, JudgedBatch)
             yield replace(batch, kl=kl, others=None)
 
     return replace(
-        stage,
-        objective=with_reference(stage.objective, reference),
+        task,
+        objective=with_reference(task.objective, reference),
         ready=ready,
         eval_batches=None if own is None else evaluated,
     )
 
 
-def step_kl(setup: Setup, reference: Reference, batches: Sequence[JudgedBatch] | Iterator[JudgedBatch]) -> float:
+def step_kl(
+    loaded: LoadedModels, reference: Reference, batches: Sequence[JudgedBatch] | Iterator[JudgedBatch]
+) -> float:
     """max(0, mean of log p/q over the prompts of all these batches, on all ranks, with others' answers)."""
     total, count = 0.0, 0
     for batch in batches:
         if batch.others is None:  # of an example alone in its step
             continue
-        ratio = _ratio(setup, reference, batch)
+        ratio = _ratio(loaded, reference, batch)
         total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
         count += batch.weight
-    total, count = setup.engine.totals([total, count])
+    total, count = loaded.engine.totals([total, count])
     return max(0.0, total / count) if count else 0.0
 
 
-def _ratio(setup: Setup, reference: Reference, batch: JudgedBatch) -> torch.Tensor:
+def _ratio(loaded: LoadedModels, reference: Reference, batch: JudgedBatch) -> torch.Tensor:
     assert batch.others is not None
-    rows, model = batch.others.to(setup.engine.device), setup.model
-    with setup.settings.kernels(), setup.settings.forward(), inference_mode(model):
+    rows, model = batch.others.to(loaded.engine.device), loaded.model
+    with loaded.settings.kernels(), loaded.settings.forward(), inference_mode(model):
         return answer_logprobs(model, rows).sums - reference(rows)
 
 

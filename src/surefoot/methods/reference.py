@@ -34,7 +34,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
 from surefoot.methods.examples import whole_layout
 from surefoot.methods.losses.logprobs import Reference, adapter_off, frozen
-from surefoot.methods.method import Notify, PreparedRun, Setup
+from surefoot.methods.method import LoadedModels, Notify, RunInputs
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.policy import load_policy
 from surefoot.models.bos import install_bos_scaling
@@ -50,32 +50,32 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.training.engine import Engine
 
 
-def open_reference(run: PreparedRun, setup: Setup, notify: Notify) -> Reference | None:
+def open_reference(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Reference | None:
     """None where the loss needs none. Raises InputError for a model that is not intact or has another tokenizer."""
     config, plan = run.config, run.plan
     choice = plan.reference.value if plan.reference else NONE
     if choice == NONE:
         return None
     if choice == ADAPTER_OFF:
-        assert isinstance(setup.policy, PeftModel)
-        return adapter_off(setup.policy)
+        assert isinstance(loaded.policy, PeftModel)
+        return adapter_off(loaded.policy)
     if choice == MODEL:
-        return _second_copy(config, plan, setup.engine.device)
+        return _second_copy(config, plan, loaded.engine.device)
     if choice == CACHED:
-        base, in_memory = _base_for_now(config, plan, setup)
-        return cached_reference(run, setup, base, in_memory, notify)
-    return _another(choice, plan, run.tokenizer, setup.engine.device, notify)
+        base, in_memory = _base_for_now(config, plan, loaded)
+        return cached_reference(run, loaded, base, in_memory, notify)
+    return _another(choice, plan, run.tokenizer, loaded.engine.device, notify)
 
 
-def _base_for_now(config: RunConfig, plan: RunPlan, setup: Setup) -> tuple[Callable[[], Reference], bool]:
+def _base_for_now(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> tuple[Callable[[], Reference], bool]:
     """The base for as long as its numbers are taken, and whether it is in memory already: under the adapter or, before
     step 1 of full fine-tuning, as the policy itself."""
-    policy = setup.policy
+    policy = loaded.policy
     if isinstance(policy, PeftModel):
         return lambda: adapter_off(policy), True
-    if setup.checkpoint is None:
+    if loaded.checkpoint is None:
         return lambda: frozen(policy), True
-    return lambda: _second_copy(config, plan, setup.engine.device), False
+    return lambda: _second_copy(config, plan, loaded.engine.device), False
 
 
 def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Reference:
@@ -145,7 +145,7 @@ _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 
 
 def cached_reference(
-    run: PreparedRun, setup: Setup, base: Callable[[], Reference], in_memory: bool, notify: Notify
+    run: RunInputs, loaded: LoadedModels, base: Callable[[], Reference], in_memory: bool, notify: Notify
 ) -> Reference:
     """The reference by log-probabilities that are computed once and kept in the cache folder.
 
@@ -154,14 +154,14 @@ def cached_reference(
 
     Every rank must call this; each computes its share.
     """
-    plan, data = run.plan, run.stage.data
+    plan, data = run.plan, run.task.data
     folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
-    known = _agreed(_read(folder), setup.engine)
+    known = _agreed(_read(folder), loaded.engine)
     if known is not None and in_memory:
-        known = _agreed(_checked(known, plan, data, setup, base, notify), setup.engine)
+        known = _agreed(_checked(known, plan, data, loaded, base, notify), loaded.engine)
     if known is None:
-        known = _computed(plan, data, setup, base, notify)
-        if setup.engine.rank == 0:
+        known = _computed(plan, data, loaded, base, notify)
+        if loaded.engine.rank == 0:
             try:
                 _write(folder, known)
             except EnvironmentFault as error:  # it is computed again next time
@@ -197,9 +197,9 @@ def _key(config: RunConfig, plan: RunPlan, data: PreparedData) -> str:
 
 
 def _computed(
-    plan: RunPlan, data: PreparedData, setup: Setup, base: Callable[[], Reference], notify: Notify
+    plan: RunPlan, data: PreparedData, loaded: LoadedModels, base: Callable[[], Reference], notify: Notify
 ) -> dict[bytes, float]:
-    engine, reference = setup.engine, base()
+    engine, reference = loaded.engine, base()
     sets = [one for one in (data.train, data.eval) if one is not None]
     total = sum(map(len, sets))
     notify(f"reference: computing the log-probabilities of {total:,} answers, once")
@@ -208,7 +208,7 @@ def _computed(
     values: list[float] = []
     for round_of in _rounds(_all_rows(plan, data), engine.world):
         own = round_of[min(engine.rank, len(round_of) - 1)]  # a rank without a batch keeps step with the others
-        found = _run(setup, reference, own)
+        found = _run(loaded, reference, own)
         lengths = [len(batch.lengths) for batch in round_of]
         places = np.cumsum([0, *lengths])
         shared = np.zeros(places[-1])
@@ -242,23 +242,23 @@ def _rounds(batches: Iterator[Batch], world: int) -> Iterator[list[Batch]]:
         yield together
 
 
-def _run(setup: Setup, reference: Reference, rows: Batch) -> torch.Tensor:
-    with setup.settings.kernels(), setup.settings.forward():
-        return reference(rows.to(setup.engine.device))
+def _run(loaded: LoadedModels, reference: Reference, rows: Batch) -> torch.Tensor:
+    with loaded.settings.kernels(), loaded.settings.forward():
+        return reference(rows.to(loaded.engine.device))
 
 
 def _checked(
     known: dict[bytes, float],
     plan: RunPlan,
     data: PreparedData,
-    setup: Setup,
+    loaded: LoadedModels,
     base: Callable[[], Reference],
     notify: Notify,
 ) -> dict[bytes, float] | None:
     """None where the cache holds other numbers than the base gives."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
     (rows,) = all_example_batches(few, Layout(plan.tokenizer.pad_id))
-    expected = _run(setup, base(), rows).tolist()
+    expected = _run(loaded, base(), rows).tolist()
     tolerance = _TOLERANCE[plan.precision.compute.value]
     for key, value in zip(_digests(rows), expected, strict=True):
         if key not in known or abs(known[key] - value) > tolerance * max(1.0, abs(value)):

@@ -19,9 +19,9 @@ from torch import nn
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import all_pairs, pair_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.examples import stage_of_items
+from surefoot.methods.examples import task_of_items
 from surefoot.methods.losses.reward import reward_objective
-from surefoot.methods.method import ONE_GROUP, Built, Stage
+from surefoot.methods.method import ONE_GROUP, Built, Task
 from surefoot.methods.policy import write_policy
 from surefoot.models.folder import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
@@ -31,13 +31,13 @@ from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.messages import counted
 
 
-def reward_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+def reward_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """The data under a plan."""
     reward = _planned(plan)
     # The plan of memory may change on resume, and with it what keeps no keys and values.
     shared = reward.shared_prompts.value and not plan.memory.gradient_checkpointing.value
     objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus, shared=shared)
-    return stage_of_items(objective, config, plan, data, pair_batches, all_pairs)
+    return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
 def build_reward(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:

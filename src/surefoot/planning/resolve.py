@@ -38,15 +38,7 @@ from surefoot.planning.parallel import (
     check_shareable,
     plan_parallel,
 )
-from surefoot.planning.plan import (
-    PLAIN,
-    Choice,
-    MemoryPlan,
-    ParallelPlan,
-    RewardPlan,
-    RunPlan,
-    TokenizerPlan,
-)
+from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import check_packed_base, plan_precision
 from surefoot.planning.reference import plan_reference, reference_bytes

@@ -32,9 +32,9 @@ from surefoot.planning.plan import RunPlan
 from surefoot.report.console import open_console
 from surefoot.report.results import ALL
 from surefoot.runs.custom import Custom
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import plan_with_data
 from surefoot.runs.run import train_run
-from surefoot.runs.run_plan import plan_with_data
 from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.training.evaluation import Metric

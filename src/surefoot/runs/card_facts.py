@@ -13,8 +13,8 @@ from surefoot.data.prepare import PreparedData
 from surefoot.planning.plan import RunPlan
 from surefoot.report.cards.run import CardFacts, DataFile, ending_token
 from surefoot.report.footer import EXAMPLE_PROMPT
-from surefoot.runs.prepared import Prepared
-from surefoot.runs.run_plan import is_on_texts
+from surefoot.runs.plan_with_data import is_on_texts
+from surefoot.runs.prepared import PreparedRun
 from surefoot.system import hardware
 from surefoot.system.locations import looks_local
 from surefoot.training.optimizer import MUON_MOMENTUM
@@ -22,13 +22,13 @@ from surefoot.training.optimizer import MUON_MOMENTUM
 _LOOKED_AT = 32  # examples, of which one surely ends as all do
 
 
-def card_facts(run: Prepared, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
+def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
     """Gather what the model card says of a finished run.
 
     results: all_results.json.
     plots: file names of the curves.
     """
-    config, plan, data, tokenizer = run.config, run.plan, run.stage.data, run.tokenizer
+    config, plan, data, tokenizer = run.config, run.plan, run.task.data, run.tokenizer
     optim = config.optim
     return CardFacts(
         name=run.folder.name,

@@ -16,7 +16,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.method_facts.losses import PAIR_LOSSES
-from surefoot.methods.method import RewardFunction, Setup
+from surefoot.methods.method import LoadedModels, RewardFunction
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
 from surefoot.runs.parity.passes import with_stand_ins
@@ -126,12 +126,12 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
     return []
 
 
-def check_objective(config: RunConfig, objective: Objective, setup: Setup, batch: Weighted) -> None:
+def check_objective(config: RunConfig, objective: Objective, loaded: LoadedModels, batch: Weighted) -> None:
     """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
     that an evaluation already uses."""
-    _, batch = with_stand_ins(objective, batch, setup.engine.device, setup.plan)
-    with torch.no_grad(), setup.settings.kernels(), setup.settings.forward():
-        found = objective(setup.model, batch)
+    _, batch = with_stand_ins(objective, batch, loaded.engine.device, loaded.plan)
+    with torch.no_grad(), loaded.settings.kernels(), loaded.settings.forward():
+        found = objective(loaded.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
         what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
         raise InputError(Fault("objective", what, "see docs/python.md", code="SF-OWN-FUNCTION"))

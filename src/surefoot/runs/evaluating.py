@@ -12,10 +12,10 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.prepare import PreparedData
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.models.forward import causal_model
 from surefoot.report.observer import RunObserver, SilentObserver
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.activity import Activity
 from surefoot.training.evaluation import Answered, Metric, answer_examples, evaluate_loss
@@ -36,8 +36,8 @@ def check_answers(config: RunConfig, data: PreparedData) -> None:
 
 
 def make_evaluate(
-    run: Prepared,
-    setup: Setup,
+    run: PreparedRun,
+    loaded: LoadedModels,
     metrics: Mapping[str, Metric],
     observer: RunObserver | SilentObserver,
     stop: StopRequest,
@@ -46,14 +46,14 @@ def make_evaluate(
 ) -> Callable[[int], EvalReport | None]:
     """The run's evaluation: step -> report, None when a signal asked to stop in between.
 
-    run: its stage has its models.
+    run: its task has its models.
     metrics: those that the config may name.
     current_batch: keeps the batch that the loss is at, for a failure's record.
 
     Every rank evaluates its share of the loss. Answers are few, and each rank writes all of them, so that ranks that
     share weights keep step.
     """
-    config, stage, engine = run.config, run.stage, setup.engine
+    config, task, engine = run.config, run.task, loaded.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
 
     def give_up() -> bool:
@@ -61,25 +61,25 @@ def make_evaluate(
         return stop.requested is not None
 
     def answers(count: int | None, max_new_tokens: int) -> Sequence[Answered] | None:
-        assert stage.data.eval is not None
-        with torch.no_grad(), setup.settings.forward():
+        assert task.data.eval is not None
+        with torch.no_grad(), loaded.settings.forward():
             return answer_examples(
-                setup.policy,
+                loaded.policy,
                 run.tokenizer,
-                stage.data.eval,
+                task.data.eval,
                 count=count,
-                stop_ids=stage.data.template.stop_ids,
+                stop_ids=task.data.template.stop_ids,
                 pad_id=run.plan.tokenizer.pad_id,
                 max_new_tokens=max_new_tokens,
-                positions=causal_model(setup.policy).config.get_text_config().max_position_embeddings,
+                positions=causal_model(loaded.policy).config.get_text_config().max_position_embeddings,
                 rows=run.plan.batch.micro.value,
                 give_up=give_up,
             )
 
-    def by_the_stage(step: int) -> EvalReport | None:
-        assert stage.evaluate is not None
+    def by_the_method(step: int) -> EvalReport | None:
+        assert task.evaluate is not None
         with observer.during("evaluating"), activity.during("evaluating"):
-            measured = stage.evaluate(step, give_up)
+            measured = task.evaluate(step, give_up)
             if measured is None:
                 return None
             if config.samples.count:
@@ -87,15 +87,15 @@ def make_evaluate(
         return measured.report
 
     def evaluate(step: int) -> EvalReport | None:
-        assert stage.eval_batches is not None
+        assert task.eval_batches is not None
         started = time.perf_counter()
         with observer.during("evaluating"), activity.during("evaluating"):
             report = evaluate_loss(
-                setup.model,
-                stage.objective,
-                current_batch.each(for_rank(stage.eval_batches(), engine.rank, engine.world)),
+                loaded.model,
+                task.objective,
+                current_batch.each(for_rank(task.eval_batches(), engine.rank, engine.world)),
                 step=step,
-                settings=setup.settings,
+                settings=loaded.settings,
                 device=engine.device,
                 unit=config.method.unit,
                 give_up=give_up,
@@ -109,7 +109,7 @@ def make_evaluate(
                 observer.samples(step, [(one.prompt, one.answer) for one in samples])
         return report
 
-    return evaluate if stage.evaluate is None else by_the_stage
+    return evaluate if task.evaluate is None else by_the_method
 
 
 def _with_metrics(

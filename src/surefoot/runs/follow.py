@@ -18,11 +18,11 @@ from surefoot.report.observer import SilentObserver
 from surefoot.runs.custom import Custom
 from surefoot.runs.faults import device_faults
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.profiling import NO_PROFILE, ProfileOptions
 from surefoot.runs.revisions import commits_from_json, commits_to_json
 from surefoot.runs.run_folder import FolderState
-from surefoot.runs.steps import make_ready, take_steps
+from surefoot.runs.steps import load_and_check, take_steps
 from surefoot.system.errors import STOPPED_EXIT_CODE, EnvironmentFault, Fault
 from surefoot.training.checkpoint import list_checkpoints
 from surefoot.training.guard import Rollback, StepsLost
@@ -31,7 +31,7 @@ from surefoot.training.session import Session
 _OVER = "over"
 
 
-def hand_over(session: Session, run: Prepared) -> None:
+def hand_over(session: Session, run: PreparedRun) -> None:
     """The first rank's word to the others: go on with this."""
     found = run.found
     session.hand_over(
@@ -63,15 +63,15 @@ def follow(
     with session.activity.during("reading the data"):
         run = prepare(config, _claimed(config, given), console, custom, commits_from_json(given["commits"]))
     _compare(run.identity, given["identity"])
-    run, setup, _ = make_ready(run, session, custom, console)
-    session.gather("share", setup.share)
+    run, loaded, _ = load_and_check(run, session, custom, console)
+    session.gather("share", loaded.share)
     try:
         with device_faults("training", config, run.plan):
-            outcome = take_steps(run, setup, session, custom, SilentObserver(), {}, profile)
+            outcome = take_steps(run, loaded, session, custom, SilentObserver(), {}, profile)
     except StepsLost:  # the same on all ranks: it is judged by numbers that all have
         if config.guard.rollback == "off":
             raise
-        setup.engine.release()
+        loaded.engine.release()
         session.begin_anew()
         return None
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0

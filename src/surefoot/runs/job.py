@@ -10,11 +10,11 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.report.rows import trainer_state
-from surefoot.runs.prepared import Prepared, make_schedules
+from surefoot.runs.prepared import PreparedRun, make_schedules
 from surefoot.system import durable
 from surefoot.training.activity import Activity
 from surefoot.training.background import BackgroundWriter
@@ -25,8 +25,8 @@ from surefoot.training.state import Goal, RunState
 
 
 def make_job(
-    run: Prepared,
-    setup: Setup,
+    run: PreparedRun,
+    loaded: LoadedModels,
     evaluate: Callable[[int], EvalReport | None] | None,
     observer: RunObserver | SilentObserver,
     activity: Activity,
@@ -34,23 +34,23 @@ def make_job(
 ) -> Job:
     """All that the loop needs.
 
-    run: its stage has its models.
+    run: its task has its models.
     evaluate: step -> report, None where the run does not evaluate.
     observer, activity: hear what the run is doing.
     writer: what finishes checkpoints beside the steps, where the run is one process.
     """
-    config, stage, timetable = run.config, run.stage, run.timetable
+    config, task, timetable = run.config, run.task, run.timetable
     keep_best, stopping = _keeps_best(config), config.early_stopping
     return Job(
-        engine=setup.engine,
-        objective=stage.objective,
-        batches=stage.batches,
-        schedules=make_schedules(run, setup.engine.groups),
-        settings=replace(setup.settings, bounds=stage.bounds),
+        engine=loaded.engine,
+        objective=task.objective,
+        batches=task.batches,
+        schedules=make_schedules(run, loaded.engine.groups),
+        settings=replace(loaded.settings, bounds=task.bounds),
         total_steps=timetable.total_steps,
         evaluate=evaluate,
         eval_steps=timetable.eval_steps,
-        save=partial(_save_checkpoint, run, setup, observer, activity, writer, LogCopies(run.folder)),
+        save=partial(_save_checkpoint, run, loaded, observer, activity, writer, LogCopies(run.folder)),
         saved=(lambda wait: ()) if writer is None else writer.finished,
         save_steps=timetable.save_steps,
         keep_best=keep_best,
@@ -60,8 +60,8 @@ def make_job(
         clip_spikes=config.guard.spikes == "clip",
         patience=stopping.patience if stopping else None,
         min_delta=stopping.min_delta if stopping else 0.0,
-        memory=stage.memory,
-        check_every=config.parallel.check_every if setup.engine.world > 1 else None,
+        memory=task.memory,
+        check_every=config.parallel.check_every if loaded.engine.world > 1 else None,
     )
 
 
@@ -70,8 +70,8 @@ def _keeps_best(config: RunConfig) -> bool:
 
 
 def _save_checkpoint(
-    run: Prepared,
-    setup: Setup,
+    run: PreparedRun,
+    loaded: LoadedModels,
     observer: RunObserver | SilentObserver,
     activity: Activity,
     writer: BackgroundWriter | None,
@@ -87,40 +87,40 @@ def _save_checkpoint(
         observer.sync()
         begun = begin_checkpoint(
             run.folder,
-            setup.engine,
+            loaded.engine,
             state,
-            carried=run.stage.memory.tensors() if run.stage.memory else None,
-            write_model=partial(_write_model, run, setup, copies, state),
+            carried=run.task.memory.tensors() if run.task.memory else None,
+            write_model=partial(_write_model, run, loaded, copies, state),
             trainer_state=_trainer_state(run, observer, state),
             identity=run.identity,
             frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
         )
-        finish = partial(_finish_checkpoint, begun, run, setup, state)
-        return finish() if writer is None or setup.engine.world > 1 else writer.take(finish, begun.size, state)
+        finish = partial(_finish_checkpoint, begun, run, loaded, state)
+        return finish() if writer is None or loaded.engine.world > 1 else writer.take(finish, begun.size, state)
 
 
-def _write_model(run: Prepared, setup: Setup, copies: LogCopies, state: RunState, folder: Path) -> None:
+def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, state: RunState, folder: Path) -> None:
     """Weights, config and tokenizer as others read them, what the stage adds, and a copy of the logs."""
-    setup.write_weights(folder)
+    loaded.write_weights(folder)
     run.tokenizer.save_pretrained(folder)
-    if run.stage.write is not None:
-        run.stage.write(folder)
+    if run.task.write is not None:
+        run.task.write(folder)
     scale = run.plan.tokenizer.bos_scale.value
     if scale != 1:
         durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
     copies.write(folder, state.step, evaluated=state.evaluated == state.step)
 
 
-def _finish_checkpoint(begun: Begun, run: Prepared, setup: Setup, state: RunState) -> Path:
+def _finish_checkpoint(begun: Begun, run: PreparedRun, loaded: LoadedModels, state: RunState) -> Path:
     """Commit the checkpoint, then delete older ones: in this order, so that a kill leaves at least one whole."""
     folder = begun.finish()
-    if setup.engine.rank == 0:
+    if loaded.engine.rank == 0:
         best = state.best.step if _keeps_best(run.config) and state.best else None
         retain(run.folder, run.config.checkpoint.keep, best)
     return folder
 
 
-def _trainer_state(run: Prepared, observer: RunObserver | SilentObserver, state: RunState) -> dict[str, Any]:
+def _trainer_state(run: PreparedRun, observer: RunObserver | SilentObserver, state: RunState) -> dict[str, Any]:
     timetable, best = run.timetable, state.best
     return trainer_state(
         observer.rows,

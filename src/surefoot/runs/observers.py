@@ -11,7 +11,7 @@ from torch import nn
 from surefoot.config.load import plain_config
 from surefoot.config.schema import RunConfig
 from surefoot.interop.tool_log import NO_LINES, End, RunFacts, ToolLog
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.models.forward import causal_model
 from surefoot.report.console import Console
 from surefoot.report.events import append_event
@@ -22,7 +22,7 @@ from surefoot.report.trackers.adapters import flat_config, make_trackers
 from surefoot.report.trackers.fan_out import Trackers
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import cut_to_step
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.publish import Published
 from surefoot.system import hardware, process
 from surefoot.training.state import RunState
@@ -62,13 +62,13 @@ def find_tool_log(origin: Translation | None) -> ToolLog:
     return log_of(origin)
 
 
-def run_facts(run: Prepared, setup: Setup) -> RunFacts:
-    plan, example = run.plan, run.stage.data.train[0]
+def run_facts(run: PreparedRun, loaded: LoadedModels) -> RunFacts:
+    plan, example = run.plan, run.task.data.train[0]
     ids, learned = tuple(example.ids.tolist()), tuple(example.supervised.tolist())
     answer = [token for token, counts in zip(ids, learned, strict=True) if counts]
     return RunFacts(
         config=run.config,
-        embedding=_embedding_name(setup.policy),
+        embedding=_embedding_name(loaded.policy),
         bos=plan.tokenizer.bos_id,
         pad=plan.tokenizer.pad_token.value,
         pad_id=plan.tokenizer.pad_id,
@@ -84,7 +84,7 @@ def run_facts(run: Prepared, setup: Setup) -> RunFacts:
     )
 
 
-def end_facts(run: Prepared, published: Published) -> End:
+def end_facts(run: PreparedRun, published: Published) -> End:
     folder = run.folder
     return End(str(folder), frozenset(path.name for path in folder.iterdir()), published.results)
 
@@ -95,10 +95,10 @@ def _embedding_name(model: nn.Module) -> str:
 
 
 def open_observer(
-    run: Prepared, setup: Setup, console: Console, on_row: Callable[[Row], None] | None = None
+    run: PreparedRun, loaded: LoadedModels, console: Console, on_row: Callable[[Row], None] | None = None
 ) -> RunObserver:
     """The observer of a fresh or resumed run; rows that lie after the resumed state are cut from the log."""
-    state = setup.state
+    state = loaded.state
     rows = cut_to_step(run.folder / LOG, state.step, evaluated=state.evaluated == state.step)
     return RunObserver(
         console,
@@ -106,7 +106,7 @@ def open_observer(
         total_steps=run.timetable.total_steps,
         log_every=run.config.log_every,
         epoch=run.timetable.epoch,
-        peak_memory=lambda: hardware.peak_memory(setup.engine.device.type),
+        peak_memory=lambda: hardware.peak_memory(loaded.engine.device.type),
         rows=rows,
         start_step=state.step,
         on_row=on_row,

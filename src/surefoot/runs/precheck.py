@@ -18,8 +18,8 @@ from surefoot.data.sources.resolve import files_of, first_row
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
-from surefoot.runs.plan import make_plan
 from surefoot.runs.revisions import Commits, hub_data_name, pin
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError

@@ -1,4 +1,4 @@
-"""All of a run that needs no weights: the plan, the data, the stage, the timetable, and every refusal among them.
+"""All of a run that needs no weights: the plan, the data, the task, the timetable, and every refusal among them.
 
 A draft of the plan settles the tokenizer and finds conflicts before anything takes time; the data are read by it, and
 with their lengths the plan is made again. Nothing in the run folder changes here.
@@ -14,7 +14,7 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
 from surefoot.methods.losses.sft import with_neftune
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Task
 from surefoot.methods.table import FUNCTIONS
 from surefoot.models.folder import resolve_folder, stored_tensors
 from surefoot.models.load import layout_caution
@@ -27,15 +27,14 @@ from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.custom import Custom, check_custom
 from surefoot.runs.evaluating import check_answers
 from surefoot.runs.identity import check_identity, require_base, run_identity
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import check_disk, disk_of
-from surefoot.runs.plan import make_plan
-from surefoot.runs.prepared import Prepared, Timetable, make_schedule, make_timetable
+from surefoot.runs.plan_with_data import carry_template, lengths_of, other_kernels, plan_of, with_template
+from surefoot.runs.prepared import PreparedRun, Timetable, make_schedule, make_task, make_timetable
 from surefoot.runs.profiling import Phases
 from surefoot.runs.revisions import Commits, pin, saved_commits
-from surefoot.runs.rollback import make_stage
 from surefoot.runs.run_folder import DATA, FolderState, sentence
-from surefoot.runs.run_plan import carry_template, lengths_of, other_kernels, plan_of, with_template
-from surefoot.runs.setup import planned_tokenizer
 from surefoot.runs.summary import run_summary
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted
@@ -52,7 +51,7 @@ def prepare(
     commits: Commits | None = None,
     phases: Phases | None = None,
     origin: Origin | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """Plan, read the data, and show both; of a resumed run what is new.
 
     Every refusal that needs no weights happens here.
@@ -85,19 +84,19 @@ def prepare(
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
-    stage = make_stage(config, plan, data, found.rollbacks)
+    task = make_task(config, plan, data, found.rollbacks)
     if custom.objective is not None:
-        stage = replace(stage, objective=custom.objective)
+        task = replace(task, objective=custom.objective)
     if custom.reward is not None:
-        stage = replace(stage, reward=custom.reward)
+        task = replace(task, reward=custom.reward)
     if config.optim.neftune_alpha is not None:
-        stage = replace(stage, objective=with_neftune(stage.objective, config.optim.neftune_alpha))
+        task = replace(task, objective=with_neftune(task.objective, config.optim.neftune_alpha))
     timetable = make_timetable(
         config.duration,
         config.eval_every,
         config.checkpoint.every,
-        stage.steps_per_epoch,
-        stage.step_tokens,
+        task.steps_per_epoch,
+        task.step_tokens,
         eval_at_start=config.eval_at_start,
     )
     if found.plan is None:
@@ -110,14 +109,14 @@ def prepare(
     disk = disk_of(config, plan, len(timetable.save_steps))
     for caution in (
         *check_disk(found.folder, disk, resumed=found.checkpoint is not None),
-        *_cautions(config, base, stage, timetable),
+        *_cautions(config, base, task, timetable),
     ):
         console.say(f"caution: {caution}", style="yellow")
-    identity = run_identity(asked, plan, base, stage.data, custom.objective_name)
+    identity = run_identity(asked, plan, base, task.data, custom.objective_name)
     if found.checkpoint is not None:
         for caution in check_identity(found.checkpoint, identity, other_kernels(found, plan)):
             console.say(caution, style="yellow")
-    return Prepared(config, commits, found, plan, base, tokenizer, stage, timetable, identity)
+    return PreparedRun(config, commits, found, plan, base, tokenizer, task, timetable, identity)
 
 
 def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
@@ -151,15 +150,15 @@ def _with_faults_of(check: Callable[[], None]) -> Iterator[None]:
         raise InputError(faults)
 
 
-def _cautions(config: RunConfig, base: Path, stage: Stage, timetable: Timetable) -> Iterator[str]:
+def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -> Iterator[str]:
     """What only config, model and data together show, and what does not stop a run."""
     if caution := layout_caution(base):
         yield caution
-    warmup = make_schedule(config, stage, timetable).warmup
+    warmup = make_schedule(config, task, timetable).warmup
     if warmup >= timetable.total_steps:
         takes = counted(warmup, "step")
         yield f"optim.warmup takes {takes} and the run has {timetable.total_steps}: optim.lr is never reached"
-    count = _FEW if stage.data.eval is None else len(stage.data.eval)
+    count = _FEW if task.data.eval is None else len(task.data.eval)
     if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
         few = counted(count, "evaluation example") + (" decides" if count == 1 else " decide")
         yield f"{few} which checkpoint is best: chance will, too"

@@ -1,14 +1,15 @@
 """A run before its models are loaded, as one value; its durations as steps, and its learning rates by step.
 
 The order of the examples is a pure function of the seed, so even a duration in tokens is a number of steps before the
-first one is taken. Every later part of a run is handed a `Prepared`.
+first one is taken. Every later part of a run is handed a `PreparedRun`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
-from surefoot.methods.method import CRITIC, Notify, Setup, Stage
+from surefoot.data.prepare import PreparedData
+from surefoot.methods.method import CRITIC, LoadedModels, Notify, Task
 from surefoot.methods.table import FUNCTIONS
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
 from surefoot.runs.run_folder import FolderState
+from surefoot.training.guard import Rollback, data_step
 from surefoot.training.optimizer import Schedule
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """All that is known before the model is loaded and the run folder is touched.
 
     config: with the commits in place of the hub's branches.
@@ -40,7 +43,7 @@ class Prepared:
     plan: RunPlan
     base: Path
     tokenizer: PreTrainedTokenizerBase
-    stage: Stage
+    task: Task
     timetable: Timetable
     identity: dict[str, Any]
 
@@ -55,10 +58,24 @@ class Prepared:
         return self.found.checkpoint is not None
 
 
-def with_models(run: Prepared, setup: Setup, notify: Notify) -> Prepared:
-    """The run whose stage has its models, which it may run. notify: also called during the steps."""
+def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Task:
+    """The data under a plan, in the order of a run with these rollbacks."""
+    task = FUNCTIONS[config.stage].task(config, plan, data)
+    if not rollbacks:
+        return task
+    batches, places, order = task.step_batches, task.step_places, partial(data_step, tuple(rollbacks))
+    return replace(
+        task,
+        step_batches=lambda step: batches(order(step)),
+        step_places=lambda step: places(order(step)),
+        data_step=order,
+    )
+
+
+def with_models(run: PreparedRun, loaded: LoadedModels, notify: Notify) -> PreparedRun:
+    """The run whose task has its models, which it may run. notify: also called during the steps."""
     start = FUNCTIONS[run.config.stage].start
-    return run if start is None else replace(run, stage=start(run, setup, notify))
+    return run if start is None else replace(run, task=start(run, loaded, notify))
 
 
 @dataclass(frozen=True)
@@ -140,18 +157,18 @@ def _token_multiples(every: float, tokens_of_step: Callable[[int], int]) -> Iter
             yield step
 
 
-def make_schedules(run: Prepared, groups: Collection[str]) -> dict[str, Schedule]:
+def make_schedules(run: PreparedRun, groups: Collection[str]) -> dict[str, Schedule]:
     """Of each group of parameters: one curve, with the peak of each."""
-    first = make_schedule(run.config, run.stage, run.timetable)
+    first = make_schedule(run.config, run.task, run.timetable)
     peaks = {CRITIC: run.config.ppo.critic_lr}
     return {name: replace(first, peak=peaks.get(name, first.peak)) for name in groups}
 
 
-def make_schedule(config: RunConfig, stage: Stage, timetable: Timetable) -> Schedule:
+def make_schedule(config: RunConfig, task: Task, timetable: Timetable) -> Schedule:
     """Shares become steps: the nearest one, or as transformers' warm-up from 0 has it, the next higher one."""
     optim, total = config.optim, timetable.total_steps
     if isinstance(optim.warmup, Duration):
-        warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, stage.step_tokens)
+        warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, task.step_tokens)
     else:
         warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
     decay = round(optim.decay * total)

@@ -48,7 +48,7 @@ from surefoot.report.profile import (
     draw_profile,
     profile_table,
 )
-from surefoot.runs.plan import linear_shapes
+from surefoot.runs.make_plan import linear_shapes
 from surefoot.system import durable
 from surefoot.system.errors import SurefootError
 from surefoot.training.loop import Job

@@ -28,7 +28,7 @@ from surefoot.report.results import ALL, eval_results, rollout_results, train_re
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.runs.card_facts import card_facts
 from surefoot.runs.export.model import export_model
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError
@@ -63,7 +63,7 @@ def is_published(run: Path, step: int) -> bool:
         return False
 
 
-def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
+def publish(run: PreparedRun, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
     """Make the chosen checkpoint's model the run folder's own, with results, pictures, report and card.
 
     state: the last one.
@@ -97,7 +97,7 @@ def publish(run: Prepared, state: RunState, *, rows: Sequence[Row], more: Mappin
 
 
 def _write_results(
-    run: Prepared, state: RunState, evaluation: EvalReport | None, step: int, more: Mapping[str, Any]
+    run: PreparedRun, state: RunState, evaluation: EvalReport | None, step: int, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """evaluation: of the weights that are published, those of `step`."""
     timetable = run.timetable
@@ -107,7 +107,7 @@ def _write_results(
             loss=state.mean_loss,
             steps=state.step,
             epoch=timetable.epoch(state.step),
-            examples=_examples_seen(state.step, run.plan.batch.size.value, run.stage.data.mixture.epoch_size),
+            examples=_examples_seen(state.step, run.plan.batch.size.value, run.task.data.mixture.epoch_size),
             tokens=state.tokens,
             supervised=state.supervised,
             skipped=state.guard.skipped,

@@ -9,16 +9,12 @@ next. Checkpoints written after the step that the run goes back to are passed ov
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import RecordName
-from surefoot.data.prepare import PreparedData
-from surefoot.methods.method import Stage
-from surefoot.methods.table import FUNCTIONS
-from surefoot.planning.plan import RunPlan
+from surefoot.methods.method import Task
 from surefoot.report.events import note_once
 from surefoot.report.wording import times
 from surefoot.runs.identity import read_sealed
@@ -32,24 +28,10 @@ from surefoot.training.report import example_list
 MOST = 2  # of one run; who needs more has another trouble than its data
 
 
-def make_stage(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Stage:
-    """The data under a plan, in the order of a run with these rollbacks."""
-    stage = FUNCTIONS[config.stage].stage(config, plan, data)
-    if not rollbacks:
-        return stage
-    batches, places, order = stage.step_batches, stage.step_places, partial(data_step, tuple(rollbacks))
-    return replace(
-        stage,
-        step_batches=lambda step: batches(order(step)),
-        step_places=lambda step: places(order(step)),
-        data_step=order,
-    )
-
-
-def roll_back(run: Path, data: Stage, rollbacks: Sequence[Rollback], error: StepsLost) -> Recorded | str:
+def roll_back(run: Path, data: Task, rollbacks: Sequence[Rollback], error: StepsLost) -> Recorded | str:
     """Write down that the run goes back, and how; or say why it does not.
 
-    data: the stage without rollbacks.
+    data: the task without rollbacks.
     rollbacks: those that have happened.
 
     Raises EnvironmentFault where the disk refuses.
@@ -78,7 +60,7 @@ def _last_healthy(run: Path, rollbacks: Sequence[Rollback]) -> Checkpoint | None
         return None
 
 
-def _examples(data: Stage, steps: Sequence[int]) -> tuple[RecordName, ...]:
+def _examples(data: Task, steps: Sequence[int]) -> tuple[RecordName, ...]:
     """Of these steps, each once, in their order."""
     names = (name for step in steps for batch in data.step_batches(step) for name in batch.examples)
     return tuple(dict.fromkeys(names))

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.interop.tool_log import ToolLog
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.planning.plan import Origin
 from surefoot.report import footer
 from surefoot.report.console import Console
@@ -39,16 +39,16 @@ from surefoot.runs.follow import follow, hand_over, hand_over_end
 from surefoot.runs.identity import Digests, check_base, hashed_beside, keep_base
 from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
+from surefoot.runs.plan_with_data import is_on_texts
 from surefoot.runs.prepare import conflicts, prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun, make_task
 from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileOptions
 from surefoot.runs.publish import Published, is_published, publish
 from surefoot.runs.requirements import check_several, find_ranks
 from surefoot.runs.revisions import HUB, Commits, commits_to_json
-from surefoot.runs.rollback import make_stage, note_rollbacks, roll_back
+from surefoot.runs.rollback import note_rollbacks, roll_back
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder, note_changes, reminder, write_records
-from surefoot.runs.run_plan import is_on_texts
-from surefoot.runs.steps import make_ready, take_steps
+from surefoot.runs.steps import load_and_check, take_steps
 from surefoot.system import hardware
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 from surefoot.system.messages import counted
@@ -159,15 +159,15 @@ def _lead(
     check_several(config, session.ranks)
     hand_over(session, run)
     with hashed_beside(run.base) as hashes:
-        run, setup, verified = make_ready(run, session, options.custom, console, phases)
+        run, loaded, verified = load_and_check(run, session, options.custom, console, phases)
         base = hashes()
     if run.resumed:
         check_base(run.folder, run.base, base)
-    shares = session.gather("share", {**setup.share, START: phases.to_json()})
+    shares = session.gather("share", {**loaded.share, START: phases.to_json()})
     with lock_folder(run.found) as rejected:  # nothing in the run folder has changed until here
         _begin_records(
             run,
-            setup,
+            loaded,
             console,
             options,
             phases,
@@ -180,10 +180,10 @@ def _lead(
         session.note_with(partial(_note_error, console))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
-                return _train_and_publish(run, setup, console, session, options, phases)
+                return _train_and_publish(run, loaded, console, session, options, phases)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
-                setup.engine.release()
+                loaded.engine.release()
                 session.begin_anew()
                 return None
             _note_error(console, str(error))  # the screen gets it from the command line
@@ -192,8 +192,8 @@ def _lead(
 
 
 def _begin_records(
-    run: Prepared,
-    setup: Setup,
+    run: PreparedRun,
+    loaded: LoadedModels,
     console: Console,
     options: RunOptions,
     phases: Phases,
@@ -220,7 +220,7 @@ def _begin_records(
     for path in rejected:
         console.say(f"set aside until the run is finished: {path}", style="yellow")
     to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
-    records = audit_to_json(run.stage.data) | {HUB: commits_to_json(run.commits)} | to_try
+    records = audit_to_json(run.task.data) | {HUB: commits_to_json(run.commits)} | to_try
     note_changes(run.found)
     write_records(config, folder, run.plan, verified, records, options.origin, shares)
     keep_base(folder, base, anew=not run.resumed)
@@ -231,11 +231,11 @@ def _begin_records(
         console.say(sentence, style="yellow")
     console.say(phases.sentence())
     if death is not None:
-        console.say(resumed_sentence(death, folder, setup.state.step), style="yellow")
+        console.say(resumed_sentence(death, folder, loaded.state.step), style="yellow")
     for line in reminder(run.found, command=bool(options.typed)):
         console.say(line, style="yellow")
     if options.origin is not None:
-        _say(console, options.tool_log.ready(run_facts(run, setup)))
+        _say(console, options.tool_log.ready(run_facts(run, loaded)))
 
 
 def _note_error(console: Console, text: str) -> None:
@@ -243,12 +243,12 @@ def _note_error(console: Console, text: str) -> None:
     console.note(f"error: {veiled(text)}")
 
 
-def _went_back(run: Prepared, error: StepsLost, console: Console) -> bool:
+def _went_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
     config, found = run.config, run.found
     if config.guard.rollback == "off":
         return False
     try:
-        made = roll_back(found.folder, make_stage(config, run.plan, run.stage.data), found.rollbacks, error)
+        made = roll_back(found.folder, make_task(config, run.plan, run.task.data), found.rollbacks, error)
     except SurefootError as trouble:  # what ended the run is told still
         made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
     console.say(made if isinstance(made, str) else made.sentence, style="yellow")
@@ -293,7 +293,7 @@ def _is_untouched(found: FolderState) -> bool:
     return published and all(change.policy == "free" for change in found.changes)
 
 
-def _is_done(run: Prepared) -> bool:
+def _is_done(run: PreparedRun) -> bool:
     """The newest checkpoint stands at the end of the run, and its outcome is published."""
     checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
     if checkpoint is None or not is_published(run.folder, checkpoint.step):
@@ -302,17 +302,17 @@ def _is_done(run: Prepared) -> bool:
 
 
 def _train_and_publish(
-    run: Prepared, setup: Setup, console: Console, session: Session, options: RunOptions, phases: Phases
+    run: PreparedRun, loaded: LoadedModels, console: Console, session: Session, options: RunOptions, phases: Phases
 ) -> int:
     folder, tool_log = run.folder, options.tool_log
-    trackers = open_trackers(run.config, folder, setup.state, console)
+    trackers = open_trackers(run.config, folder, loaded.state, console)
 
     def on_row(row: Row) -> None:
         _say(console, tool_log.row(row))
         trackers.row(row)
 
-    with trackers, open_observer(run, setup, console, on_row) as observer:
-        outcome = take_steps(run, setup, session, options.custom, observer, trackers.ids, options.profile, phases)
+    with trackers, open_observer(run, loaded, console, on_row) as observer:
+        outcome = take_steps(run, loaded, session, options.custom, observer, trackers.ids, options.profile, phases)
         since = time.perf_counter()
         if outcome.reason != "interrupted":
             trackers.finished()
@@ -325,10 +325,10 @@ def _train_and_publish(
         for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
             console.say(line)
         return STOPPED_EXIT_CODE
-    more = options.figures(setup.policy, run.tokenizer) if options.figures else {}
+    more = options.figures(loaded.policy, run.tokenizer) if options.figures else {}
     published = publish(run, outcome.state, rows=observer.rows, more=more)
     publishing = {"publishing": time.perf_counter() - since}
-    here, whole = _taken(outcome.state, setup.state) | publishing, _taken(outcome.state) | publishing
+    here, whole = _taken(outcome.state, loaded.state) | publishing, _taken(outcome.state) | publishing
     _say_the_end(run, outcome, published, options.prompt, here, whole, console)
     _say(console, tool_log.finished(end_facts(run, published)))
     return 0
@@ -346,9 +346,9 @@ def _say(console: Console, lines: Sequence[str]) -> None:
         console.say(line)
 
 
-def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
+def _to_try(run: PreparedRun, prompt: str | None) -> dict[str, Any]:
     """What to try the trained model with, for the last lines and the report. prompt: the caller's own."""
-    data = run.stage.data
+    data = run.task.data
     return {
         "prompt": prompt or example_question(data),
         "texts": is_on_texts(data),
@@ -357,7 +357,7 @@ def _to_try(run: Prepared, prompt: str | None) -> dict[str, Any]:
 
 
 def _say_the_end(
-    run: Prepared,
+    run: PreparedRun,
     outcome: Outcome,
     published: Published,
     prompt: str | None,

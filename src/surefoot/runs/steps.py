@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import for_rank, prefetched
 from surefoot.data.batching.subsets import in_padded_rows, longest_row
-from surefoot.methods.method import Setup, Stage
+from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
@@ -23,14 +23,13 @@ from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.failures.recorder import FailureRecorder
 from surefoot.runs.faults import device_faults
 from surefoot.runs.job import make_job
+from surefoot.runs.load_models import load_models
 from surefoot.runs.pace import PaceObserver
 from surefoot.runs.parity.compiled import try_compiled
-from surefoot.runs.parity.fast_paths import settle
-from surefoot.runs.parity.room import settle_room
-from surefoot.runs.prepared import Prepared, with_models
+from surefoot.runs.parity.fast_paths import check_fast_paths
+from surefoot.runs.parity.refit import refit_micro_batches
+from surefoot.runs.prepared import PreparedRun, make_task, with_models
 from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
-from surefoot.runs.rollback import make_stage
-from surefoot.runs.setup import set_up
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import verify_checkpoint
@@ -43,9 +42,9 @@ _FAST_PATHS = "fast_paths"  # key of environment.json, for each rank
 _LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
 
 
-def make_ready(
-    run: Prepared, session: Session, custom: Custom, console: Console, phases: Phases | None = None
-) -> tuple[Prepared, Setup, dict[str, Any]]:
+def load_and_check(
+    run: PreparedRun, session: Session, custom: Custom, console: Console, phases: Phases | None = None
+) -> tuple[PreparedRun, LoadedModels, dict[str, Any]]:
     """Load the models, share them out, and compare them with the plan.
 
     phases: records how long each part took.
@@ -56,36 +55,36 @@ def make_ready(
     phases = phases or Phases()
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
-        setup = _set_up(run, session, console)
+        loaded = _set_up(run, session, console)
         phases.end("model")
-        compiled = _try_compiled(run, setup, console)
+        compiled = _try_compiled(run, loaded, console)
         if compiled:
             phases.end(COMPILE)
         # Before the fast paths, which would be blamed for what is wrong with a loss of the user's own or with BOS rows.
-        own = _verify_objective(run, setup, custom)
-        bos = _verify_bos(run, setup)
-        settled = settle(run, setup, partial(_caution, console))
-        kernels = _verify_kernels(replace(run, stage=_with_batches(run, settled.plan)), setup)
-        plan = settle_room(run, settled.plan, setup.engine, partial(_caution, console))
+        own = _verify_objective(run, loaded, custom)
+        bos = _verify_bos(run, loaded)
+        plan, paths = check_fast_paths(run, loaded, partial(_caution, console))
+        kernels = _verify_kernels(replace(run, task=_with_batches(run, plan)), loaded)
+        plan = refit_micro_batches(run, plan, loaded.engine, partial(_caution, console))
         phases.end("comparison")
-        share = {**setup.share, _FAST_PATHS: settled.found} if settled.found else setup.share
-        verified = {**setup.verified, **compiled, **own, **bos, "kernels": kernels}
-        run = replace(run, plan=plan, stage=_with_batches(run, plan))
-        return run, replace(setup, plan=plan, share=share), verified
+        share = {**loaded.share, _FAST_PATHS: paths} if paths else loaded.share
+        verified = {**loaded.verified, **compiled, **own, **bos, "kernels": kernels}
+        run = replace(run, plan=plan, task=_with_batches(run, plan))
+        return run, replace(loaded, plan=plan, share=share), verified
 
 
-def _with_batches(run: Prepared, plan: RunPlan) -> Stage:
-    """The stage with its batches as this plan lays them out, which may pack no longer or have smaller micro-batches."""
+def _with_batches(run: PreparedRun, plan: RunPlan) -> Task:
+    """The task with its batches as this plan lays them out, which may pack no longer or have smaller micro-batches."""
     same = plan.kernels.documents.value == run.plan.kernels.documents.value
     if same and plan.batch.micro.value == run.plan.batch.micro.value:
-        return run.stage
-    other = make_stage(run.config, plan, run.stage.data, run.found.rollbacks)
-    return replace(run.stage, step_batches=other.step_batches, eval_batches=other.eval_batches)
+        return run.task
+    other = make_task(run.config, plan, run.task.data, run.found.rollbacks)
+    return replace(run.task, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
 def take_steps(
-    run: Prepared,
-    setup: Setup,
+    run: PreparedRun,
+    loaded: LoadedModels,
     session: Session,
     custom: Custom,
     observer: RunObserver | SilentObserver,
@@ -98,33 +97,33 @@ def take_steps(
     trackers: under which id each tracker knows the run.
     phases: of this start, so far.
     """
-    engine, total = setup.engine, run.timetable.total_steps
+    engine, total = loaded.engine, run.timetable.total_steps
     engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
     with (
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
-        prefetched(run.stage.step_batches, run.config.data.workers, last=total) as batches,
+        prefetched(run.task.step_batches, run.config.data.workers, last=total) as batches,
         background_writer(_LARGE) as writer,
     ):
         with session.activity.during("preparing the first step"):
-            run = with_models(run, setup, observer.tell)
-        evaluate, stage, current_batch = None, run.stage, CurrentBatch()
-        if stage.evaluates:
-            evaluate = make_evaluate(run, setup, custom.all_metrics, observer, stop, session.activity, current_batch)
-        stage = replace(stage, step_batches=lambda step: list(for_rank(batches(step), engine.rank, engine.world)))
-        job = make_job(replace(run, stage=stage), setup, evaluate, observer, session.activity, writer)
+            run = with_models(run, loaded, observer.tell)
+        evaluate, task, current_batch = None, run.task, CurrentBatch()
+        if task.evaluates:
+            evaluate = make_evaluate(run, loaded, custom.all_metrics, observer, stop, session.activity, current_batch)
+        task = replace(task, step_batches=lambda step: list(for_rank(batches(step), engine.rank, engine.world)))
+        job = make_job(replace(run, task=task), loaded, evaluate, observer, session.activity, writer)
         job = replace(
             job,
-            batches=_watched(job.batches, session.activity, observer, rollouts=stage.ready is not None),
-            recorder=FailureRecorder(run, setup, observer.caution, current_batch),
+            batches=_watched(job.batches, session.activity, observer, rollouts=task.ready is not None),
+            recorder=FailureRecorder(run, loaded, observer.caution, current_batch),
         )
         arithmetic = arithmetic_of(run.plan, run.config.stage, run.base)
         listener: Observer = observer
         if engine.rank == 0:
-            rollouts = stage.ready is not None
+            rollouts = task.ready is not None
             listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
             job = listener.watched(job)
-        with profiled(job, profile, arithmetic, run.folder, setup.state.step, observer) as job:
-            state = replace(setup.state, trackers=trackers)
+        with profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
+            state = replace(loaded.state, trackers=trackers)
             if phases is not None:
                 phases.end("first step")
                 state = state.spent("set-up", phases.whole - phases.compiling).spent("compile", phases.compiling)
@@ -151,62 +150,62 @@ def _watched(
     return told
 
 
-def _set_up(run: Prepared, session: Session, console: Console) -> Setup:
+def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModels:
     """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
-    setup = set_up(run.config, run.plan, run.base, run.found.checkpoint, session.ranks)
-    setup = replace(setup, state=replace(setup.state, rollbacks=run.found.rollbacks))
-    best = setup.state.best if run.config.checkpoint.best != "none" else None
+    loaded = load_models(run.config, run.plan, run.base, run.found.checkpoint, session.ranks)
+    loaded = replace(loaded, state=replace(loaded.state, rollbacks=run.found.rollbacks))
+    best = loaded.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.folder / f"checkpoint-{best.step}") if best else []
     if not faults:
-        return setup
+        return loaded
     for fault in faults:
         console.say(f"not used: {fault}", style="yellow")
     console.say("the best checkpoint is lost: the next evaluation sets a new one", style="yellow")
-    return replace(setup, state=replace(setup.state, best=None))
+    return replace(loaded, state=replace(loaded.state, best=None))
 
 
-def _next_batch(run: Prepared, setup: Setup) -> Weighted:
+def _next_batch(run: PreparedRun, loaded: LoadedModels) -> Weighted:
     """The next step's first micro-batch."""
-    return run.stage.step_batches(run.timetable.next_step(setup.state.step))[0]
+    return run.task.step_batches(run.timetable.next_step(loaded.state.step))[0]
 
 
-def _verify_objective(run: Prepared, setup: Setup, custom: Custom) -> dict[str, str | None]:
+def _verify_objective(run: PreparedRun, loaded: LoadedModels, custom: Custom) -> dict[str, str | None]:
     if custom.objective is not None:
-        check_objective(run.config, custom.objective, setup, in_padded_rows(_next_batch(run, setup), _pad(setup)))
+        check_objective(run.config, custom.objective, loaded, in_padded_rows(_next_batch(run, loaded), _pad(loaded)))
     return {"objective": custom.objective_name} if custom.objective_name else {}
 
 
-def _pad(setup: Setup) -> int:
-    return setup.plan.tokenizer.pad_id
+def _pad(loaded: LoadedModels) -> int:
+    return loaded.plan.tokenizer.pad_id
 
 
-def _try_compiled(run: Prepared, setup: Setup, console: Console) -> dict[str, Any]:
+def _try_compiled(run: PreparedRun, loaded: LoadedModels, console: Console) -> dict[str, Any]:
     if run.plan.compile.value == "off":
         return {}
-    return {"compile": try_compiled(run, setup, console.say, partial(_caution, console))}
+    return {"compile": try_compiled(run, loaded, console.say, partial(_caution, console))}
 
 
 def _caution(console: Console, line: str) -> None:
     console.say(f"caution: {line}", style="yellow")
 
 
-def _verify_bos(run: Prepared, setup: Setup) -> dict[str, Any]:
+def _verify_bos(run: PreparedRun, loaded: LoadedModels) -> dict[str, Any]:
     """In padded rows: packed attention is not in the model yet, and is compared with these."""
     scale = run.plan.tokenizer.bos_scale.value
     if scale == 1:
         return {}
-    rows = in_padded_rows(_next_batch(run, setup), _pad(setup)).rows.to(setup.engine.device)
-    with setup.settings.kernels(), setup.settings.forward():
-        return {"bos_scale": verify_bos_scaling(setup.policy, rows, scale)}
+    rows = in_padded_rows(_next_batch(run, loaded), _pad(loaded)).rows.to(loaded.engine.device)
+    with loaded.settings.kernels(), loaded.settings.forward():
+        return {"bos_scale": verify_bos_scaling(loaded.policy, rows, scale)}
 
 
-def _verify_kernels(run: Prepared, setup: Setup) -> list[str]:
+def _verify_kernels(run: PreparedRun, loaded: LoadedModels) -> list[str]:
     """One forward pass of a row that is not packed, as where answers are written, seen by the profiler. One row,
     because more would need memory that the steps do not."""
-    rows = longest_row(_next_batch(run, setup).rows.to(setup.engine.device))
+    rows = longest_row(_next_batch(run, loaded).rows.to(loaded.engine.device))
 
     def forward() -> None:
-        with setup.settings.kernels(), setup.settings.forward():  # with gradients: which kernel runs can depend on it
-            hidden_states(setup.policy, rows)
+        with loaded.settings.kernels(), loaded.settings.forward():  # with gradients: which kernel runs can depend on it
+            hidden_states(loaded.policy, rows)
 
     return verify_attention(forward, run.plan.attention)

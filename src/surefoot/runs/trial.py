@@ -13,16 +13,16 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import prefetched
-from surefoot.methods.method import Setup, ignore
+from surefoot.methods.method import LoadedModels, ignore
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
 from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared, make_schedules, with_models
+from surefoot.runs.prepared import PreparedRun, make_schedules, with_models
 from surefoot.runs.run_folder import FolderState
-from surefoot.runs.steps import make_ready
+from surefoot.runs.steps import load_and_check
 from surefoot.system import hardware
 from surefoot.system.allocator import resident_bytes
 from surefoot.training.optimizer import Schedule
@@ -97,8 +97,8 @@ class Trial:
 class Ready:
     """A run before its first step. batches: step -> micro-batches."""
 
-    run: Prepared
-    setup: Setup
+    run: PreparedRun
+    loaded: LoadedModels
     batches: Callable[[int], Sequence[Weighted]]
 
     @property
@@ -108,7 +108,7 @@ class Ready:
     def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
         """Optimizer step `number`, from 1, at the run's own rate and scale."""
         at = min(number, self.run.timetable.total_steps) - 1
-        return self.step_at(number, batches, lambda schedule: schedule.rate(at), self.setup.state.scale)
+        return self.step_at(number, batches, lambda schedule: schedule.rate(at), self.loaded.state.scale)
 
     def step_at(
         self,
@@ -119,16 +119,16 @@ class Ready:
         watch: Watch = unwatched,
     ) -> StepReport:
         """Optimizer step `number`, from 1. rate: of a group of parameters, by its schedule. scale: of fp16."""
-        stage, setup = self.run.stage, self.setup
-        schedules = make_schedules(self.run, setup.engine.groups)
+        task, loaded = self.run.task, self.loaded
+        schedules = make_schedules(self.run, loaded.engine.groups)
         return train_step(
-            setup.engine,
-            stage.objective,
+            loaded.engine,
+            task.objective,
             batches,
             step=number,
             lr={name: rate(schedule) for name, schedule in schedules.items()},
             scale=scale,
-            settings=replace(setup.settings, bounds=stage.bounds),
+            settings=replace(loaded.settings, bounds=task.bounds),
             watch=watch,
         )
 
@@ -143,10 +143,10 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
         with open_session(ALONE, config.parallel.timeout) as session:
             own = with_named(config)
             run = prepare(config, FolderState(folder, "new"), console, own)
-            run, setup, _ = make_ready(run, session, own, console)
-            run = with_models(run, setup, ignore)
-            with prefetched(run.stage.step_batches, config.data.workers, last=last) as batches:
-                yield Ready(run, setup, batches)
+            run, loaded, _ = load_and_check(run, session, own, console)
+            run = with_models(run, loaded, ignore)
+            with prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
+                yield Ready(run, loaded, batches)
 
 
 def run_trial(
@@ -170,7 +170,7 @@ def run_trial(
     last = warm_up + steps
     with ready(config, last) as one, memory_faults("trial", one.run.config, one.plan):
         started = _CLOCKS["wall"](), _CLOCKS["cpu"]()
-        with without_randomness(one.setup.engine.model):
+        with without_randomness(one.loaded.engine.model):
             first = [_timed(one, number, clock) for number in range(1, warm_up + 1)]
         taken, beaten = [first[-1]], False
         for number in range(warm_up + 1, last + 1):

@@ -5,16 +5,7 @@ import json
 import pytest
 
 from surefoot.commands.doctor.command import advice
-from surefoot.commands.doctor.findings import (
-    CODES,
-    Examination,
-    caution,
-    fault,
-    ok,
-    refusals,
-    to_json,
-    unknown,
-)
+from surefoot.commands.doctor.findings import CODES, Examination, caution, fault, ok, refusals, to_json, unknown
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 
 

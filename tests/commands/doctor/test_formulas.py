@@ -50,7 +50,7 @@ def lines_of(workplace, monkeypatch):
         if plant and at_once:
             plant(monkeypatch)
         with ready(config, 1) as one:
-            own, plan = own_pass(one), one.setup.plan
+            own, plan = own_pass(one), one.loaded.plan
         assert all(getattr(plan.kernels, name).value == value for name, value in ALL.items())
         if plant and not at_once:
             plant(monkeypatch)
@@ -215,14 +215,14 @@ def test_the_twin_is_left_as_it_was(lines_of, monkeypatch):
     seen = []
     real = in_fp32.compare_formulas
 
-    def watched(setup, *args):
+    def watched(loaded, *args):
         def state():
-            modules = list(setup.engine.model.modules())
+            modules = list(loaded.engine.model.modules())
             forwards = [module for module in modules if "forward" in vars(module)]
-            return len(forwards), causal_model(setup.policy).config._attn_implementation
+            return len(forwards), causal_model(loaded.policy).config._attn_implementation
 
         before = state()
-        found = real(setup, *args)
+        found = real(loaded, *args)
         seen.append((before, state()))
         return found
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from helpers.doctor_runs import clean_run, plant_in_loss, with_stage
+from helpers.doctor_runs import clean_run, plant_in_loss, with_task
 from surefoot.commands.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.commands.doctor.passes import in_micro_batches
 from surefoot.commands.doctor.steps import STEPS
@@ -52,17 +52,17 @@ def test_the_split_of_a_step_whose_first_packed_row_is_one_example(skewed):
 
 
 def test_training_mode_is_put_back(one):
-    before = {name: module.training for name, module in one.setup.engine.model.named_modules()}
+    before = {name: module.training for name, module in one.loaded.engine.model.named_modules()}
     split_line(one)
     leak_line(one)
-    assert {name: module.training for name, module in one.setup.engine.model.named_modules()} == before
+    assert {name: module.training for name, module in one.loaded.engine.model.named_modules()} == before
 
 
 def test_what_trains_and_gets_no_gradient(tmp_path, base):
     with ready(clean_run(tmp_path, base, adapter={"kind": "lora", "rank": 4}), STEPS) as one:
         line = gradient_line(one)
         assert (line.code, line.verdict) == ("GRAD-NONE", "ok")
-        mlp = causal_model(one.setup.policy).model.layers[0].mlp
+        mlp = causal_model(one.loaded.policy).model.layers[0].mlp
         around = mlp.down_proj.base_layer.weight
         mlp.forward = lambda x: torch.nn.functional.linear(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), around)
         line = gradient_line(one)
@@ -90,7 +90,7 @@ def test_one_document_that_reaches_another(folder, base, packing):
     data = {"train": str(folder / "train.json"), "max_length": 128, "packing": packing}
     with ready(clean_run(folder, base, data=data), STEPS) as one:
         assert leak_line(one).verdict == "ok"
-        with mixed_documents(one.setup.policy):
+        with mixed_documents(one.loaded.policy):
             line = leak_line(one)
     assert (line.code, line.verdict) == ("PACK-LEAK", "fault")
 
@@ -108,7 +108,7 @@ def joined_at(place):
 
 def test_the_runs_own_row_is_looked_at_all_of_it(skewed, monkeypatch):
     with ready(skewed(), STEPS) as one:
-        documents = one.run.stage.step_batches(1)[0].rows.documents
+        documents = one.run.task.step_batches(1)[0].rows.documents
         assert len(documents) >= 8
         clean = leak_line(one)
         assert clean.verdict == "ok"
@@ -124,17 +124,17 @@ def test_the_runs_own_row_is_looked_at_all_of_it(skewed, monkeypatch):
 def test_a_first_micro_batch_of_one_example_is_passed_over(skewed):
     """Three long examples, each alone in its padded row, and short ones behind them."""
     with ready(skewed("off", batch={"size": 24, "micro": 23}), STEPS) as one:
-        batches = one.run.stage.step_batches(1)
+        batches = one.run.task.step_batches(1)
         alone = [batch for batch in batches if len(batch.examples) == 1]
         assert alone
         changed = plant_batches(one, [*alone, *(batch for batch in batches if len(batch.examples) > 1)])
-        with mixed_documents(one.setup.policy):
+        with mixed_documents(one.loaded.policy):
             assert leak_line(changed).verdict == "fault"
         assert leak_line(changed).value.startswith("23 documents in padded rows")
 
 
 def plant_batches(one, batches):
-    return with_stage(one, step_batches=lambda step: batches)
+    return with_task(one, step_batches=lambda step: batches)
 
 
 def test_where_every_micro_batch_has_one_document_there_is_nothing_to_leak(skewed):
@@ -151,7 +151,7 @@ def test_documents_that_were_not_met_are_not_called_right(skewed):
 
 
 def test_numbers_that_are_none_are_a_leak(one):
-    hook = causal_model(one.setup.policy).model.layers[0].register_forward_hook(lambda *call: call[2] * float("nan"))
+    hook = causal_model(one.loaded.policy).model.layers[0].register_forward_hook(lambda *call: call[2] * float("nan"))
     line = leak_line(one)
     hook.remove()
     assert line.verdict == "fault"

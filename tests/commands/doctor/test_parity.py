@@ -68,7 +68,7 @@ def run_of(world, base):
 
 
 def sizes(one):
-    return [len(batch.examples) for batch in one.run.stage.step_batches(1)]
+    return [len(batch.examples) for batch in one.run.task.step_batches(1)]
 
 
 def parity_line(*args, **how):
@@ -80,7 +80,7 @@ def all_lines(config, plant=lambda one: None):
     """What doctor says of the run, with something planted in it before its own pass."""
     with ready(config, 1) as one:
         plant(one)
-        own, plan = own_pass(one), one.setup.plan
+        own, plan = own_pass(one), one.loaded.plan
     return list(parity_lines(config, plan, own, None))
 
 
@@ -98,8 +98,8 @@ def test_a_packed_run_is_held_against_padded_rows_of_the_same_examples(run_of, s
     with ready(config, 1) as one:
         assert len(set(sizes(one))) > 1
         assert len(sizes(one)) >= 3
-        own, plan = own_pass(one), one.setup.plan
-        assert one.run.stage.step_batches(1)[0].rows.documents
+        own, plan = own_pass(one), one.loaded.plan
+        assert one.run.task.step_batches(1)[0].rows.documents
     assert not any(batch.rows.documents for batch in own.padded)
     line = parity_line(config, plan, own, None)
     assert (line.code, line.verdict) == ("FAST-PATH", "ok")
@@ -132,23 +132,23 @@ def test_a_twin_that_makes_micro_batches_of_its_own_computes_other_examples(run_
     config = run_of()
     with ready(config, 1) as one:
         seen = own_pass(one)
-        own = one_pass(one.setup, one.run.stage, one.run.stage.step_batches(1)[:2], 1)
+        own = one_pass(one.loaded, one.run.task, one.run.task.step_batches(1)[:2], 1)
     other = plainest(config).model_copy(update={"batch": config.batch})
     with ready(other, 1) as plain:
-        theirs = one_pass(plain.setup, plain.run.stage, plain.run.stage.step_batches(1)[:2], 1)
-        assert largest_difference(plain.setup.engine, theirs, own) > LIMITS["bf16"]
-    assert parity_line(config, one.setup.plan, seen, None).verdict == "ok"
+        theirs = one_pass(plain.loaded, plain.run.task, plain.run.task.step_batches(1)[:2], 1)
+        assert largest_difference(plain.loaded.engine, theirs, own) > LIMITS["bf16"]
+    assert parity_line(config, one.loaded.plan, seen, None).verdict == "ok"
 
 
 def wrong_mlp(one):
     """A layer's MLP gives half as much again."""
-    layer = causal_model(one.setup.policy).model.layers[0]
+    layer = causal_model(one.loaded.policy).model.layers[0]
     layer.mlp.register_forward_hook(lambda module, inputs, out: out * 1.5)
 
 
 def wrong_scale(one):
     """The adapters' scale is twice what the config says; B is 0 before the first step."""
-    for module in one.setup.policy.modules():
+    for module in one.loaded.policy.modules():
         if isinstance(scaling := getattr(module, "scaling", None), dict):
             scaling.update({name: 2 * scale for name, scale in scaling.items()})
 
@@ -206,7 +206,7 @@ def test_documents_that_hear_each_other_are_named(run_of, monkeypatch):
 def test_the_twin_has_nothing_of_surefoots(run_of):
     config = plainest(run_of())
     with ready(config, 1) as plain:
-        plan = plain.setup.plan
+        plan = plain.loaded.plan
         assert is_plain(plan)
         assert plan.attention.expected.value == "eager"
         assert plan.memory.gradient_checkpointing.value
@@ -227,13 +227,13 @@ def test_the_twin_has_nothing_of_surefoots(run_of):
 def test_what_is_not_plain_in_one_thing_is_compared(run_of, changes):
     plain = plainest(run_of(packing="off")).model_dump(mode="json")
     with ready(RunConfig.model_validate(plain | changes), 1) as one:
-        assert not is_plain(one.setup.plan)
+        assert not is_plain(one.loaded.plan)
 
 
 def test_a_second_model_without_room_is_not_loaded_and_not_called_right(run_of):
     config = run_of(packing="off")
     with ready(config, 1) as one:
-        own, plan = own_pass(one), one.setup.plan
+        own, plan = own_pass(one), one.loaded.plan
     line = parity_line(config, plan, own, free=1000)
     assert (line.code, line.verdict, line.exit_code) == ("FAST-PATH", "unknown", 0)
     assert "not looked at" in line.value
@@ -242,13 +242,13 @@ def test_a_second_model_without_room_is_not_loaded_and_not_called_right(run_of):
 def test_an_nf4_base_is_rounded_on_purpose(run_of):
     config = run_of(packing="off")
     with ready(config, 1) as one:
-        own, plan = own_pass(one), one.setup.plan
+        own, plan = own_pass(one), one.loaded.plan
     nf4 = replace(plan, precision=replace(plan.precision, base=replace(plan.precision.base, value="nf4")))
     assert "nf4" in parity_line(config, nf4, own, None).value
 
 
 def test_the_weights_are_what_they_were(run_of):
     with ready(run_of(), 1) as one:
-        before = {name: value.clone() for name, value in one.setup.engine.parameters.items()}
+        before = {name: value.clone() for name, value in one.loaded.engine.parameters.items()}
         own_pass(one)
-        assert all(torch.equal(value, before[name]) for name, value in one.setup.engine.parameters.items())
+        assert all(torch.equal(value, before[name]) for name, value in one.loaded.engine.parameters.items())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_stage
+from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_task
 from surefoot.commands.doctor import passes, steps
 from surefoot.commands.doctor.findings import NEAR
 from surefoot.commands.doctor.passes import observed_pass
@@ -19,7 +19,7 @@ from surefoot.commands.doctor.steps import STEPS, check_steps, few, product_line
 from surefoot.models import product_flops
 from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
-from surefoot.runs import plan as planned
+from surefoot.runs import make_plan as planned
 from surefoot.runs.trial import ready
 
 
@@ -93,7 +93,7 @@ def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
     plain = {"adapter": "plain"}  # which calls the modules that the plant is in
     with ready(clean_run(folder, base, precision="bf16", kernels=plain), STEPS) as one:
         assert products_of(one, "bf16", measured).verdict == "ok"
-        for layer in causal_model(one.setup.policy).model.layers:
+        for layer in causal_model(one.loaded.policy).model.layers:
             outside_autocast(layer.mlp.down_proj.get_base_layer())
         line = products_of(one, "bf16", measured)
     assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
@@ -118,7 +118,7 @@ def test_fp32_products_in_an_attention_layer_are_seen_in_packed_rows_too(packed)
     """These have logits in fp32 on purpose: those alone are left out, not all that runs in such a layer."""
     clean = products_of(packed, "bf16", Measurements())
     assert (clean.verdict, clean.value) == ("ok", "0.0%")
-    for layer in causal_model(packed.setup.policy).model.layers:
+    for layer in causal_model(packed.loaded.policy).model.layers:
         scores_in_fp32(layer.self_attn)
     line = products_of(packed, "bf16", Measurements())
     assert (line.code, line.verdict) == ("GEMM-FP32-SHARE", "caution")
@@ -217,7 +217,7 @@ def test_twin_a_clean_run_has_no_line_about_its_time(one):
 def test_waiting_for_batches_is_named_and_workers_would_help(one):
     def late(step):
         time.sleep(SLOW)
-        return one.run.stage.step_batches(step)
+        return one.run.task.step_batches(step)
 
     line = steps.waiting_line(take(replace(one, batches=late)), 0)
     assert line.verdict == "caution"
@@ -234,9 +234,9 @@ def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do
 
     def late(step):
         time.sleep(4 * SLOW)
-        return one.run.stage.step_batches(step)
+        return one.run.task.step_batches(step)
 
-    assert steps.workers_line(one, take(with_stage(one, step_batches=late)), 2).verdict == "ok"
+    assert steps.workers_line(one, take(with_task(one, step_batches=late)), 2).verdict == "ok"
 
 
 def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):
@@ -259,7 +259,7 @@ def test_lengths_that_recompile(one, dynamic, verdict):
     """The plan's own compile is dynamic; this one specialises on every length. The final norm alone is compiled: the
     whole decoder would take minutes."""
     torch._dynamo.reset()
-    norm = causal_model(one.setup.policy).get_decoder().norm
+    norm = causal_model(one.loaded.policy).get_decoder().norm
     norm.forward = torch.compile(norm.forward, backend="eager", dynamic=dynamic)
     line = steps.compile_line(take(one), one.run.plan, one)
     torch._dynamo.reset()
@@ -283,7 +283,7 @@ def test_a_comparison_goes_on_until_its_best_times_are_no_chance(before, rounds,
 
 
 def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, monkeypatch):
-    plan = one.setup.plan
+    plan = one.loaded.plan
     asked = replace(plan, attention=replace(plan.attention, kernels=replace(plan.attention.kernels, source="user")))
     forced = replace(one, run=replace(one.run, plan=asked))
     for gain, faster in ((0.8, False), (3.0, True)):
@@ -301,7 +301,7 @@ def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, 
 
 def test_a_kernel_that_cannot_do_what_the_model_asks_for_is_no_finding(one):
     """Attention drops out in training, which flash on a CPU cannot."""
-    for layer in causal_model(one.setup.policy).model.layers:
+    for layer in causal_model(one.loaded.policy).model.layers:
         layer.self_attn.attention_dropout = 0.1
     line = steps.attention_line(one, MATH, Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict) == ("ATTN-MATH", "ok")

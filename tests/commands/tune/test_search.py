@@ -18,7 +18,7 @@ from surefoot.commands.tune.trials import with_settings
 from surefoot.config.load import check_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, Measurements, measurements_to_json
 from surefoot.planning.plan import diff_plans
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system.hardware import preset
 
 LENGTHS = LengthFacts(longest=300, typical=200, mean=100.0, mix=(50, 100, 200), padding=0.3)

@@ -20,7 +20,7 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.models.facts import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"
 POSITIONS = 4096  # nothing is cut

@@ -10,8 +10,8 @@ from helpers.errors_raised import raises_code
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import planned_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 
 RECORDS = [{"prompt": f"What is {n}?", "chosen": f"better {n}", "rejected": f"worse {n}"} for n in range(6)]
 

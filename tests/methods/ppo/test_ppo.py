@@ -26,7 +26,7 @@ from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.open_model import open_for_use, open_reward
 from surefoot.methods.ppo import start as ppo_start
 from surefoot.methods.ppo.memory import Average
-from surefoot.methods.ppo.stage import actor_logits, critic_values
+from surefoot.methods.ppo.task import actor_logits, critic_values
 from surefoot.methods.provenance import saved_plan
 from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.rollout import EmbeddedRollouts

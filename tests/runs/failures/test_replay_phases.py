@@ -253,9 +253,9 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
         weights(job.engine)
         return evaluated(job, step)
 
-    def looking(kept, run, setup, *given):
-        weights(setup.engine)
-        return real(kept, run, setup, *given)
+    def looking(kept, run, loaded, *given):
+        weights(loaded.engine)
+        return real(kept, run, loaded, *given)
 
     plant.patch.setattr(loop_module, "_evaluated", evaluating)
     kept = fails(world, name, path)

@@ -12,8 +12,8 @@ from helpers.tiny_models import tiny_llama
 from helpers.toy_model import bits, same_bits
 from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
-from surefoot.runs.plan import make_plan
-from surefoot.runs.setup import set_up
+from surefoot.runs.load_models import load_models
+from surefoot.runs.make_plan import make_plan
 from surefoot.training.optimizer_state import load_optimizer_tensors
 from surefoot.training.step import train_step
 
@@ -37,15 +37,15 @@ def built(base, adapter, compile_mode):
         compile=compile_mode,
     )
     plan = make_plan(config)
-    return set_up(config, plan, Path(base), None)
+    return load_models(config, plan, Path(base), None)
 
 
-def run(setup, first, last):
+def run(loaded, first, last):
     """Losses, and the number of graphs after each step."""
     seen = []
     for step in range(first, last + 1):
         report = train_step(
-            setup.engine, sft_loss, batches(step), step=step, lr=1e-3, scale=None, settings=setup.settings
+            loaded.engine, sft_loss, batches(step), step=step, lr=1e-3, scale=None, settings=loaded.settings
         )
         seen.append((report.loss, counters["stats"]["unique_graphs"]))
     return seen

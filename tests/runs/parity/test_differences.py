@@ -162,18 +162,18 @@ def test_gradients_that_overflow_are_compared_at_a_lower_scale(monkeypatch):
     because of it."""
     tried = []
 
-    def found(setup, stage, batches, step, scale):
+    def found(loaded, stage, batches, step, scale):
         tried.append(scale.scale)
         return a_pass(loss, a=[1.0, math.inf if scale.scale > 1024 else 2.0])
 
     monkeypatch.setattr(passes, "_pass_at", found)
-    setup = SimpleNamespace(engine=toy_engine(), state=SimpleNamespace(scale=LossScale(4096.0)))
+    loaded = SimpleNamespace(engine=toy_engine(), state=SimpleNamespace(scale=LossScale(4096.0)))
     loss = 2.0
-    assert passes.one_pass(setup, None, [], 1).gradients["a"].tolist() == [1.0, 2.0]
+    assert passes.one_pass(loaded, None, [], 1).gradients["a"].tolist() == [1.0, 2.0]
     assert tried == [4096, 2048, 1024]
     tried.clear()
     loss = math.nan  # twin: what no scale mends is not tried again
-    passes.one_pass(setup, None, [], 1)
+    passes.one_pass(loaded, None, [], 1)
     assert tried == [4096]
 
 

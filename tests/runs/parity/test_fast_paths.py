@@ -16,8 +16,8 @@ from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.planning.plan import KernelsPlan, plan_from_json
 from surefoot.report.console import Console
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import planned_paths
-from surefoot.runs.plan import make_plan
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault

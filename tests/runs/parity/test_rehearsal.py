@@ -38,10 +38,10 @@ def test_judged_answers_have_a_gradient_to_compare(workplace):
     config = asked(workplace)
     with ready(config, 1) as one:
         right = own_pass(one)
-        hook = causal_model(one.setup.policy).model.layers[0].mlp.register_forward_hook(lambda m, i, out: out * 3)
+        hook = causal_model(one.loaded.policy).model.layers[0].mlp.register_forward_hook(lambda m, i, out: out * 3)
         wrong = own_pass(one)
         hook.remove()
-        plan = one.setup.plan
+        plan = one.loaded.plan
     assert largest(right) > GRADIENT
     assert [next(parity_lines(config, plan, own, None)).verdict for own in (right, wrong)] == ["ok", "fault"]
 

@@ -57,6 +57,7 @@ from surefoot.planning.probes.kept import Kept, open_kept
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.report.library_messages import captured_libraries
 from surefoot.report.observer import silent_console
+from surefoot.runs.make_plan import attention_request, linear_shapes, make_plan
 from surefoot.runs.measured import (
     largest_of,
     measured_attention,
@@ -66,9 +67,8 @@ from surefoot.runs.measured import (
     measured_threads,
 )
 from surefoot.runs.output_folder import disk_of
-from surefoot.runs.plan import attention_request, linear_shapes, make_plan
+from surefoot.runs.plan_with_data import lengths_of
 from surefoot.runs.revisions import hub_names
-from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Ready, ready
 from surefoot.system import hardware as machine
 from surefoot.system import process
@@ -147,7 +147,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
                 return
             own = own_pass(one)
             yield from _taken(one, seen)
-            plan = one.setup.plan
+            plan = one.loaded.plan
             del one
         yield from parity_lines(alone, plan, own, machine.detect().free)
     except SurefootError as error:
@@ -187,8 +187,8 @@ def _with_cost(
 
 def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
     """What plan and data say once both are known."""
-    plan, data = one.plan, one.run.stage.data
-    kernels = one.setup.plan.kernels
+    plan, data = one.plan, one.run.task.data
+    kernels = one.loaded.plan.kernels
     for name, choice in vars(plan.kernels).items():
         now = getattr(kernels, name)
         if now.value != choice.value:
@@ -252,7 +252,7 @@ def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
 
 def _micro_with_room(one: Ready, found: Hardware) -> int | None:
     """Examples of the largest micro-batch with room among the half, a quarter … of the run's; None where none has."""
-    config, lengths = one.run.config, lengths_of(one.run.config, one.run.stage.data)
+    config, lengths = one.run.config, lengths_of(one.run.config, one.run.task.data)
     micro = one.plan.batch.micro.value
     while micro > 1:
         micro //= 2
@@ -285,7 +285,7 @@ def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     operators between the products as the plan measured them. What the plan asked is asked again, and so comes from the
     cache: with the micro-batch that it had before it knew of any measurement."""
     model = facts_of(one.run.base)
-    lengths = lengths_of(one.run.config, one.run.stage.data)
+    lengths = lengths_of(one.run.config, one.run.task.data)
     dtype = one.plan.precision.compute.value
     longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
     window = model.window if mask_reason(model.window, longest) else None

@@ -35,17 +35,17 @@ def split_line(one: Ready) -> Finding:
     """A micro-batch of k examples against k micro-batches of one: loss sums and gradients add up, so only rounding may
     differ. Dropout is off, because every micro-batch draws its own, and nothing is 0, as a reward model's head is at
     first."""
-    run, setup = one.run, one.setup
+    run, loaded = one.run, one.loaded
     size = min(_EXAMPLES, run.plan.batch.size.value)
     if size < 2:
         return ok("MICRO-BATCH-SUM", "does not apply: a step has one example")
     together, apart = (in_micro_batches(one, micro) for micro in (size, 1))
     fullest = max(together, key=lambda batch: len(batch.examples))  # packed rows are of like length, not of like number
     same = _of_the_same(fullest.examples, apart)
-    with eval_mode(setup.engine.model), nonzero_matrices(setup.engine.parameters.values()):
-        whole = one_pass(setup, run.stage, [fullest], 1)
-        parts = one_pass(setup, run.stage, same, 1)
-    error = largest_difference(setup.engine, parts, whole)
+    with eval_mode(loaded.engine.model), nonzero_matrices(loaded.engine.parameters.values()):
+        whole = one_pass(loaded, run.task, [fullest], 1)
+        parts = one_pass(loaded, run.task, same, 1)
+    error = largest_difference(loaded.engine, parts, whole)
     fix = "a loss of your own must be a sum over its batch.weight"
     return within_rounding("MICRO-BATCH-SUM", error, run.plan, fix, seen=f"{len(same)} examples")
 
@@ -64,20 +64,20 @@ def leak_line(one: Ready) -> Finding:
     """A micro-batch of the run as it is, with what other documents' hidden states do when every second one says
     something else: first the first, the third and so on, then the others. Documents are the examples of a packed row,
     or rows of their own."""
-    setup = one.setup
+    loaded = one.loaded
     rows = _with_several(one)
     if rows is None and one.plan.batch.micro.value == 1 and one.plan.kernels.documents.value == PLAIN:
         return ok("PACK-LEAK", "does not apply: every micro-batch has one document")
     if rows is None:
         return unknown("PACK-LEAK", f"in the first {STEPS} steps every micro-batch has one document")
-    rows = rows.to(setup.engine.device)
-    vocabulary = causal_model(setup.policy).get_input_embeddings().get_parameter("weight").shape[0]
-    with torch.no_grad(), eval_mode(setup.engine.model), setup.settings.kernels(), setup.settings.forward():
-        before = _documents(rows, hidden_states(setup.policy, rows))
+    rows = rows.to(loaded.engine.device)
+    vocabulary = causal_model(loaded.policy).get_input_embeddings().get_parameter("weight").shape[0]
+    with torch.no_grad(), eval_mode(loaded.engine.model), loaded.settings.kernels(), loaded.settings.forward():
+        before = _documents(rows, hidden_states(loaded.policy, rows))
         error = 0.0
         for first in (0, 1):
             other = _changed(rows, first, vocabulary)
-            after = _documents(rows, hidden_states(setup.policy, other))
+            after = _documents(rows, hidden_states(loaded.policy, other))
             stayed = range(1 - first, len(before), 2)
             error = max([error, *(_move(before[place], after[place]) for place in stayed)])
     fix = "set data.packing: off and attention: auto; what still moves comes from the model itself"
@@ -88,16 +88,16 @@ def leak_line(one: Ready) -> Finding:
 def gradient_line(one: Ready) -> Finding:
     """Whether all that trains gets a gradient. A module whose own forward multiplies by the frozen weight alone goes
     round its adapter, and nothing else shows it: the loss falls by what the other modules learn."""
-    setup, stage = one.setup, one.run.stage
-    without = list(setup.engine.parameters)
-    with nonzero_matrices(setup.engine.parameters.values()):
+    loaded, task = one.loaded, one.run.task
+    without = list(loaded.engine.parameters)
+    with nonzero_matrices(loaded.engine.parameters.values()):
         for step in range(1, _LOOKED_FOR + 1):
-            found = one_pass(setup, stage, few(stage.step_batches(step)), step).gradients
+            found = one_pass(loaded, task, few(task.step_batches(step)), step).gradients
             without = [name for name in without if name not in found or not found[name].any()]
             if not without:
-                return ok("GRAD-NONE", f"0 of {len(setup.engine.parameters)} tensors")
+                return ok("GRAD-NONE", f"0 of {len(loaded.engine.parameters)} tensors")
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in without))
-    said = f"{len(without)} of {len(setup.engine.parameters)} tensors, in {first_few(modules, _SHOWN)}"
+    said = f"{len(without)} of {len(loaded.engine.parameters)} tensors, in {first_few(modules, _SHOWN)}"
     fix = "their modules' forward goes round what trains: leave them out of adapter.targets, or take the library's own"
     return caution("GRAD-NONE", said, fix)
 
@@ -105,7 +105,7 @@ def gradient_line(one: Ready) -> Finding:
 def _with_several(one: Ready) -> Batch | None:
     """The first micro-batch of the run that has two documents or more."""
     for step in range(1, STEPS + 1):
-        for batch in one.run.stage.step_batches(step):
+        for batch in one.run.task.step_batches(step):
             if len(batch.rows.lengths) > 1:
                 return batch.rows
     return None

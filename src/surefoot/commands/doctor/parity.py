@@ -25,11 +25,11 @@ from surefoot.planning.fast_paths import plainly
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import usable
 from surefoot.planning.plan import PLAIN, RunPlan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.differences import Pass, largest_difference
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.parity.in_fp32 import ATTENTION, LIMIT, Formulas, compare_formulas
 from surefoot.runs.parity.passes import compared_batches, nonzero_matrices, one_pass
-from surefoot.runs.plan import make_plan
 from surefoot.runs.trial import Ready, ready
 from surefoot.system.messages import size_text
 
@@ -51,7 +51,7 @@ class OwnPass:
 
 def own_pass(one: Ready) -> OwnPass:
     """Loss and gradients of two real micro-batches as the run computes them, packed where it packs."""
-    rows = compared_batches(one.run.stage, one.setup.engine, 1)
+    rows = compared_batches(one.run.task, one.loaded.engine, 1)
     padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in rows]
     return OwnPass(rows, padded, _pass(one, rows))
 
@@ -72,9 +72,9 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
         whole = _whole_line(plain, plan, own)
         yield whole
         if plan.precision.compute.value != "fp32" or whole.verdict == "fault":
-            stage = plain.run.stage
+            task = plain.run.task
             paths = paths_of(plan)
-            found = compare_formulas(plain.setup, stage, paths, own.rows, own.padded, 1) if paths else None
+            found = compare_formulas(plain.loaded, task, paths, own.rows, own.padded, 1) if paths else None
             yield from _formula_lines(found) if found else ()
 
 
@@ -82,7 +82,7 @@ def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
     """What the run computed, against its twin."""
     if plan.precision.base.value == "nf4":
         return ok(_CODE, "does not apply to the run as it is: an nf4 base is rounded on purpose")
-    error = largest_difference(plain.setup.engine, _pass(plain, own.padded), own.seen)
+    error = largest_difference(plain.loaded.engine, _pass(plain, own.padded), own.seen)
     fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
     count = sum(len(batch.examples) for batch in own.padded)
     return within_rounding(_CODE, error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
@@ -138,9 +138,9 @@ def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
 
 
 def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
-    engine = one.setup.engine
+    engine = one.loaded.engine
     with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
-        return one_pass(one.setup, one.run.stage, batches, 1)
+        return one_pass(one.loaded, one.run.task, batches, 1)
 
 
 def _attention(implementation: str) -> FastPath:

@@ -46,19 +46,19 @@ def observed_pass(one: Ready) -> Observed:
 
 def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:
     """That `take_pass` takes; waits for a GPU before and after."""
-    watch = Stopwatch(one.setup.engine.device)
+    watch = Stopwatch(one.loaded.engine.device)
     _pass(one, batch, settings, watch)
     profile = watch.profile(1)
     return (profile.forward_ms + profile.backward_ms) / 1000
 
 
 def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, watch: Watch) -> None:
-    setup, stage = one.setup, one.run.stage
-    engine, settings = setup.engine, settings or setup.settings
-    objective, batch = with_stand_ins(stage.objective, batch or stage.step_batches(1)[0], engine.device, setup.plan)
+    loaded, task = one.loaded, one.run.task
+    engine, settings = loaded.engine, settings or loaded.settings
+    objective, batch = with_stand_ins(task.objective, batch or task.step_batches(1)[0], engine.device, loaded.plan)
     seed_micro_batch(settings.seed, 1, draw_number(engine, 0))
     try:
-        weight, scale = max(batch.weight, 1), setup.state.scale
+        weight, scale = max(batch.weight, 1), loaded.state.scale
         add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
     finally:
         engine.discard()
@@ -84,8 +84,8 @@ def _is_borne_out(times: Sequence[float]) -> bool:
 def gain_of_kernel(one: Ready, kernel: SdpaKernel) -> float:
     """Of a pass with another kernel of SDPA, against one as the run has it. Where it cannot do what the model asks for,
     such as dropout, torch takes the math kernel."""
-    other = replace(one.setup.plan.attention, kernels=Choice((kernel, "math"), "", "measured"))
-    changed = replace(one.setup.settings, kernels=lambda: attention_context(other))
+    other = replace(one.loaded.plan.attention, kernels=Choice((kernel, "math"), "", "measured"))
+    changed = replace(one.loaded.settings, kernels=lambda: attention_context(other))
     return compared(lambda: pass_seconds(one), lambda: pass_seconds(one, settings=changed))
 
 
@@ -93,7 +93,7 @@ def gain_of_eager(one: Ready) -> float:
     """Of a pass without torch.compile."""
 
     def eager() -> float:
-        with eager_mode(one.setup.engine.model):
+        with eager_mode(one.loaded.engine.model):
             return pass_seconds(one)
 
     return compared(lambda: pass_seconds(one), eager)
@@ -101,7 +101,7 @@ def gain_of_eager(one: Ready) -> float:
 
 def gain_of_micro(one: Ready, micro: int) -> float:
     """Of micro-batches of so many examples, against those of the run, for each real token."""
-    now, then = one.run.stage.step_batches(1)[0], in_micro_batches(one, micro)[0]
+    now, then = one.run.task.step_batches(1)[0], in_micro_batches(one, micro)[0]
     tokens = [sum(batch.rows.lengths) for batch in (now, then)]
     return compared(lambda: pass_seconds(one, now) / tokens[0], lambda: pass_seconds(one, then) / tokens[1])
 
@@ -111,7 +111,7 @@ def gain_without_workers(one: Ready, workers: int) -> float:
 
     def timed(threads: int) -> float:
         started = time.perf_counter()
-        with prefetched(one.run.stage.step_batches, threads, last=_STEPS) as batches:
+        with prefetched(one.run.task.step_batches, threads, last=_STEPS) as batches:
             for step in range(1, _STEPS + 1):
                 take_pass(one, batches(step)[0])
         return time.perf_counter() - started
@@ -123,4 +123,4 @@ def in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
     """The first step's, of so many examples each, packed where the run packs them."""
     run = one.run
     batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro), tokens=None)
-    return FUNCTIONS[run.config.stage].stage(run.config, replace(run.plan, batch=batch), run.stage.data).step_batches(1)
+    return FUNCTIONS[run.config.stage].task(run.config, replace(run.plan, batch=batch), run.task.data).step_batches(1)

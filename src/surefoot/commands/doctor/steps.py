@@ -52,7 +52,7 @@ class Taken:
 
 def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = lambda report: None) -> Taken:
     """The weights move, and nobody keeps them. tell: hears of each step."""
-    stage, state = one.run.stage, one.setup.state
+    task, state = one.run.task, one.loaded.state
     reports, waits, parts, compiled = [], [], [], []
     began = time.perf_counter()
     for step in range(1, steps + 1):
@@ -61,7 +61,7 @@ def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = la
         started = time.perf_counter()
         found = one.batches(step)
         waits.append(time.perf_counter() - started)
-        found = found if stage.ready is None else stage.ready(step, found)
+        found = found if task.ready is None else task.ready(step, found)
         some = few(found)
         parts.append(len(some) / len(found))
         report = _step(one, step, some, state.scale, moving=True)
@@ -70,9 +70,9 @@ def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = la
         tell(report)
         compiled.append(_graphs())
     started = time.perf_counter()
-    stage.step_batches(1)
+    task.step_batches(1)
     preparing = time.perf_counter() - started
-    again = _step(one, 1, few(stage.batches(1)), state.scale, moving=False)
+    again = _step(one, 1, few(task.batches(1)), state.scale, moving=False)
     whole = statistics.median(report.seconds / part for report, part in zip(reports[1:], parts[1:], strict=True))
     return Taken(reports, again.loss, statistics.median(waits[1:]), preparing, whole, compiled)
 
@@ -85,7 +85,7 @@ def few(batches: Sequence[Weighted]) -> Sequence[Weighted]:
 
 def _step(one: Ready, number: int, batches: Sequence[Weighted], scale: LossScale | None, *, moving: bool) -> StepReport:
     """moving=False: the same draws and the same loss, at a rate of 0."""
-    watch = Stopwatch(one.setup.engine.device)
+    watch = Stopwatch(one.loaded.engine.device)
     return one.step_at(number, batches, lambda schedule: schedule.peak if moving else 0.0, scale, watch)
 
 
@@ -149,7 +149,7 @@ def product_line(one: Ready, seen: Observed, compute: str, measured: Measurement
 
 def _attention_names(one: Ready) -> set[str]:
     """What the layers call their attention."""
-    named = one.setup.policy.named_modules()
+    named = one.loaded.policy.named_modules()
     return {name.rpartition(".")[2] for name, module in named if type(module).__name__.endswith("Attention")}
 
 

@@ -17,10 +17,10 @@ from surefoot.config.overrides import with_settings
 from surefoot.planning.measurements import measurements_from_json
 from surefoot.report.observer import silent_console
 from surefoot.runs.custom import with_named
+from surefoot.runs.plan_with_data import lengths_of
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import FolderState
-from surefoot.runs.run_plan import lengths_of
 from surefoot.runs.trial import Clock, Trial
 from surefoot.system import hardware
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -118,7 +118,7 @@ def search_settings(
     return Tuned(start, best, tuned, tuple(search.tried), turns, _left_out(space, search), steps, finished)
 
 
-def _about(given: Mapping[str, Any], seconds: float, clock: Clock, run: Prepared, space: Space) -> dict[str, Any]:
+def _about(given: Mapping[str, Any], seconds: float, clock: Clock, run: PreparedRun, space: Space) -> dict[str, Any]:
     """All that answers depend on: model, data and versions by their hashes; the first is the folder's, which is new."""
     identity = {key: value for key, value in run.identity.items() if key != "config"}
     axes = [[axis.key, *axis.values] for axis in space.axes]
@@ -135,14 +135,14 @@ def _first_trials(
     given: Mapping[str, Any],
     seconds: float,
     clock: Clock,
-    run: Prepared,
+    run: PreparedRun,
     space: Space,
     attempt: Attempt,
     say: Callable[[str], None],
 ) -> tuple[Trials, int]:
     """What the plain path computes, and how long the plan's own settings take: from these follow the number of timed
     steps, which is returned as well, and the limits."""
-    lengths = lengths_of(run.config, run.stage.data)
+    lengths = lengths_of(run.config, run.task.data)
     plain = choose_reference(given, run.plan, lambda config: refusal(config, run.plan, lengths))
     if plain.compute != "fp32":
         say(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")

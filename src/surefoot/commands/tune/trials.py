@@ -20,7 +20,7 @@ from surefoot.planning.fast_paths import PLAINEST
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import RunPlan, diff_plans
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 from surefoot.system.messages import size_text

@@ -21,7 +21,7 @@ from surefoot.data.batching.packing import Layout
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
-from surefoot.methods.method import Notify, PreparedRun, Setup
+from surefoot.methods.method import LoadedModels, Notify, RunInputs
 from surefoot.methods.ppo.rollout import Weighed
 from surefoot.methods.reward import Ranking, evaluated_ranking
 from surefoot.models.folder import resolve_folder
@@ -106,10 +106,10 @@ def dropout_caution(share: float) -> str | None:
     )
 
 
-def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
+def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
     """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
     from elsewhere."""
-    models = setup.model
+    models = loaded.model
     assert isinstance(models, PPOModels)
     if not models.has_reward:
         return
@@ -120,7 +120,7 @@ def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
         folder, whose = resolve_folder(named, None, weights=True), f" of the run that made {named}"
         ranking = evaluated_ranking(read_json_if_there(folder / ALL))
     else:
-        ranking, whose = measure_prior(models, pairs, run.plan, setup), ""
+        ranking, whose = measure_prior(models, pairs, run.plan, loaded), ""
     if ranking is None:
         measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
         notify(
@@ -131,7 +131,7 @@ def say_prior(run: PreparedRun, setup: Setup, notify: Notify) -> None:
     notify(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
-def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, setup: Setup) -> Ranking:
+def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
     """How often the reward model prefers the better answer of these pairs.
 
     pairs: 2 rows each, the better answer first.
@@ -139,14 +139,14 @@ def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, set
     right, count = 0.0, 0
     with torch.no_grad(), models.inference():
         for batch in all_pairs(pairs, Layout(plan.tokenizer.pad_id, most=max(1, plan.batch.micro.value // 2))):
-            with setup.settings.kernels(), setup.settings.forward():
-                better, worse = models.scores(batch.to(setup.engine.device).rows).chunk(2)
+            with loaded.settings.kernels(), loaded.settings.forward():
+                better, worse = models.scores(batch.to(loaded.engine.device).rows).chunk(2)
             right += float((better > worse).sum()) + 0.5 * float((better == worse).sum())
             count += batch.weight
     return Ranking(right / count, count)
 
 
-def _held_out_pairs(run: PreparedRun) -> TokenisedDataset | None:
+def _held_out_pairs(run: RunInputs) -> TokenisedDataset | None:
     """Of the evaluation data; None where there is none, or its records are no pairs."""
     config = run.config
     held_out = config.data.eval

@@ -39,7 +39,7 @@ from surefoot.methods.losses.ppo import (
     whiten,
 )
 from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.brakes import Figures
 from surefoot.models.ppo_models import PPOModels
@@ -266,14 +266,14 @@ class RolloutEngine:
     follow: Callable[[], None]
 
 
-def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEngine:
+def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> RolloutEngine:
     """Raises EnvironmentFault where a server does not answer."""
-    engine = setup.engine
+    engine = loaded.engine
     if config.ppo.engine == "embedded":
         rollouts = EmbeddedRollouts(
-            setup.policy,
+            loaded.policy,
             _ROWS * plan.batch.micro.value,
-            setup.settings.forward,
+            loaded.settings.forward,
             lambda own: bool(engine.totals([own])[0]),
         )
         return RolloutEngine(rollouts, lambda: None)
@@ -283,7 +283,7 @@ def rollout_engine(config: RunConfig, plan: RunPlan, setup: Setup) -> RolloutEng
 
     def follow() -> None:
         with tempfile.TemporaryDirectory(prefix=".policy-", dir=config.output) as folder:
-            write_policy(setup.policy, plan, Path(folder))
+            write_policy(loaded.policy, plan, Path(folder))
             client.synchronise(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
     return RolloutEngine(client, follow)

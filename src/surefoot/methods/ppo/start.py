@@ -19,7 +19,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import ANSWERS
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.methods.method import ACTOR, Measured, Notify, PreparedRun, Setup, Stage
+from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
@@ -35,7 +35,7 @@ from surefoot.methods.ppo.rollout import (
     to_episodes,
 )
 from surefoot.methods.ppo.scores import Scores, make_scores
-from surefoot.methods.ppo.stage import TextBatches, cycles_of, read_texts
+from surefoot.methods.ppo.task import TextBatches, cycles_of, read_texts
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import highest_dropout
 from surefoot.models.ppo_models import PPOModels
@@ -45,16 +45,16 @@ from surefoot.training.checkpoint import load_carried
 from surefoot.training.report import EvalReport
 
 
-def start_ppo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
+def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
     not fit together."""
-    config, plan, stage, tokenizer = run.config, run.plan, run.stage, run.tokenizer
-    assert isinstance(setup.model, PPOModels)
-    ppo, engine = config.ppo, setup.engine
-    scores = make_scores(config, stage.reward, tokenizer)
+    config, plan, task, tokenizer = run.config, run.plan, run.task, run.tokenizer
+    assert isinstance(loaded.model, PPOModels)
+    ppo, engine = config.ppo, loaded.engine
+    scores = make_scores(config, task.reward, tokenizer)
     texts = read_texts(config, plan, tokenizer)
     average = Average(engine.groups[ACTOR], ppo.ema) if ppo.ema is not None else None
-    cycles = replace(cycles_of(config, plan, stage.data), data_step=stage.data_step)
+    cycles = replace(cycles_of(config, plan, task.data), data_step=task.data_step)
     memory = PpoMemory(
         Numbers(ppo.kl, made_with={"ppo.reward": scores.identity, "ppo.unsup_data": texts.digest if texts else ""}),
         cycles,
@@ -62,23 +62,23 @@ def start_ppo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
         average,
         notify,
     )
-    if setup.checkpoint is None:
-        say_prior(run, setup, notify)
+    if loaded.checkpoint is None:
+        say_prior(run, loaded, notify)
     else:
-        memory.restore(setup.state.step, setup.state.stage, load_carried(setup.checkpoint))
-    if sentence := dropout_caution(highest_dropout(setup.policy)):
+        memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
+    if sentence := dropout_caution(highest_dropout(loaded.policy)):
         notify(sentence)
-    answering = rollout_engine(config, plan, setup)
-    cycle = _Cycle(run, setup, cycles, memory, answering, scores, texts, notify)
+    answering = rollout_engine(config, plan, loaded)
+    cycle = _Cycle(run, loaded, cycles, memory, answering, scores, texts, notify)
 
     def write(folder: Path) -> None:
         tokenizer.save_pretrained(folder / CRITIC_FOLDER)
         if average is not None:
             with average.in_place():
-                write_policy(setup.policy, plan, folder / AVERAGE)
+                write_policy(loaded.policy, plan, folder / AVERAGE)
             tokenizer.save_pretrained(folder / AVERAGE)
 
-    held_out = stage.data.eval
+    held_out = task.data.eval
 
     def evaluate(step: int, give_up: Callable[[], bool]) -> Measured | None:
         assert held_out is not None
@@ -87,7 +87,7 @@ def start_ppo(run: PreparedRun, setup: Setup, notify: Notify) -> Stage:
         return evaluate_answers(step, prompts, cycle.greedy, cycle.weighing, tokenizer, give_up)
 
     measured = None if held_out is None else evaluate
-    return replace(stage, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
+    return replace(task, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
 
 
 def prompts_at(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
@@ -105,8 +105,8 @@ def answer_seed(seed: int, rollout: int) -> int:
 class _Cycle:
     """What the steps of a cycle ask for."""
 
-    run: PreparedRun
-    setup: Setup
+    run: RunInputs
+    loaded: LoadedModels
     cycles: Cycles
     memory: PpoMemory
     engine: RolloutEngine
@@ -125,15 +125,15 @@ class _Cycle:
         batches = episode_batches(episodes, self.run.plan.batch.micro.value, self.run.plan.tokenizer.pad_id)
         if self.texts is not None and batches:
             batches = with_texts(batches, self.texts.of_step(self.cycles.data_step(step), len(batches)))
-        return list(for_rank(batches, self.setup.engine.rank, self.setup.engine.world))
+        return list(for_rank(batches, self.loaded.engine.rank, self.loaded.engine.world))
 
     def greedy(self, prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
         return self._answer(prompts, places, temperature=0.0)
 
     @property
     def weighing(self) -> Weighing:
-        settings, engine = self.setup.settings, self.setup.engine
-        models = self.setup.model
+        settings, engine = self.loaded.settings, self.loaded.engine
+        models = self.loaded.model
         assert isinstance(models, PPOModels)
         return Weighing(
             models=models,
@@ -151,7 +151,7 @@ class _Cycle:
 
     def _roll_out(self, step: int, place: Place) -> None:
         ppo = self.run.config.ppo
-        prompts = prompts_at(self.run.stage.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
+        prompts = prompts_at(self.run.task.data.train, self.cycles.prompts(self.run.config.seed, place.rollout))
         seed = answer_seed(self.run.config.seed, place.rollout)
 
         def write(prompts: Sequence[tuple[int, ...]], places: Sequence[int]) -> Sequence[Rollout]:
@@ -182,7 +182,7 @@ class _Cycle:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Sequence[Rollout]:
-        models, tokens, most = self.setup.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
+        models, tokens, most = self.loaded.model, self.run.plan.tokenizer, self.run.config.ppo.max_new_tokens
         assert isinstance(models, PPOModels)
         decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
         with models.actor_inference():

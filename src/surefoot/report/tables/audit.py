@@ -16,15 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from surefoot.report.console import Hanging
-from surefoot.report.data_audit import (
-    UNITS,
-    AuditJson,
-    end_facts,
-    file_json,
-    record_facts,
-    size_facts,
-    token_facts,
-)
+from surefoot.report.data_audit import UNITS, AuditJson, end_facts, file_json, record_facts, size_facts, token_facts
 from surefoot.report.views import Table
 from surefoot.report.wording import shortened
 

@@ -18,10 +18,10 @@ import torch
 
 from surefoot.config.dump import dump_plain, plain_config
 from surefoot.data.batching.batch import RecordName, Weighted
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.planning.plan import plan_to_json
 from surefoot.report.flight import FLIGHT, recent
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import CONFIG, PLAN
 from surefoot.system import durable, hardware
 from surefoot.system.redaction import veiled, veiled_value
@@ -52,20 +52,20 @@ _WORDS = 2000  # letters of an exception's message
 class FailureRecorder:
     """See `training.failure.Recorder`.
 
-    run: its stage has its models.
+    run: its task has its models.
     say: tells the user of this rank.
     current_batch: of the run's evaluations.
     """
 
-    def __init__(self, run: Prepared, setup: Setup, say: Callable[[str], None], current_batch: CurrentBatch):
-        self._run, self._setup, self._say, self._current_batch = run, setup, say, current_batch
+    def __init__(self, run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None], current_batch: CurrentBatch):
+        self._run, self._loaded, self._say, self._current_batch = run, loaded, say, current_batch
 
     def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
         self._keep(attempt, finding, None, report)
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
         # From then on no number of the device can be trusted. What another rank's end broke is no fault of this step.
-        broken = self._setup.engine.world > 1 and is_broken_connection(error)
+        broken = self._loaded.engine.world > 1 and is_broken_connection(error)
         if not is_device_error(error) and not broken:
             self._keep(attempt, None, error, None)
 
@@ -93,12 +93,12 @@ class FailureRecorder:
     def _failure(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
     ) -> Failure:
-        engine = self._setup.engine
+        engine = self._loaded.engine
         own = sum(batch.weight for batch in attempt.micro_batches)
         return Failure(
             step=attempt.step,
             kind="non_finite" if error is None else "crash",
-            seed=self._setup.settings.seed,
+            seed=self._loaded.settings.seed,
             numbers=tuple(draw_number(engine, number) for number in range(len(attempt.micro_batches))),
             weight=report.weight if report else own,
             lr=attempt.lr,
@@ -112,7 +112,7 @@ class FailureRecorder:
             error=veiled(f"{type(error).__name__}: {error}")[:_WORDS] if error else "",
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
-            largest=largest_weight(self._setup.engine.parameters),
+            largest=largest_weight(self._loaded.engine.parameters),
             rollbacks=self._run.found.rollbacks,
             phase=attempt.phase,
             examples=self._examples(attempt),
@@ -122,14 +122,14 @@ class FailureRecorder:
     def _examples(self, attempt: Attempt) -> tuple[RecordName, ...]:
         """Which examples a step asks for is known without its batches: of all ranks."""
         if attempt.phase == "batches":
-            return self._run.stage.examples(attempt.step)
+            return self._run.task.examples(attempt.step)
         return tuple(name for batch in attempt.micro_batches for name in batch.examples)
 
     def _needs(self, phase: Phase) -> Needs:
-        stage = self._run.stage
-        if phase == "batches" and stage.ready is None:
+        task = self._run.task
+        if phase == "batches" and task.ready is None:
             return "data"
-        return "run" if phase == "memory" or (phase == "batches" and stage.memory is not None) else "weights"
+        return "run" if phase == "memory" or (phase == "batches" and task.memory is not None) else "weights"
 
     def _write(self, batches: Sequence[Weighted], failure: Failure) -> Path:
         folder = self._run.folder
@@ -149,16 +149,16 @@ class FailureRecorder:
             durable.remove(there[-1])
 
     def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
-        if self._setup.plan.parallel.engine.value not in ("single", "ddp"):
+        if self._loaded.plan.parallel.engine.value not in ("single", "ddp"):
             return None  # no rank has them whole
-        weights = dict(self._setup.engine.weights())
+        weights = dict(self._loaded.engine.weights())
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         return weights if size <= LARGEST and 2 * size < hardware.free_disk(folder) else None
 
     def _bad_weights(self) -> list[str]:
         """Parameters that are not finite: where they do not train, memory or a library has spoilt them since they were
         loaded, and a replay, which loads them anew, will not see it."""
-        named = self._setup.engine.model.named_parameters()
+        named = self._loaded.engine.model.named_parameters()
         return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
 
     def _texts(self) -> dict[str, str]:
@@ -166,7 +166,7 @@ class FailureRecorder:
         lines = recent(self._run.folder)[-_RECENT:]
         return {
             CONFIG: dump_plain(told),
-            PLAN: json.dumps({"plan": plan_to_json(self._setup.plan)}, indent=2) + "\n",
+            PLAN: json.dumps({"plan": plan_to_json(self._loaded.plan)}, indent=2) + "\n",
             ENVIRONMENT: json.dumps(hardware.describe(), indent=2) + "\n",
             FLIGHT: "".join(f"{json.dumps(line)}\n" for line in lines),
         }

@@ -29,7 +29,7 @@ from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
-from surefoot.methods.method import Setup, ignore
+from surefoot.methods.method import LoadedModels, ignore
 from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import PLAIN, Choice, KernelsPlan, RunPlan, plan_from_json
 from surefoot.report.observer import SilentObserver, silent_console
@@ -38,11 +38,11 @@ from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.job import make_job
+from surefoot.runs.load_models import load_models
 from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared, with_models
+from surefoot.runs.prepared import PreparedRun, with_models
 from surefoot.runs.run_folder import CONFIG, PLAN, FolderState
-from surefoot.runs.setup import set_up
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
@@ -153,19 +153,19 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
 
 
 def _from_checkpoint(
-    kept: Kept, run: Prepared, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
+    kept: Kept, run: PreparedRun, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
 ) -> Replayed:
-    setup = set_up_again(run)
+    loaded = set_up_again(run)
     if kept.weights is not None:
-        _load(setup, kept.weights, folder)
-    run = with_models(run, setup, ignore)
-    failure, model, reached = kept.failure, setup.engine.model, False
+        _load(loaded, kept.weights, folder)
+    run = with_models(run, loaded, ignore)
+    failure, model, reached = kept.failure, loaded.engine.model, False
     start = (run.found.checkpoint.step if run.found.checkpoint else 0) if _goes_on(kept) else None
     try:
         if _goes_on(kept):
-            setup = replace(setup, state=_go_on(run, setup, setup.state, failure.steps_before))
+            loaded = replace(loaded, state=_go_on(run, loaded, loaded.state, failure.steps_before))
         reached = True
-        finding = _again(kept, run, setup, custom, plain)
+        finding = _again(kept, run, loaded, custom, plain)
     except SurefootError:
         raise
     except Exception as error:  # whatever a recorded crash was; a device that fails is not recorded
@@ -176,12 +176,12 @@ def _from_checkpoint(
     return Replayed(failure, finding, "", "", plain, cautions, start)
 
 
-def set_up_again(run: Prepared) -> Setup:
+def set_up_again(run: PreparedRun) -> LoadedModels:
     """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
-    setup = set_up(run.config, run.plan, run.base, run.found.checkpoint)
+    loaded = load_models(run.config, run.plan, run.base, run.found.checkpoint)
     for path in planned_paths(run.plan):
-        path.install(setup.engine.model)
-    return setup
+        path.install(loaded.engine.model)
+    return loaded
 
 
 def plain_plan(plan: RunPlan) -> RunPlan:
@@ -199,39 +199,39 @@ def plain_plan(plan: RunPlan) -> RunPlan:
     )
 
 
-def _again(kept: Kept, run: Prepared, setup: Setup, custom: Custom, plain: bool) -> Finding:
+def _again(kept: Kept, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
     """What is found in a step; of all else that nothing was raised."""
-    failure, engine, stage = kept.failure, setup.engine, run.stage
-    batches = _laid_out(kept.batches, plain, setup.plan)
+    failure, engine, task = kept.failure, loaded.engine, run.task
+    batches = _laid_out(kept.batches, plain, loaded.plan)
     match failure.phase:
         case "step":
             return find_origin(
                 engine,
-                stage.objective,
+                task.objective,
                 batches,
                 step=failure.step,
                 weight=max(failure.weight, 1),
                 numbers=failure.numbers,
                 scale=None if plain else failure.scale,
-                settings=replace(setup.settings, seed=failure.seed),
+                settings=replace(loaded.settings, seed=failure.seed),
                 look=failure.kind != "crash",
             )
         case "batches":
-            stage.batches(failure.step)
+            task.batches(failure.step)
         case "memory":
-            _go_on(run, setup, setup.state, failure.step)
+            _go_on(run, loaded, loaded.state, failure.step)
         case "evaluation" if batches:
-            with inference_mode(setup.model):
+            with inference_mode(loaded.model):
                 for batch in batches:
-                    one_pass(setup.model, stage.objective, batch, settings=setup.settings, device=engine.device)
+                    one_pass(loaded.model, task.objective, batch, settings=loaded.settings, device=engine.device)
         case "evaluation":
-            _evaluate(run, setup, custom, failure.step)
+            _evaluate(run, loaded, custom, failure.step)
     return Finding(None, ())
 
 
-def _evaluate(run: Prepared, setup: Setup, custom: Custom, step: int) -> None:
+def _evaluate(run: PreparedRun, loaded: LoadedModels, custom: Custom, step: int) -> None:
     observer, stop = SilentObserver(), StopRequest()
-    make_evaluate(run, setup, custom.all_metrics, observer, stop, Activity(), CurrentBatch())(step)
+    make_evaluate(run, loaded, custom.all_metrics, observer, stop, Activity(), CurrentBatch())(step)
 
 
 def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:
@@ -300,8 +300,8 @@ def _goes_on(kept: Kept) -> bool:
     return kept.failure.needs == "run" or (kept.failure.needs == "weights" and kept.weights is None)
 
 
-def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    own = setup.engine.parameters
+def _load(loaded: LoadedModels, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    own = loaded.engine.parameters
     if own.keys() != weights.keys() or any(own[name].shape != one.shape for name, one in weights.items()):
         raise IntegrityError(
             Fault(str(folder), "its weights are not those of the model that its config describes", code="SF-REPLAY")
@@ -311,14 +311,14 @@ def _load(setup: Setup, weights: Mapping[str, torch.Tensor], folder: Path) -> No
             own[name].copy_(one)
 
 
-def _go_on(run: Prepared, setup: Setup, state: RunState, last: int) -> RunState:
+def _go_on(run: PreparedRun, loaded: LoadedModels, state: RunState, last: int) -> RunState:
     """Take the steps after `state` up to step `last`."""
-    return train(job_again(run, setup, last), state, SilentObserver(), StopRequest()).state
+    return train(job_again(run, loaded, last), state, SilentObserver(), StopRequest()).state
 
 
-def job_again(run: Prepared, setup: Setup, last: int) -> Job:
+def job_again(run: PreparedRun, loaded: LoadedModels, last: int) -> Job:
     """The run's own up to step `last`, after which nothing is evaluated or written. No number of bad steps ends it."""
-    job = make_job(run, setup, None, SilentObserver(), Activity())
+    job = make_job(run, loaded, None, SilentObserver(), Activity())
     never: frozenset[int] = frozenset()
     return replace(
         job,

@@ -31,7 +31,7 @@ from typing import Any
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import for_rank
 from surefoot.families.files import read_json
-from surefoot.methods.method import Setup, ignore
+from surefoot.methods.method import LoadedModels, ignore
 from surefoot.report.flight import begin_line
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
@@ -39,7 +39,7 @@ from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, sav
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
-from surefoot.runs.prepared import Prepared, with_models
+from surefoot.runs.prepared import PreparedRun, with_models
 from surefoot.runs.rollback import find_checkpoint
 from surefoot.runs.run_folder import PLAN, FolderState
 from surefoot.system import process
@@ -94,13 +94,15 @@ def take_again(
     for caution in check_identity(checkpoint, prepared.identity) if checkpoint else (_UNCHECKED,):
         tell("caution", caution)
     with device_faults("replay", prepared.config, prepared.plan):
-        setup = set_up_again(prepared)
-        _take(with_models(prepared, setup, ignore), setup, step, None if plain else begun, ranks, tell)
+        loaded = set_up_again(prepared)
+        _take(with_models(prepared, loaded, ignore), loaded, step, None if plain else begun, ranks, tell)
 
 
-def _take(run: Prepared, setup: Setup, step: int, begun: Mapping[str, Any] | None, ranks: int, tell: Tell) -> None:
+def _take(
+    run: PreparedRun, loaded: LoadedModels, step: int, begun: Mapping[str, Any] | None, ranks: int, tell: Tell
+) -> None:
     with ExitStack() as stack:
-        job = job_again(run, setup, step)
+        job = job_again(run, loaded, step)
 
         def batches(number: int) -> Sequence[Weighted]:
             tell("step", str(number))
@@ -108,17 +110,17 @@ def _take(run: Prepared, setup: Setup, step: int, begun: Mapping[str, Any] | Non
             if number == step:
                 if begun is not None:
                     _check_examples(run.folder, begun, list(for_rank(found, 0, ranks)))
-                stack.enter_context(followed(setup.engine.model, tell))
+                stack.enter_context(followed(loaded.engine.model, tell))
             return found
 
         last = _Last(step, tell)
         try:
-            train(replace(job, batches=batches, watch=_told_parts(step, tell)), setup.state, last, StopRequest())
+            train(replace(job, batches=batches, watch=_told_parts(step, tell)), loaded.state, last, StopRequest())
         except SurefootError:
             raise
         except Exception as error:  # of a device too: it is this process's own, which ends now
             said = veiled(f"{type(error).__name__}: {error}")[:_WORDS]
-            tell("raised", json.dumps({"error": said, "place": place_of_error(error, setup.engine.model)}))
+            tell("raised", json.dumps({"error": said, "place": place_of_error(error, loaded.engine.model)}))
 
 
 def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]) -> None:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.models.fast.packing import reason_of
 from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.runs.parity.differences import Pass, differences
 from surefoot.runs.parity.fast_paths import STAYS, describe_difference, judged
 from surefoot.runs.parity.passes import compared_batches, nonzero_matrices, one_pass
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 
@@ -25,7 +25,7 @@ _OFF = "set compile: off"
 
 
 def try_compiled(
-    run: Prepared, setup: Setup, say: Callable[[str], None], warn: Callable[[str], None]
+    run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, Any]:
     """Compare the compiled model with the same model run eagerly. Every rank must call it.
 
@@ -34,13 +34,13 @@ def try_compiled(
     Returns the record: differences, limits, seconds of both and of compiling.
     Raises EnvironmentFault where compiling fails, or a run that is not resumed would compute something else.
     """
-    plan, engine = setup.plan, setup.engine
-    step = run.timetable.next_step(setup.state.step)
-    batches = compared_batches(run.stage, engine, step)
+    plan, engine = loaded.plan, loaded.engine
+    step = run.timetable.next_step(loaded.state.step)
+    batches = compared_batches(run.task, engine, step)
 
     def timed() -> tuple[Pass, float]:
         started = time.perf_counter()
-        found = one_pass(setup, run.stage, batches, step)
+        found = one_pass(loaded, run.task, batches, step)
         return found, time.perf_counter() - started
 
     with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):

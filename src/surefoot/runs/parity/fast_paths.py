@@ -19,18 +19,18 @@ whether a path is worth it was decided by the plan.
 
 An engine that shares out parameters hands them round within the forward pass, where its ranks wait for one another and
 none may fail. There packed rows are tried with two short documents while the model is still whole
-(`models.fast.packing.documents_fault`, by way of `runs.setup`).
+(`models.fast.packing.documents_fault`, by way of `runs.load_models`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.methods.method import Setup
+from surefoot.methods.method import LoadedModels
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
@@ -44,7 +44,7 @@ from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
 from surefoot.runs.parity.in_fp32 import check_in_fp32, key_of, rounds_as_plain
 from surefoot.runs.parity.passes import compared_batches, leak_of, nonzero_matrices, one_pass, short_batch
-from surefoot.runs.prepared import Prepared
+from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 
@@ -53,18 +53,6 @@ GO_ON = "resume with the versions and the device that the run began with, or sta
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # by their keys under `kernels:`; packed rows have another
 
 Records = dict[str, dict[str, Any]]  # path -> what environment.json says of it
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The outcome of comparing fast paths.
-
-    plan: without the paths that were left out.
-    found: path -> differences, limits and whether it is used, for environment.json.
-    """
-
-    plan: RunPlan
-    found: Records
 
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
@@ -87,52 +75,55 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     return [*packed, *adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
 
 
-def settle(run: Prepared, setup: Setup, say: Callable[[str], None]) -> Settled:
+def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None]) -> tuple[RunPlan, Records]:
     """Put in every path of the plan that computes what the plain code does, and leave it in; all of them where the run
     is resumed.
 
     run: with the batches of its plan.
-    setup: of a model that has none of the paths.
+    loaded: of a model that has none of the paths.
     say: called with a sentence for each path that differs.
     Every rank must call it.
+
+    Returns the plan without the paths that were left out; and by path, for environment.json, differences, limits and
+    whether it is used.
 
     Raises EnvironmentFault for a path that was asked for by name and differs or fails, and, in a resumed run, for one
     that fails.
     """
-    plan, paths = setup.plan, planned_paths(setup.plan)
-    found = {path.name: record for path in paths if (record := _blocked(path, setup))}
+    plan, paths = loaded.plan, planned_paths(loaded.plan)
+    found = {path.name: record for path in paths if (record := _blocked(path, loaded))}
     left = [path for path in paths if path.name not in found]
     if left:
-        with nonzero_matrices(setup.engine.parameters.values()):
-            found |= _Comparison(run, setup, left).records(left)
+        with nonzero_matrices(loaded.engine.parameters.values()):
+            found |= _Comparison(run, loaded, left).records(left)
     for path in paths:
         plan = _weighed(plan, path.name, found[path.name], say, resumed=run.resumed)
     for path in left:
         if found[path.name]["used"]:
-            path.install(setup.engine.model)
-    return Settled(plan, found)
+            path.install(loaded.engine.model)
+    return plan, found
 
 
-def _blocked(path: FastPath, setup: Setup) -> dict[str, Any]:
+def _blocked(path: FastPath, loaded: LoadedModels) -> dict[str, Any]:
     """What is recorded of a path that cannot be put into this model; empty where it can."""
-    if path.name == NAME and setup.packing_fault:
-        return {"form": path.form, "used": False, "fault": setup.packing_fault}
-    why = path.obstacle(setup.engine.model)
+    if path.name == NAME and loaded.packing_fault:
+        return {"form": path.form, "used": False, "fault": loaded.packing_fault}
+    why = path.obstacle(loaded.engine.model)
     return {"used": False, "obstacle": why} if why else {}
 
 
 class _Comparison:
     """Passes over a part of the next step: by the plain code in padded rows, and with paths."""
 
-    def __init__(self, run: Prepared, setup: Setup, paths: Sequence[FastPath]):
-        self._setup, self._stage, self._resumed = setup, run.stage, run.resumed
-        self._draws = run.config.optim.neftune_alpha is not None or highest_dropout(setup.engine.model) > 0
-        self._step = run.timetable.next_step(setup.state.step)
-        pad = setup.plan.tokenizer.pad_id
-        self._batches = compared_batches(run.stage, setup.engine, self._step)
+    def __init__(self, run: PreparedRun, loaded: LoadedModels, paths: Sequence[FastPath]):
+        self._loaded, self._task, self._resumed = loaded, run.task, run.resumed
+        self._draws = run.config.optim.neftune_alpha is not None or highest_dropout(loaded.engine.model) > 0
+        self._step = run.timetable.next_step(loaded.state.step)
+        pad = loaded.plan.tokenizer.pad_id
+        self._batches = compared_batches(run.task, loaded.engine, self._step)
         self._rows = [in_padded_rows(batch, pad) for batch in self._batches]
-        short = short_batch(run.stage, setup.engine, self._step)
-        self._exact = check_in_fp32(setup, run.stage, paths, short, in_padded_rows(short, pad), self._step)
+        short = short_batch(run.task, loaded.engine, self._step)
+        self._exact = check_in_fp32(loaded, run.task, paths, short, in_padded_rows(short, pad), self._step)
         self._plain: dict[bool, Pass] = {}
 
     def records(self, paths: list[FastPath]) -> Records:
@@ -145,7 +136,7 @@ class _Comparison:
                 packed, *left = left
                 found |= self._compared([packed])
                 if found[NAME]["used"]:  # the others are compared on top of it, in the run's own rows
-                    stack.callback(packed.install(self._setup.engine.model))
+                    stack.callback(packed.install(self._loaded.engine.model))
                     self._rows = self._batches
             return found | self._all_or_each(left, at_once=not (wrong and self._resumed))
 
@@ -175,20 +166,20 @@ class _Comparison:
         A path that fails, as where a model writes into what the path keeps, is not used. The run ends instead where
         other ranks wait in the middle of the pass, and where memory is short, against which no other path helps.
         """
-        setup, stage, engine = self._setup, self._stage, self._setup.engine
+        loaded, task, engine = self._loaded, self._task, self._loaded.engine
         packs, leak, fault = _packs(paths), 0.0, ""
         rows = self._batches if packs else self._rows
         quiet = packs and self._draws
         undos: list[Undo] = []
         with without_randomness(engine.model) if quiet else nullcontext():
             if quiet not in self._plain:
-                self._plain[quiet] = one_pass(setup, stage, self._rows, self._step)
+                self._plain[quiet] = one_pass(loaded, task, self._rows, self._step)
             plain = self._plain[quiet]
             try:
                 undos.extend(path.install(engine.model) for path in paths)
                 if packs:
-                    leak, fault = leak_of(setup, self._batches[0].rows)
-                other = None if fault else one_pass(setup, stage, rows, self._step)
+                    leak, fault = leak_of(loaded, self._batches[0].rows)
+                other = None if fault else one_pass(loaded, task, rows, self._step)
             except RuntimeError as caught:
                 if is_of_the_environment(caught) or (engine.world > 1 and not self._resumed):
                     raise
@@ -202,12 +193,12 @@ class _Comparison:
                     undo()
             if other is None:
                 return {path.name: self._record(path, used=False, fault=fault) for path in paths}
-            seen = judged(differences(engine, plain, other), setup.plan, resumed=self._resumed)
+            seen = judged(differences(engine, plain, other), loaded.plan, resumed=self._resumed)
             leaks = not leak <= NO_LEAK  # NaN does, too
             if leaks or any(self._exact.error_of(path) is not None for path in paths):
                 seen |= {"used": self._resumed, "outside": True}
             elif seen["outside"] and all(map(self._exact.is_right, paths)):
-                rounds = rounds_as_plain(setup, stage, self._rows, self._step, plain, other)
+                rounds = rounds_as_plain(loaded, task, self._rows, self._step, plain, other)
                 seen |= {"used": True, "outside": False, **rounds} if rounds else {}
         return {path.name: self._record(path, **seen, **_leak(path, leak)) for path in paths}
 

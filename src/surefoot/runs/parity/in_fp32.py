@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.methods.method import Setup, Stage
+from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.fast.path import FastPath, Undo
@@ -63,8 +63,8 @@ class Formulas:
 
 
 def compare_formulas(
-    setup: Setup,
-    stage: Stage,
+    loaded: LoadedModels,
+    task: Task,
     paths: Sequence[FastPath],
     rows: Sequence[Weighted],
     padded: Sequence[Weighted],
@@ -72,11 +72,11 @@ def compare_formulas(
 ) -> Formulas:
     """Compare paths with the plain code in fp32, together and, where that differs, one by one.
 
-    setup: of a model in fp32 that has none of the paths, and is left so.
+    loaded: of a model in fp32 that has none of the paths, and is left so.
     rows: micro-batches as the run lays them out.
     padded: the same examples in padded rows.
     """
-    engine = setup.engine
+    engine = loaded.engine
 
     def differ(some: Sequence[FastPath]) -> float | str:
         """By how much, or why it fails."""
@@ -84,7 +84,7 @@ def compare_formulas(
         undos: list[Undo] = []
         try:
             undos.extend(path.install(engine.model) for path in some)
-            return largest_difference(engine, plain, one_pass(setup, stage, batches, step))
+            return largest_difference(engine, plain, one_pass(loaded, task, batches, step))
         except (EnvironmentFault, RuntimeError) as caught:
             if is_of_the_environment(caught) or engine.world > 1:  # other ranks wait in the middle of the pass
                 raise
@@ -94,7 +94,7 @@ def compare_formulas(
                 undo()
 
     with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
-        plain = one_pass(setup, stage, padded, step)
+        plain = one_pass(loaded, task, padded, step)
         together = differ(paths)
         if isinstance(together, float) and together <= LIMIT:
             return Formulas(tuple(key_of(path.name) for path in paths), together, {}, {})
@@ -159,7 +159,7 @@ class Fp32Check:
 
 
 def check_in_fp32(
-    setup: Setup, stage: Stage, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int
+    loaded: LoadedModels, task: Task, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int
 ) -> Fp32Check:
     """Compare the formulas of paths that are not in the model yet. Every rank must call it.
 
@@ -168,41 +168,41 @@ def check_in_fp32(
     padded: the same examples in padded rows.
     step: whose random numbers are drawn.
     """
-    if setup.plan.precision.compute.value == "fp32":
+    if loaded.plan.precision.compute.value == "fp32":
         return Fp32Check()
-    paths = [path for path in paths if path.name != NAME or _goes_in_fp32(setup)]
+    paths = [path for path in paths if path.name != NAME or _goes_in_fp32(loaded)]
     if not paths:
         return Fp32Check(why="it goes in 16 bits only")
-    if why := _unsuited(setup.plan):
+    if why := _unsuited(loaded.plan):
         return Fp32Check(why=why)
-    with few_layers(setup.engine.model):
-        why = _no_room(setup)
-        if not why and not setup.engine.totals([float(rows.weight)])[0]:
+    with few_layers(loaded.engine.model):
+        why = _no_room(loaded)
+        if not why and not loaded.engine.totals([float(rows.weight)])[0]:
             why = "the shortest examples have nothing to learn from"
         if why:
             return Fp32Check(why=why)
         try:
-            with _in_fp32(setup) as exact:
-                return Fp32Check(compare_formulas(exact, stage, paths, [rows], [padded], step))
+            with _in_fp32(loaded) as exact:
+                return Fp32Check(compare_formulas(exact, task, paths, [rows], [padded], step))
         except Exception as caught:  # a model with fewer layers than its config has may fail in any way
-            if setup.engine.world > 1 or (isinstance(caught, RuntimeError) and is_of_the_environment(caught)):
+            if loaded.engine.world > 1 or (isinstance(caught, RuntimeError) and is_of_the_environment(caught)):
                 raise
             said = reason_of(caught) if isinstance(caught, EnvironmentFault | RuntimeError) else repr(caught)
             return Fp32Check(why=f"a part of its decoder does not go in fp32 ({said})")
 
 
 def rounds_as_plain(
-    setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, plain: Pass, other: Pass
+    loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int, plain: Pass, other: Pass
 ) -> dict[str, Any]:
     """What is recorded of a pass that differs from the plain one by more than rounding should, where it is no further
     from fp32 than that one; empty where it is, or that cannot be seen. The model must be as `plain` was computed, on
     these batches. Every rank must ask."""
-    if setup.plan.precision.compute.value == "fp32" or _unsuited(setup.plan) or _no_room(setup):
+    if loaded.plan.precision.compute.value == "fp32" or _unsuited(loaded.plan) or _no_room(loaded):
         return {}
-    with _in_fp32(setup) as exact:
-        reference = one_pass(exact, stage, batches, step)
-    own, its = (differences(setup.engine, reference, one) for one in (plain, other))
-    limits = limits_in(setup.plan.precision.compute.value)
+    with _in_fp32(loaded) as exact:
+        reference = one_pass(exact, task, batches, step)
+    own, its = (differences(loaded.engine, reference, one) for one in (plain, other))
+    limits = limits_in(loaded.plan.precision.compute.value)
     allowed = Differences(
         max(limits.gradient, _AS_FAR * own.gradient),
         max(limits.length, own.gradient),
@@ -213,8 +213,8 @@ def rounds_as_plain(
     return {"from_fp32": {"plain": asdict(own), "differs": asdict(its)}}
 
 
-def _goes_in_fp32(setup: Setup) -> bool:
-    return setup.plan.kernels.documents.value != "varlen"
+def _goes_in_fp32(loaded: LoadedModels) -> bool:
+    return loaded.plan.kernels.documents.value != "varlen"
 
 
 def _unsuited(plan: RunPlan) -> str:
@@ -224,15 +224,15 @@ def _unsuited(plan: RunPlan) -> str:
     return "a base in nf4 is unpacked to 16 bits" if plan.precision.base.value == "nf4" else ""
 
 
-def _no_room(setup: Setup) -> str:
+def _no_room(loaded: LoadedModels) -> str:
     """Why the model as it is cannot be widened, the same on all ranks."""
-    memory, why = setup.plan.memory, ""
-    needed = sum(4 * one.numel() for one in _narrow(setup.engine.model))
+    memory, why = loaded.plan.memory, ""
+    needed = sum(4 * one.numel() for one in _narrow(loaded.engine.model))
     held = memory.weights + memory.gradients + memory.beside
     room = max(usable(memory.available) - held, 0) // 2  # the other half is for the pass
     if needed > room:
         why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
-    [others] = setup.engine.totals([float(bool(why))])
+    [others] = loaded.engine.totals([float(bool(why))])
     return why or ("another rank has no room for it" if others else "")
 
 
@@ -241,9 +241,9 @@ def _narrow(model: nn.Module) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _in_fp32(setup: Setup) -> Iterator[Setup]:
+def _in_fp32(loaded: LoadedModels) -> Iterator[LoadedModels]:
     """The same run without autocast, without a loss scale, by whatever attention kernel knows fp32, as it is written
     and with nothing dropped."""
-    settings = replace(setup.settings, forward=nullcontext, kernels=nullcontext)
-    with exact_products(), widened(_narrow(setup.engine.model)), eager_mode(setup.engine.model):
-        yield replace(setup, settings=settings, state=replace(setup.state, scale=None))
+    settings = replace(loaded.settings, forward=nullcontext, kernels=nullcontext)
+    with exact_products(), widened(_narrow(loaded.engine.model)), eager_mode(loaded.engine.model):
+        yield replace(loaded, settings=settings, state=replace(loaded.state, scale=None))

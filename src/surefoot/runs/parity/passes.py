@@ -26,7 +26,7 @@ from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBa
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.subsets import part_within, shortest
 from surefoot.methods.losses.logprobs import frozen
-from surefoot.methods.method import Setup, Stage
+from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
 from surefoot.models.forward import hidden_states
 from surefoot.models.ppo_models import PPOModels
@@ -86,15 +86,15 @@ _COMPARED = 512
 _SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
 
 
-def compared_batches(stage: Stage, engine: Engine, step: int) -> list[Weighted]:
+def compared_batches(task: Task, engine: Engine, step: int) -> list[Weighted]:
     """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
-    own = list(for_rank(stage.step_batches(step), engine.rank, engine.world))
+    own = list(for_rank(task.step_batches(step), engine.rank, engine.world))
     return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
 
 
-def short_batch(stage: Stage, engine: Engine, step: int) -> Weighted:
+def short_batch(task: Task, engine: Engine, step: int) -> Weighted:
     """What is computed in fp32: the shortest sequences of this rank's first micro-batch."""
-    first, *_ = for_rank(stage.step_batches(step), engine.rank, engine.world)
+    first, *_ = for_rank(task.step_batches(step), engine.rank, engine.world)
     return shortest(first, _SHORT)
 
 
@@ -115,13 +115,13 @@ def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
                 one.zero_()
 
 
-def one_pass(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int) -> Pass:
+def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> Pass:
     """Forward and backward, with the draws of that step; in fp16 by the run's loss scale or, where gradients overflow
     with it, the next lower one. A step would be left out there, and no path is wrong because of it."""
-    scale = setup.state.scale
+    scale = loaded.state.scale
     while True:
-        found = _pass_at(setup, stage, batches, step, scale)
-        if scale is None or not scale.can_fall or not _overflows(setup.engine, found):
+        found = _pass_at(loaded, task, batches, step, scale)
+        if scale is None or not scale.can_fall or not _overflows(loaded.engine, found):
             return found
         scale = scale.after_overflow()
 
@@ -132,15 +132,15 @@ def _overflows(engine: Engine, found: Pass) -> bool:
     return engine.totals([float(bad)])[0] > 0
 
 
-def _pass_at(setup: Setup, stage: Stage, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
-    engine = setup.engine
+def _pass_at(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int, scale: LossScale | None) -> Pass:
+    engine = loaded.engine
     weight = max(step_size(engine, batches)[0], 1)
     loss = 0.0
     try:
         for number, batch in enumerate(batches):
-            seed_micro_batch(setup.settings.seed, step, draw_number(engine, number))
-            objective, batch = with_stand_ins(stage.objective, batch, engine.device, setup.plan)
-            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=setup.settings)
+            seed_micro_batch(loaded.settings.seed, step, draw_number(engine, number))
+            objective, batch = with_stand_ins(task.objective, batch, engine.device, loaded.plan)
+            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=loaded.settings)
             loss += float(sums[LOSS])
         engine.reduce()
         engine.unscale(scale)
@@ -157,26 +157,26 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def leak_of(setup: Setup, batch: Batch) -> tuple[float, str]:
+def leak_of(loaded: LoadedModels, batch: Batch) -> tuple[float, str]:
     """How far all other documents' hidden states move when the first one says something else, as a share of how far
     its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
     ranks agree on that, as they have not begun to wait for one another. A row of one document, as where no two fit,
     is taken for two: its halves."""
-    batch = _of_several(batch.to(setup.engine.device))
+    batch = _of_several(batch.to(loaded.engine.device))
     first = batch.documents[0]
     ids = batch.input_ids.clone()
     ids[0, :first] = batch.input_ids[0].flip(0)[:first]
     share, fault = 0.0, ""
     try:
-        with setup.settings.kernels(), setup.settings.forward():
-            one, two = (hidden_states(setup.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
+        with loaded.settings.kernels(), loaded.settings.forward():
+            one, two = (hidden_states(loaded.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
         share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
         # Parts of parameters are handed round within the forward pass: there the ranks do wait.
-        if is_of_the_environment(caught) or setup.plan.parallel.engine.value in CUTTING:
+        if is_of_the_environment(caught) or loaded.plan.parallel.engine.value in CUTTING:
             raise
         fault = reason_of(caught)
-    share, failed = setup.engine.totals([share, float(bool(fault))])
+    share, failed = loaded.engine.totals([share, float(bool(fault))])
     return share, fault or ("on another rank" if failed else "")
 
 

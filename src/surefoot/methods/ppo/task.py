@@ -24,13 +24,13 @@ from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.method import Stage
+from surefoot.methods.method import Task
 from surefoot.methods.ppo.scores import named_scorer, reward_model
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
-def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
+def ppo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """The prompts under a plan; `start_ppo` adds the models."""
     cycles = cycles_of(config, plan, data)
     lengths = data.train.lengths
@@ -48,7 +48,7 @@ def ppo_stage(config: RunConfig, plan: RunPlan, data: PreparedData) -> Stage:
         place = cycles.place(step)
         return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
 
-    return Stage(
+    return Task(
         objective=ppo_objective(settings_of(config), actor_logits, critic_values),
         data=data,
         steps_per_epoch=cycles.steps_per_epoch,

@@ -90,7 +90,7 @@ class TestTight:
 
     def test_twin_without_the_second_look_it_would_not_fit(self, workplace, tmp_path, monkeypatch):
         monkeypatch.setattr(sft, "summed_loss", fail)
-        monkeypatch.setattr(steps, "settle_room", lambda run, plan, *_: plan)
+        monkeypatch.setattr(steps, "refit_micro_batches", lambda run, plan, *_: plan)
         with pytest.raises(AssertionError):
             TestTight().test_micro_batches_shrink_with_a_line_where_the_plain_path_does_not_fit(
                 workplace, tmp_path, monkeypatch

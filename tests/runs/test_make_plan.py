@@ -14,7 +14,7 @@ from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.probes.sizes import AttentionRequest
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import hardware as machine
 from surefoot.system.hardware import Hardware, preset
 

@@ -13,13 +13,13 @@ from helpers.tiny_models import tiny_llama
 from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
-from surefoot.runs import plan as planning
-from surefoot.runs import run_plan
+from surefoot.runs import make_plan as planning
+from surefoot.runs import plan_with_data as with_data
 from surefoot.runs.custom import NOTHING
-from surefoot.runs.plan import make_plan
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import plan_with_data
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import inspect_folder
-from surefoot.runs.run_plan import plan_with_data
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch):
 
     assert resolved(tmp_path / "once") == ["draft", "plan"]
     # Twin: whoever asks for the plan twice is seen.
-    once = run_plan.make_plan
-    monkeypatch.setattr(run_plan, "make_plan", lambda *args, **kw: (once(*args, **kw), once(*args, **kw))[1])
+    once = with_data.make_plan
+    monkeypatch.setattr(with_data, "make_plan", lambda *args, **kw: (once(*args, **kw), once(*args, **kw))[1])
     assert resolved(tmp_path / "twice") == ["draft", "plan", "plan"]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built, Setup
+from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built, LoadedModels
 from surefoot.methods.policy import load_policy, write_policy
 from surefoot.methods.table import FUNCTIONS
 from surefoot.models.attention import attention_context
@@ -60,13 +60,13 @@ def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenize
     return tokenizer
 
 
-def set_up(
+def load_models(
     config: RunConfig,
     plan: RunPlan,
     base: Path,
     checkpoint: Checkpoint | None,
     ranks: Ranks = ALONE,
-) -> Setup:
+) -> LoadedModels:
     """Load, adapt and share out the models of a plan, restore a checkpoint, and compare the result with the plan.
 
     base: folder of the base model.
@@ -114,7 +114,7 @@ def set_up(
     if checkpoint is not None:
         state, tensors = load_state(checkpoint)
         engine.load_state(tensors)
-    return Setup(
+    return LoadedModels(
         plan=plan,
         model=engine.model,
         policy=policy,

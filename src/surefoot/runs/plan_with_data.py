@@ -28,11 +28,11 @@ from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import PLAIN, Choice, RunPlan, TokenizerPlan
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import SWITCHED
-from surefoot.runs.plan import make_plan
 from surefoot.runs.requirements import ranks_facts
 from surefoot.runs.run_folder import FolderState
-from surefoot.runs.setup import planned_tokenizer
 from surefoot.system.errors import Fault, InputError, SurefootError
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
-from surefoot.runs.plan import make_plan
-from surefoot.runs.prepared import Prepared
-from surefoot.runs.run_plan import as_settled, length_facts
+from surefoot.runs.make_plan import make_plan
+from surefoot.runs.plan_with_data import as_settled, length_facts
+from surefoot.runs.prepared import PreparedRun
 from surefoot.system.messages import size_text
 from surefoot.training.engine import Engine
 
 
-def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[str], None]) -> RunPlan:
+def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say: Callable[[str], None]) -> RunPlan:
     """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
 
     settled: the run's plan without the paths that were taken out.
@@ -32,11 +32,11 @@ def settle_room(run: Prepared, settled: RunPlan, engine: Engine, say: Callable[[
     asked = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
     config = config.model_copy(update={"gradient_checkpointing": asked})
     answer = config.ppo.max_new_tokens if config.method.rollouts else 0
-    lengths = length_facts(run.stage.data, answer, size=config.batch.size, micro=config.batch.micro)
+    lengths = length_facts(run.task.data, answer, size=config.batch.size, micro=config.batch.micro)
     anew = make_plan(config, lengths=lengths, measurements=settled.measurements)
     memory = replace(anew.memory, gradient_checkpointing=settled.memory.gradient_checkpointing)
     batch = _of_the_first_rank(anew.batch, engine)
-    # PPO asks for the size where it writes answers, too, and its stage is bound to it.
+    # PPO asks for the size where it writes answers, too, and its batches are bound to it.
     if run.config.method.rollouts or batch.micro.value >= settled.batch.micro.value:
         if fits(memory) or not fits(settled.memory):
             return replace(settled, memory=memory)
