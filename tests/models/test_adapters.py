@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from helpers.expected_faults import refused
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
-from surefoot.models import adapters
-from surefoot.models.adapters import adapted_modules, add_adapter, compact_targets, zero_norm_rows
+from surefoot.models import adapter_targets, adapters
+from surefoot.models.adapter_targets import adapted_modules, compact_targets, zero_norm_rows
+from surefoot.models.adapters import add_adapter
 from surefoot.models.embeddings import embedding_and_head
 
 # fp32 against float64, or two orders of the same fp32 sums: a few ulps (6e-8) times the depth of this tiny model.
@@ -153,7 +154,7 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
     with refused("SF-ADAPTER-DORA", "gate_proj", "2 rows", "3, 9"):
         add_adapter(model, plan, seed=1, base="base")
     add_adapter(model, adapter_plan(linear_names(model), "lora"), seed=1, base="base").unload()
-    monkeypatch.setattr(adapters, "_check_norms", lambda *_: None)  # twin: unchecked, DoRA divides by zero
+    monkeypatch.setattr(adapter_targets, "_norm_faults", lambda *_: [])  # twin: unchecked, DoRA divides by zero
     assert add_adapter(model, plan, seed=1, base="base")(input_ids=IDS).logits.isnan().any()
 
 

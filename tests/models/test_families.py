@@ -16,7 +16,8 @@ from helpers.tiers import diagonal, representatives
 from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import adapters, generate
-from surefoot.models.adapters import add_adapter, zero_norm_rows
+from surefoot.models.adapter_targets import zero_norm_rows
+from surefoot.models.adapters import add_adapter
 from surefoot.models.attention import attention_context, verify_attention
 from surefoot.models.embeddings import is_tied, resize_vocabulary
 from surefoot.models.generate import Decoding, decode
@@ -214,7 +215,7 @@ def test_answers_in_a_batch_are_those_given_one_by_one(config, tmp_path, monkeyp
 def test_the_twin_of_dora_over_conv1d(tmp_path, monkeypatch):
     """Norms by input instead of by output: the adapted model would not start as its base."""
     config = TINY["gpt2"]
-    monkeypatch.setattr(adapters, "_row_norms", lambda layer: torch.linalg.norm(layer.weight, dim=1))
+    monkeypatch.setattr(adapters, "row_norms", lambda layer: torch.linalg.norm(layer.weight, dim=1))
     with pytest.raises((AssertionError, RuntimeError)):
         test_dora_starts_as_the_base(config, tmp_path)
 

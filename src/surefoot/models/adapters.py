@@ -15,7 +15,7 @@ model; here only the norms are kept, and the arithmetic is PEFT's to the bit:
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from surefoot.models.adapter_targets import check_targets, peft_targets, plain_layer, row_norms
 from surefoot.models.checkpointing import leave_inputs_constant
 from surefoot.models.embeddings import is_tied
 from surefoot.models.peft import (
@@ -36,11 +37,9 @@ from surefoot.models.peft import (
     dequantize_module_weight,
     get_peft_model,
 )
-from surefoot.models.precision import hold_in_fp32, plain_weight
+from surefoot.models.precision import hold_in_fp32
 from surefoot.models.quiet import quiet_libraries
 from surefoot.planning.plan import AdapterPlan
-from surefoot.system.errors import Fault, InputError
-from surefoot.system.messages import nearest_word
 
 ADAPTER = "default"  # PEFT's name for the only adapter
 AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act
@@ -61,7 +60,7 @@ def add_adapter(
     autocast: every forward pass will run under autocast (then it must); saves casts, changes no bit.
     Raises InputError for a target that the model does not have, and for DoRA over rows of norm zero.
     """
-    _check_targets(model, plan)
+    check_targets(model, plan)
     with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
         torch.manual_seed(seed)
         adapted = get_peft_model(model, _lora_config(model, plan))
@@ -93,7 +92,7 @@ def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) ->
     the other adapters on the way. Raises InputError as `add_adapter` does."""
     base = model.get_base_model()
     assert isinstance(base, PreTrainedModel)
-    _check_targets(base, plan)
+    check_targets(base, plan)
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model.add_adapter(name, _lora_config(base, plan))
@@ -106,29 +105,8 @@ def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
     return [module for module in model.modules() if isinstance(module, AdaptedLayer)]
 
 
-def adapted_modules(model: PeftModel) -> list[str]:
-    """Names, within the base model, of the modules that carry the adapter."""
-    return [name for name, module in model.get_base_model().named_modules() if isinstance(module, LoraLayer)]
-
-
-def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> dict[str, list[int]]:
-    """Of the modules named in `targets` those that DoRA would divide by a norm of zero in, and in which rows."""
-    norms = {name: _row_norms(_linear(model.get_submodule(name))) for name in targets}
-    return {name: rows for name, norm in norms.items() if (rows := (norm == 0).nonzero().flatten().tolist())}
-
-
-def compact_targets(names: Collection[str], targets: Collection[str]) -> list[str]:
-    """The shortest common way to name `targets` among all module `names`: last components if they match nothing else.
-
-    `q_proj` reads better than 32 full names, and works for tools that rename the prefix.
-    """
-    endings = {target.rpartition(".")[2] for target in targets}
-    matched = {name for name in names if name.rpartition(".")[2] in endings}
-    return sorted(endings if matched == set(targets) else targets)
-
-
 def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
-    names = [name for name, _ in model.named_modules()]
+    modules, parameters = peft_targets(model, plan)
     embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
     saved = set(plan.modules_to_save)
     pair = {name.rpartition(".")[2] for name, module in model.named_modules() if module in embeddings}
@@ -142,42 +120,12 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
         lora_dropout=plan.dropout,
         use_rslora=plan.rslora,
         use_dora=plan.kind.value == "dora",
-        target_modules=compact_targets(names, plan.targets.value),
-        fan_in_fan_out=any(isinstance(_linear(model.get_submodule(name)), Conv1D) for name in plan.targets.value),
+        target_modules=modules,
+        target_parameters=parameters or None,
+        fan_in_fan_out=any(isinstance(plain_layer(model.get_submodule(name)), Conv1D) for name in plan.targets.value),
         modules_to_save=sorted(saved) or None,
         ensure_weight_tying=ties,
     )
-
-
-def _check_targets(model: nn.Module, plan: AdapterPlan) -> None:
-    modules, targets = dict(model.named_modules()), plan.targets.value
-    faults = []
-    for target in targets:
-        if target not in modules:
-            near = nearest_word(target, modules)
-            fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
-            faults.append(Fault("adapter.targets", f"the model has no module {target}", fix, code="SF-ADAPTER-TARGETS"))
-        elif not isinstance(_linear(modules[target]), nn.Linear | Conv1D):
-            what = f"{target} is no linear layer but {type(modules[target]).__name__}"
-            faults.append(Fault("adapter.targets", what, "name linear layers", code="SF-ADAPTER-TARGETS"))
-    if faults or not targets:
-        raise InputError(
-            faults or Fault("adapter.targets", "matches no module", "name linear layers", code="SF-ADAPTER-TARGETS")
-        )
-    if plan.kind.value == "dora":
-        _check_norms(model, targets)
-
-
-def _check_norms(model: nn.Module, targets: Sequence[str]) -> None:
-    faults = []
-    for name, rows in zero_norm_rows(model, targets).items():
-        shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
-        what = f"{len(rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
-        faults.append(
-            Fault(name, what, "use adapter.kind: lora, or leave it out of adapter.targets", code="SF-ADAPTER-DORA")
-        )
-    if faults:
-        raise InputError(faults)
 
 
 @torch.no_grad()
@@ -185,7 +133,7 @@ def _start_at_exact_norms(model: PeftModel, name: str) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer) and name in module.lora_magnitude_vector:
             magnitude = module.lora_magnitude_vector[name].get_parameter("weight")
-            magnitude.copy_(_row_norms(module.get_base_layer()))
+            magnitude.copy_(row_norms(module.get_base_layer()))
 
 
 def leave_casts_to_autocast(model: PeftModel) -> None:
@@ -196,17 +144,6 @@ def leave_casts_to_autocast(model: PeftModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = bool(module.lora_variant)
-
-
-def _linear(module: nn.Module) -> nn.Module:
-    """The layer itself, where an adapter is around it."""
-    return module.get_base_layer() if isinstance(module, LoraLayer) else module
-
-
-@torch.no_grad()
-def _row_norms(layer: nn.Module) -> torch.Tensor:
-    """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
-    return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)
 
 
 class CachedNorms:

@@ -24,6 +24,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.families.model_facts import ModelFacts
+from surefoot.models.adapter_targets import is_linear
 from surefoot.models.decoder import decoder_layers, is_norm
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import LoraLayer
@@ -85,7 +86,7 @@ def _shown_parts(layer: nn.Module) -> Iterator[Part]:
             continue
         if isinstance(module, LoraLayer):
             inside_adapter += (f"{path}.",)
-        if isinstance(module, nn.Linear | Conv1D | LoraLayer):
+        if isinstance(module, nn.Linear | Conv1D) or (isinstance(module, LoraLayer) and is_linear(module)):
             yield Part(path, "linear", (path.rpartition(".")[2],))
         elif is_norm(module):
             yield Part(path, "norm")

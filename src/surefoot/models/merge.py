@@ -19,10 +19,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from surefoot.models.adapter_targets import INNER, is_linear
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.load import is_finite
-from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, PeftModel
+from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, ParamWrapper, PeftModel
 from surefoot.models.precision import plain_weight
 from surefoot.system.errors import Fault, InputError
 
@@ -53,7 +54,11 @@ def merge_adapter(adapted: PeftModel) -> Merged:
     was_tied = bool(base.config.get_text_config().tie_word_embeddings)
     layers, replaced = [], []
     for name, module in list(base.named_modules()):
-        if isinstance(module, LoraLayer):
+        if isinstance(module, ParamWrapper) and not is_linear(module):
+            if not name.endswith(INNER):  # those inside it go with the outermost
+                layers += [f"{name}.{parameter}" for parameter in _merged_parameters(module)]
+                base.set_submodule(name, module.get_base_layer())
+        elif isinstance(module, LoraLayer):
             base.set_submodule(name, _merged_layer(name, module))
             layers.append(name)
         elif isinstance(module, ModulesToSaveWrapper):
@@ -133,6 +138,18 @@ def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
         added = module.lora_B[ADAPTER].get_parameter("bias") * module.scaling[ADAPTER]
         inner.bias = nn.Parameter(bias + added.to(bias.dtype), requires_grad=False)
     return inner
+
+
+def _merged_parameters(outermost: ParamWrapper) -> list[str]:
+    """Names of those of the module inside that an adapter changes, merged."""
+    inner, layer, names = outermost.get_base_layer(), outermost, []
+    while isinstance(layer, ParamWrapper):
+        before = inner.get_parameter(layer.parameter_name)
+        changed = before.float() + layer.get_delta_weight(ADAPTER).float()
+        setattr(inner, layer.parameter_name, nn.Parameter(changed.to(before.dtype), requires_grad=False))
+        names.append(layer.parameter_name)
+        layer = layer.base_layer
+    return names
 
 
 def _trained_module(wrapper: ModulesToSaveWrapper) -> nn.Module:

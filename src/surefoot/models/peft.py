@@ -22,8 +22,10 @@ from peft import (
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.dora import DoraLinearLayer
 from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.integrations import dequantize_module_weight
 from peft.utils.other import ModulesToSaveWrapper
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
 __all__ = [
     "DoraLinearLayer",
@@ -31,8 +33,10 @@ __all__ = [
     "LoraLayer",
     "LoraLinear",
     "ModulesToSaveWrapper",
+    "ParamWrapper",
     "PeftModel",
     "TaskType",
+    "convert_peft_config_for_transformers",
     "dequantize_module_weight",
     "get_peft_model",
     "get_peft_model_state_dict",

@@ -37,6 +37,7 @@ _READ = frozenset(
         "use_dora",
         "use_rslora",
         "target_modules",
+        "target_parameters",
         "exclude_modules",
         "layers_to_transform",
         "layers_pattern",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.models.adapters import adapted_modules
+from surefoot.models.adapter_targets import adapted_modules, adapted_parameters
 from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.embeddings import is_tied
@@ -52,6 +52,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "trainable": sum(p.numel() for p in trainable.values()),
         "trainable_tensors": len(trainable),
         "targets": adapted_modules(model) if isinstance(model, PeftModel) else [],
+        "parameters": adapted_parameters(model) if isinstance(model, PeftModel) else [],
         "tied": is_tied(base),
         "attention": base.config._attn_implementation,
         "devices": sorted({p.device.type for p in model.parameters()}),
@@ -64,6 +65,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "not_packed": [],
         "trainable": plan.trainable,
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],
+        "parameters": list(plan.adapter.parameters) if plan.adapter else [],
         "tied": bool(base.config.get_text_config().tie_word_embeddings),
         "attention": plan.attention.implementation.value,
         "devices": [device or plan.device.value],

@@ -85,6 +85,8 @@ class AdapterPlan:
     targets: Choice[tuple[str, ...]]  # full module names within the model
     modules_to_save: tuple[str, ...]
     trainable: int  # parameters
+    # Full names of parameters in no linear layer: all experts of a layer in one, routers. Older plans reach none.
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

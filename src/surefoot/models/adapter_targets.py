@@ -1,0 +1,173 @@
+"""What of a model carries an adapter: linear layers, and parameters that stand in no linear layer (experts, routers).
+
+transformers holds the experts of a layer in one parameter [E, outputs, inputs] (or [E, inputs, outputs], where its
+module is `is_transposed`). PEFT adapts it as `target_parameters`: W'_e = W_e + s B_e A_e, with
+
+    A [E * r, inputs]    rows e * r + j         expert e's r rows, one expert after the other
+    B [outputs, r * E]   columns j * E + e      expert fastest: the columns of one expert are E apart
+
+One layer of PEFT stands around the module for each parameter, the last one outermost; the file has `experts.lora_A` of
+that one, and `experts.base_layer.lora_A` of the one inside. vLLM reads the same order. PEFT has neither DoRA nor
+dropout for such a parameter.
+
+Shapes: E experts, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from surefoot.models.peft import LoraConfig, LoraLayer, ParamWrapper, PeftModel, convert_peft_config_for_transformers
+from surefoot.models.precision import plain_weight
+from surefoot.planning.plan import AdapterPlan
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import nearest_word
+
+INNER = ".base_layer"  # PEFT's name for what one of its layers is around
+_TARGETS, _DORA = "SF-ADAPTER-TARGETS", "SF-ADAPTER-DORA"
+
+
+def adapted_modules(model: PeftModel) -> list[str]:
+    """Names, within the base model, of the linear layers that carry an adapter."""
+    return [name for name, layer in _layers(model) if is_linear(layer)]
+
+
+def adapted_parameters(model: PeftModel) -> list[str]:
+    """Full names, within the base model, of the other parameters that carry one."""
+    return [f"{name}.{layer.parameter_name}" for name, layer in _layers(model) if not is_linear(layer)]
+
+
+def is_linear(layer: LoraLayer) -> bool:
+    """Whether PEFT's layer stands for a linear one. Around some it has the layer that it has around parameters: see
+    `peft_targets`."""
+    return not isinstance(layer, ParamWrapper) or isinstance(layer.get_base_layer(), nn.Linear)
+
+
+def _layers(model: PeftModel) -> Iterator[tuple[str, LoraLayer]]:
+    """PEFT's, by the name of the module in the base model that each is around."""
+    for name, module in model.get_base_model().named_modules():
+        if isinstance(module, LoraLayer):
+            yield name.replace(INNER, ""), module
+
+
+def peft_targets(model: PreTrainedModel, plan: AdapterPlan) -> tuple[list[str], list[str]]:
+    """`target_modules` and `target_parameters` of adapter_config.json.
+
+    In families whose experts were linear layers before transformers 5, PEFT takes gate_proj, up_proj and down_proj for
+    these wherever they stand, in shared experts and dense layers too. As parameters (`gate_proj.weight`) it finds
+    those, under the same names in the file.
+    """
+    names = [name for name, _ in model.named_modules()]
+    endings = {target.rpartition(".")[2] for target in plan.targets.value}
+    renamed = {ending for ending in endings if _is_renamed(model, ending)}
+    linears = [target for target in plan.targets.value if target.rpartition(".")[2] not in renamed]
+    weights = [f"{target}.weight" for target in plan.targets.value if target.rpartition(".")[2] in renamed]
+    parameters = [name.replace(INNER, "") for name, _ in model.named_parameters()]
+    return compact_targets(names, linears), compact_targets(parameters, [*plan.parameters, *weights], components=2)
+
+
+def compact_targets(names: Collection[str], targets: Collection[str], components: int = 1) -> list[str]:
+    """The shortest common way to name `targets` among all `names`: last components if they match nothing else.
+
+    `q_proj` reads better than 32 full names, and works for tools that rename the prefix.
+    """
+
+    def ending(name: str) -> str:
+        return ".".join(name.split(".")[-components:])
+
+    endings = {ending(target) for target in targets}
+    matched = {name for name in names if ending(name) in endings}
+    return sorted(endings if matched == set(targets) else targets)
+
+
+def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
+    """Raises InputError for a target that the model does not have or that no adapter can stand on."""
+    modules = dict(model.named_modules())
+    parameters = {name.replace(INNER, "") for name, _ in model.named_parameters()}
+    faults = []
+    for target in plan.targets.value:
+        if target not in modules:
+            near = nearest_word(target, modules)
+            fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
+            faults.append(Fault("adapter.targets", f"the model has no module {target}", fix, code=_TARGETS))
+        elif not isinstance(plain_layer(modules[target]), nn.Linear | Conv1D):
+            what = f"{target} is no linear layer but {type(modules[target]).__name__}"
+            faults.append(Fault("adapter.targets", what, "name linear layers", code=_TARGETS))
+    for target in plan.parameters:
+        if target not in parameters:
+            what, fix = f"the model has no parameter {target}", "see `surefoot plan` for the model's experts"
+            faults.append(Fault("adapter.targets", what, fix, code=_TARGETS))
+        elif _is_turned(model, target):
+            what = f"{target} holds one expert, the other way round: PEFT would add B A to it unturned"
+            faults.append(Fault("adapter.targets", what, "set adapter.experts: false", code=_TARGETS))
+    if not plan.targets.value and not plan.parameters:
+        faults.append(Fault("adapter.targets", "matches no module", "name linear layers", code=_TARGETS))
+    faults = faults or [*_beyond_peft(model, plan)]
+    if not faults and plan.kind.value == "dora":
+        faults = _norm_faults(model, plan.targets.value)
+    if faults:
+        raise InputError(faults)
+
+
+def _is_turned(model: nn.Module, parameter: str) -> bool:
+    """Whether it is [1, inputs, outputs]."""
+    place, _, name = parameter.rpartition(".")
+    module = plain_layer(model.get_submodule(place))
+    return bool(getattr(module, "is_transposed", False)) and module.get_parameter(name).shape[0] == 1
+
+
+def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
+    """What PEFT has no form for."""
+    if plan.kind.value == "lora" and not plan.dropout:
+        return
+    _, parameters = peft_targets(model, plan)
+    if not parameters:
+        return
+    shown = ", ".join(parameters[:4]) + (", …" if len(parameters) > 4 else "")
+    if plan.kind.value == "dora":
+        what = f"DoRA has no form for {shown}, which PEFT adapts as parameters"
+        yield Fault("adapter.kind", what, "use adapter.kind: lora, or leave them out of adapter.targets", code=_DORA)
+    if plan.dropout:
+        what = f"{shown} take no dropout: PEFT adds B A to the parameter itself, and has no input to drop from"
+        yield Fault("adapter.dropout", what, "set adapter.dropout: 0, or leave them out", code=_TARGETS)
+
+
+def _is_renamed(model: PreTrainedModel, ending: str) -> bool:
+    """Whether PEFT reads a target of this name as what transformers calls otherwise by now."""
+    config = LoraConfig(target_modules=[ending])
+    try:
+        convert_peft_config_for_transformers(config, model=model, conversions=None)
+    except ValueError:  # one of two that have become one, without the other
+        return True
+    return ending not in (config.target_modules or ())
+
+
+def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> dict[str, list[int]]:
+    """Of the modules named in `targets` those that DoRA would divide by a norm of zero in, and in which rows."""
+    norms = {name: row_norms(plain_layer(model.get_submodule(name))) for name in targets}
+    return {name: rows for name, norm in norms.items() if (rows := (norm == 0).nonzero().flatten().tolist())}
+
+
+def _norm_faults(model: nn.Module, targets: Sequence[str]) -> list[Fault]:
+    faults = []
+    for name, rows in zero_norm_rows(model, targets).items():
+        shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
+        what = f"{len(rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
+        faults.append(Fault(name, what, "use adapter.kind: lora, or leave it out of adapter.targets", code=_DORA))
+    return faults
+
+
+def plain_layer(module: nn.Module) -> nn.Module:
+    """The layer itself, where an adapter is around it."""
+    return module.get_base_layer() if isinstance(module, LoraLayer) else module
+
+
+@torch.no_grad()
+def row_norms(layer: nn.Module) -> torch.Tensor:
+    """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
+    return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)
