@@ -72,7 +72,9 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
-    return [*packed, *adapter, *loss, *pointwise, *last]  # the last one has hooks, and norms with hooks are left alone
+    # last_block has hooks, and norms with hooks are left alone. It runs a small pass in fp32 to find its layer: with
+    # the adapter's path in, that would keep products of all DoRA layers in fp32, made again when the weights move.
+    return [*packed, *loss, *pointwise, *last, *adapter]
 
 
 def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None]) -> tuple[RunPlan, Records]:
