@@ -21,8 +21,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batching.batch import Batch, Example
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Batch, Example, pack
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.adapters import adapter_path

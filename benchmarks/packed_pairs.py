@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batching.batch import Example, PairBatch
-from surefoot.data.batching.loader import common_beginning
+from surefoot.data.batching.loader import common_beginning, to_batch
 from surefoot.data.batching.packing import Layout
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.reward import reward_objective
@@ -67,7 +67,7 @@ def batches(step: Sequence[Pair], layout: Layout) -> list[PairBatch]:
     found = []
     for group in layout.groups([[len(one.ids) for one in pair] for pair in step]):
         sides = [[step[place][side] for place in group] for side in (0, 1)]
-        rows = layout.batch([*sides[0], *sides[1]])
+        rows = to_batch([*sides[0], *sides[1]], layout)
         common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
         found.append(PairBatch(rows, common, len(group), reference=torch.zeros(2 * len(group))))
     return found

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefoot.data.batching.batch import Batch, Example, Weighted, collate
-from surefoot.data.batching.packing import pack, packed_rows, padded_rows
+from surefoot.data.batching.batch import Batch, Example, Weighted, collate, pack
+from surefoot.data.batching.packing import packed_rows, padded_rows
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.packing import packed_attention
 from surefoot.training.objective import Objective

@@ -37,7 +37,6 @@ FILES = (
     "formats/reader.py",
     "formats/supervised.py",
     "sources/text.py",
-    "formats/detect.py",
     "formats/registry.py",
     "tokenize/encode.py",
     "tokenize/dataset.py",

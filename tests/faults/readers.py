@@ -12,13 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from helpers.converted_records import convert
 from helpers.other_tools import FILES
 from surefoot.commands.tune.attempt import Journal
 from surefoot.config.load import check_values, load_config
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
-from surefoot.data.formats.registry import LAYOUTS, convert, recognise
+from surefoot.data.formats.registry import LAYOUTS, recognise
 from surefoot.data.sources.hub_files import choose_files
 from surefoot.data.sources.records import Source, parse_bytes, parse_rows
 from surefoot.data.tokenize.cache import open_cache

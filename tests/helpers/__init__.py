@@ -15,6 +15,7 @@ Data
     growing_records    records whose answers differ in length
     nan_examples       examples whose loss is NaN, whatever the weights are
     conversations      dialogues that every chat template is tried with (`golden_templates` writes what they make of it)
+    converted_records  records of a file as conversations, all at once
     spike_curves       made-up gradient norms, and which of their steps are spikes
     secret_formats     what keys and passwords look like
     odd_files          links, folders and other things that may lie under a name the program writes to

@@ -12,8 +12,7 @@ from helpers.architectures import LLAMA, build
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiers import diagonal
 from helpers.zoo_adapters import adapted
-from surefoot.data.batching.batch import Example, collate
-from surefoot.data.batching.packing import pack, unpacked
+from surefoot.data.batching.batch import Example, collate, pack, unpacked
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing

@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers.architectures import TINY, build
 from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
-from surefoot.data.batching.batch import Example
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Example, pack
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.packed_attention import SHORT
 from surefoot.kernels.pointwise import stored_bytes

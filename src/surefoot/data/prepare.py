@@ -21,7 +21,7 @@ from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
 from surefoot.data.tokenize.encode import Encoding, TrainOn
 from surefoot.data.tokenize.segments import Template, TextEncoder
-from surefoot.data.tokenize.tokenize_file import Method, ReadRecord, tokenise
+from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenise
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
@@ -88,7 +88,7 @@ def prepare_data(
     cache: a folder.
     chunks: every token of plain texts is learned, and one that is too long becomes several examples; other records are
         refused.
-    read_record: for sources whose format is custom; see `surefoot.data.formats.reader_with`.
+    read_record: for sources whose format is custom; see `surefoot.data.formats.reader.reader_with`.
     template_fallbacks: names of the table, to be tried in this order where the template cannot write the records and
         nobody asked for it.
     encoding: of prompt and answer, in parts or as a whole.
@@ -98,7 +98,7 @@ def prepare_data(
     Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
-    method = Method(
+    settings = TokenizeSettings(
         encoder,
         encoder.digest(),
         template,
@@ -116,15 +116,15 @@ def prepare_data(
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
     eval_specs = [replace(spec, kind=kind) for spec in named]
-    method, kept, reason = _load_all(specs, method, cache)
-    eval_method, held_out = _load_evaluation(eval_specs, method, kept, cache)
+    settings, kept, reason = _load_all(specs, settings, cache)
+    eval_settings, held_out = _load_evaluation(eval_specs, settings, kept, cache)
     kept, held_out = ([shared(one, seed) for one in loaded] for loaded in (kept, held_out))
     if isinstance(evaluation, int | float):
         kept, held_out = held_out_of(kept, evaluation, seed)
-    sources = _audits(kept, method, pad_id)
+    sources = _audits(kept, settings, pad_id)
     data = joined([one.examples for one in kept])
     eval_data = joined([one.examples for one in held_out]) if held_out else None
-    eval_sources = _audits(held_out, eval_method, pad_id, training=data)
+    eval_sources = _audits(held_out, eval_settings, pad_id, training=data)
     return PreparedData(
         train=data,
         eval=eval_data,
@@ -135,47 +135,49 @@ def prepare_data(
         eval_audit=None if eval_data is None else audit_together(eval_sources, eval_data),
         sources=sources,
         eval_sources=eval_sources,
-        template=_main_template(kept, method),
-        eval_template=_main_template(held_out, eval_method) if held_out else None,
+        template=_main_template(kept, settings),
+        eval_template=_main_template(held_out, eval_settings) if held_out else None,
         template_reason=reason,
-        tokenizer_sha256=method.digest,
+        tokenizer_sha256=settings.digest,
         rows_per_item=rows_per_item(kind),
     )
 
 
-def _load_all(specs: Sequence[SourceSpec], method: Method, cache: Path) -> tuple[Method, list[Loaded], str]:
+def _load_all(
+    specs: Sequence[SourceSpec], settings: TokenizeSettings, cache: Path
+) -> tuple[TokenizeSettings, list[Loaded], str]:
     """The sources, all of whose dialogues are laid out in one way: where nobody asked for a template and one file needs
     another than the planned one, all take that. And why it is another."""
-    loaded = [_load(spec, method, cache) for spec in specs]
+    loaded = [_load(spec, settings, cache) for spec in specs]
     files = _dialogues(loaded)
     refused = next((facts for facts in files if facts.template_fault), None)
     reason = ""
     if refused is not None:
-        own = "the tokenizer's own" if method.template == OWN else method.template
+        own = "the tokenizer's own" if settings.template == OWN else settings.template
         reason = f"in place of {own}, which cannot write {Path(refused.file).name} {refused.template_fault}"
     names = {facts.template for facts in files}
     if len(names) > 1:
-        order = (method.template, *method.fallbacks)
+        order = (settings.template, *settings.fallbacks)
         last = max(map(order.index, names))
-        anew = replace(method, template=order[last], fallbacks=order[last + 1 :])
-        method, loaded, later = _load_all(specs, anew, cache)
+        anew = replace(settings, template=order[last], fallbacks=order[last + 1 :])
+        settings, loaded, later = _load_all(specs, anew, cache)
         reason = reason if not later else f"{reason}; {later}"
-    return method, loaded, reason
+    return settings, loaded, reason
 
 
 def _load_evaluation(
-    specs: Sequence[SourceSpec], method: Method, train: Sequence[Loaded], cache: Path
-) -> tuple[Method, list[Loaded]]:
+    specs: Sequence[SourceSpec], settings: TokenizeSettings, train: Sequence[Loaded], cache: Path
+) -> tuple[TokenizeSettings, list[Loaded]]:
     """The sources to evaluate on, by the template that the training data took: what is evaluated changes nothing that
     is learned. Where that has no dialogues, these choose among themselves."""
     trained = _dialogues(train)
-    if not trained or method.template_asked:
-        method, loaded, _ = _load_all(specs, method, cache)
-        return method, loaded
-    template = method.template_called(trained[0].template).name
-    method = replace(method, template=template, fallbacks=())
+    if not trained or settings.template_asked:
+        settings, loaded, _ = _load_all(specs, settings, cache)
+        return settings, loaded
+    template = settings.template_called(trained[0].template).name
+    settings = replace(settings, template=template, fallbacks=())
     try:
-        return method, [_load(spec, method, cache) for spec in specs]
+        return settings, [_load(spec, settings, cache) for spec in specs]
     except InputError as error:
         own = "the tokenizer's own template" if template == OWN else f"the template {template}"
         raise InputError([_for_evaluation(fault, own) for fault in error.faults]) from None
@@ -193,14 +195,14 @@ def _dialogues(loaded: Sequence[Loaded]) -> list[SourceFacts]:
     return [facts for one in loaded for _, facts in one.files if facts.layout != "text"]
 
 
-def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
+def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> Loaded:
     files, left = [], spec.max_samples
     sources = open_sources(spec)
     for place, source in enumerate(sources, start=1):
         if spec.share is not None and source.sample is not None:
             what = "picks records by num_samples, and a share counts all of them"
             raise InputError(Fault(source.name, what, "leave one of them out", code="SF-DATA-SHARES"))
-        file, facts = tokenise(source, method, left, cache)
+        file, facts = tokenise(source, settings, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
             if unread := [source.name for source in sources[place:]]:
@@ -211,10 +213,10 @@ def _load(spec: SourceSpec, method: Method, cache: Path) -> Loaded:
     if not len(examples):
         used = sum(facts.used for _, facts in files)
         what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "
-        if method.kind == "prompts":
+        if settings.kind == "prompts":
             what = f"all {used} prompts of {name} have more than "
         raise InputError(
-            Fault("data.max_length", f"{what}{method.max_length} tokens", "raise it", code="SF-DATA-LENGTH")
+            Fault("data.max_length", f"{what}{settings.max_length} tokens", "raise it", code="SF-DATA-LENGTH")
         )
     return Loaded(spec, name, tuple(files), examples)
 
@@ -224,34 +226,34 @@ def _not_read(names: Sequence[str]) -> str:
 
 
 def _audits(
-    loaded: Sequence[Loaded], method: Method, pad_id: int, training: TokenisedDataset | None = None
+    loaded: Sequence[Loaded], settings: TokenizeSettings, pad_id: int, training: TokenisedDataset | None = None
 ) -> tuple[Audit, ...]:
     """Of each source; copies are looked for across all of them. training: what evaluation data may have copies of."""
     parts = [_by_file(one) for one in loaded]
-    prints = [item_prints(examples, method.kind) for own in parts for _, examples in own]
-    known = None if training is None else item_prints(training, method.kind)
+    prints = [item_prints(examples, settings.kind) for own in parts for _, examples in own]
+    known = None if training is None else item_prints(training, settings.kind)
     overlaps = [NONE if known is None else np.flatnonzero(np.isin(own, known)) for own in prints]
     counted = zip(copies_in(prints), overlaps, strict=True)
     audits = []
     for own in parts:
         audits.append([])
         for facts, examples in own:
-            template = method.template_called(facts.template)
+            template = settings.template_called(facts.template)
             duplicates, overlap = next(counted)
             audits[-1].append(
                 audit_dataset(
                     examples,
                     facts,
-                    method.encoder,
-                    bos_id=method.bos_id,
+                    settings.encoder,
+                    bos_id=settings.bos_id,
                     pad_id=pad_id,
                     stop_ids=template.stop_ids,
                     repeats_bos=template.repeats_bos,
                     learns_behind_stop=template.learns_behind_stop,
-                    train_on=method.train_on,
+                    train_on=settings.train_on,
                     duplicates=duplicates,
                     overlap=overlap,
-                    kind=method.kind,
+                    kind=settings.kind,
                 )
             )
     return tuple(audit_together(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
@@ -266,10 +268,10 @@ def _by_file(one: Loaded) -> list[tuple[SourceFacts, TokenisedDataset]]:
     return [(facts, one.examples.subset(own)) for (_, facts), own in zip(one.files, places, strict=True) if len(own)]
 
 
-def _main_template(loaded: Sequence[Loaded], method: Method) -> Template:
+def _main_template(loaded: Sequence[Loaded], settings: TokenizeSettings) -> Template:
     """That of the first file with turns; of texts alone, the texts'."""
     files = [facts for one in loaded for _, facts in one.files]
-    return method.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
+    return settings.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, in_rows, unpacked
 from surefoot.data.batching.loader import all_example_batches
-from surefoot.data.batching.packing import Layout, in_rows, unpacked
+from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
 from surefoot.methods.examples import whole_layout

@@ -27,8 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from surefoot.data.batching.batch import Batch
-from surefoot.data.batching.packing import position_ids
+from surefoot.data.batching.batch import Batch, position_ids
 from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.kernels.packed_attention import FORMS, Attend, Documents, documents_of
 from surefoot.system.errors import EnvironmentFault, Fault

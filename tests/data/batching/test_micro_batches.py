@@ -9,6 +9,7 @@ import torch
 
 from helpers.toy_model import toy_examples
 from surefoot.data.batching.batch import JudgedBatch, PairBatch
+from surefoot.data.batching.loader import to_batch
 from surefoot.data.batching.packing import Layout
 from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest
 
@@ -37,7 +38,7 @@ def test_packed_pairs_count_real_tokens():
 
 def pairs(layout: Layout, count: int = 4) -> PairBatch:
     examples = toy_examples(2 * count)
-    return PairBatch(layout.batch(examples), (1,) * count, count, 0.5, torch.arange(2.0 * count))
+    return PairBatch(to_batch(examples, layout), (1,) * count, count, 0.5, torch.arange(2.0 * count))
 
 
 def same(one, other) -> bool:
@@ -50,7 +51,7 @@ def test_packed_batches_of_every_kind_are_padded_again():
     assert in_padded_rows(padded, 0).rows is padded.rows
     examples = toy_examples(4)
     judged = [
-        JudgedBatch(layout.batch(examples), torch.tensor([True, False] * 2), layout.batch(examples[::-1]), 4)
+        JudgedBatch(to_batch(examples, layout), torch.tensor([True, False] * 2), to_batch(examples[::-1], layout), 4)
         for layout in (Layout(0, packed=True), Layout(0))
     ]
     found = in_padded_rows(judged[0], 0)
@@ -90,7 +91,7 @@ def test_a_part_of_padded_rows_has_the_packed_ones_examples(tokens):
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_shortest_are_whole_items_with_so_many_sequences(packed):
     layout = Layout(0, packed=packed)
-    batch = layout.batch(toy_examples(6))
+    batch = to_batch(toy_examples(6), layout)
     order = sorted(range(6), key=batch.lengths.__getitem__)
     assert batch.lengths[order[1]] < batch.lengths[order[2]]
     found = shortest(batch, 2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.data.batching.batch import Example, collate
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Example, collate, pack
 from surefoot.data.batching.subsets import longest_row
 
 LENGTHS = (3, 7, 5)

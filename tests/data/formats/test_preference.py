@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.formats import convert, look, retag
+from helpers.converted_records import convert
+from surefoot.data.formats import look, retag
 from surefoot.data.formats import preference as ranking
 from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError

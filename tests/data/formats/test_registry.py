@@ -7,10 +7,12 @@ import re
 
 import pytest
 
+from helpers.converted_records import convert, converted
 from helpers.errors_raised import raises_code
-from surefoot.data.formats import Conversation, Turn, convert, converted, look, reader_with, recognise
+from surefoot.data.formats import Conversation, Turn, look, recognise
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
+from surefoot.data.formats.reader import reader_with
 from surefoot.data.formats.registry import unused_in
 from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.data.formats import ToolCall, Turn, convert, retag
+from helpers.converted_records import convert
+from surefoot.data.formats import ToolCall, Turn, retag
 from surefoot.data.formats import supervised as sharegpt_module
 from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError

@@ -17,6 +17,7 @@ from helpers.architectures import LLAMA, build
 from helpers.plans import adapter_plan, linear_names
 from models.test_value_head import drawn_head
 from surefoot.data.batching.batch import Example, JudgedBatch, PairBatch
+from surefoot.data.batching.loader import to_batch
 from surefoot.data.batching.packing import Layout
 from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.kto import Weights, kto_loss
@@ -54,7 +55,7 @@ def pairs(layout: Layout, *, reference: bool = True) -> PairBatch:
         differs = np.flatnonzero(better.ids[:shorter] != worse.ids[:shorter])
         common.append(int(differs[0]) if len(differs) else shorter)
     known = torch.linspace(-30, -10, len(examples)) if reference else None
-    return PairBatch(layout.batch(examples), tuple(common), len(ANSWERS), 0.25, known)
+    return PairBatch(to_batch(examples, layout), tuple(common), len(ANSWERS), 0.25, known)
 
 
 def judged(layout: Layout, *, reference: bool = True) -> JudgedBatch:

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batching.batch import Batch, Example, collate
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Batch, Example, collate, pack
 from surefoot.methods.losses.sft import sft_loss, with_neftune
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing

@@ -14,8 +14,7 @@ from helpers import zoo
 from helpers.architectures import GPT2, OPT, build
 from helpers.tiers import diagonal
 from helpers.zoo_adapters import adapted, base_model
-from surefoot.data.batching.batch import Example, PairBatch, collate
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Example, PairBatch, collate, pack
 from surefoot.methods.losses.reward import _last_tokens, reward_objective
 from surefoot.methods.losses.sft import sft_loss, supervised_places
 from surefoot.models.bos import install_bos_scaling

@@ -7,8 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import zoo
 from helpers.expected_faults import refused
-from surefoot.data.batching.batch import Example, collate
-from surefoot.data.batching.packing import pack
+from surefoot.data.batching.batch import Example, collate, pack
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.bos import install_bos_scaling, verify_bos_scaling
 from surefoot.models.fast.packing import packed_attention

@@ -11,8 +11,7 @@ import torch
 from helpers.architectures import TINY, build
 from helpers.expected_faults import refused
 from helpers.tiers import diagonal, representatives
-from surefoot.data.batching.batch import Example, collate
-from surefoot.data.batching.packing import pack, unpacked
+from surefoot.data.batching.batch import Example, collate, pack, unpacked
 from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward as documents

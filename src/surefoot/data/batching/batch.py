@@ -14,6 +14,7 @@ from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 IGNORE = -100
 RecordName = int | str  # a record's number in its file or, where there are several files, "data/a.json:120"
@@ -62,7 +63,7 @@ class Batch:
     weight: supervised tokens, the denominator of the loss.
     lengths: real input tokens of each example.
     documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
-        (`surefoot.data.batching.packing`); none of them sees another. Empty where every example is a row of its own.
+        (`pack`); none of them sees another. Empty where every example is a row of its own.
     """
 
     input_ids: torch.Tensor
@@ -234,7 +235,63 @@ def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "rig
     )
 
 
+def pack(examples: Sequence[Example]) -> Batch:
+    """One row of all examples in their order."""
+    ids = np.concatenate([example.ids for example in examples]).astype(np.int64)
+    targets = np.concatenate([next_tokens(example) for example in examples]).astype(np.int64)
+    lengths = tuple(len(example.ids) for example in examples)
+    return Batch(
+        torch.from_numpy(ids)[None],
+        torch.from_numpy(targets)[None],
+        None,
+        int((targets != IGNORE).sum()),
+        lengths,
+        tuple(example.number for example in examples),
+        documents=lengths,
+    )
+
+
 def next_tokens(example: Example) -> np.ndarray:
     """[T]: what each position must predict, or IGNORE. The last position predicts nothing, and the first token has no
     predecessor to predict it, so its supervision flag cannot count."""
     return np.append(np.where(example.supervised[1:], example.ids[1:], IGNORE), IGNORE)
+
+
+def unpacked(batch: Batch, pad_id: int) -> Batch:
+    """The same examples, each in a padded row of its own; a batch that is not packed as it is."""
+    if not batch.documents:
+        return batch
+    rows = zip(batch.input_ids[0].split(batch.documents), batch.targets[0].split(batch.documents), strict=True)
+    longest, count = max(batch.documents), len(batch.documents)
+    ids = batch.input_ids.new_full((count, longest), pad_id)
+    targets = batch.targets.new_full((count, longest), IGNORE)
+    for row, (own, wanted) in enumerate(rows):
+        ids[row, : len(own)], targets[row, : len(own)] = own, wanted
+    return Batch(ids, targets, None, batch.weight, batch.lengths, batch.examples)
+
+
+def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What a batch's tokens have, [B, T], with every example in a row of its own: of a packed row [D, L], D documents
+    of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
+    if not batch.documents:
+        return values
+    return pad_sequence(list(values[0].split(batch.documents)), batch_first=True)
+
+
+def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
+    """Of a packed row these documents, in this order, as a packed row of their own."""
+    ids, targets = (
+        torch.cat([row[0].split(batch.documents)[place] for place in places])[None]
+        for row in (batch.input_ids, batch.targets)
+    )
+    documents = tuple(batch.documents[place] for place in places)
+    part = replace(batch, input_ids=ids, targets=targets, documents=documents)
+    if not batch.lengths:  # a blank one
+        return part
+    examples = tuple(batch.examples[place] for place in places)
+    return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
+
+
+def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[1, T]: places from 0 in each document."""
+    return torch.cat([torch.arange(length, device=device) for length in documents])[None]

@@ -15,7 +15,17 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from surefoot.data.batching.batch import IGNORE, Batch, Example, JudgedBatch, PairBatch, PromptBatch, Weighted, collate
+from surefoot.data.batching.batch import (
+    IGNORE,
+    Batch,
+    Example,
+    JudgedBatch,
+    PairBatch,
+    PromptBatch,
+    Weighted,
+    collate,
+    pack,
+)
 from surefoot.data.batching.packing import Layout
 from surefoot.data.tokenize.dataset import TokenisedDataset
 
@@ -36,17 +46,22 @@ def micro_batches(
     ]
 
 
+def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
+    """The sequences of one micro-batch: a packed row, or padded rows."""
+    return pack(examples) if layout.packed else collate(examples, layout.pad_id)
+
+
 def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """The examples of one step in the micro-batches of a layout."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
-    return [layout.batch([dataset[own[place]] for place in group]) for group in groups]
+    return [to_batch([dataset[own[place]] for place in group], layout) for group in groups]
 
 
 def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
     """The examples of a whole data set, the longest first: padding is small, and memory runs out at once or never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
-        yield layout.batch([dataset[place] for place in group])
+        yield to_batch([dataset[place] for place in group], layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
@@ -95,7 +110,7 @@ def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
 def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
     sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
     common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
-    return PairBatch(layout.batch([*sides[0], *sides[1]]), common, len(pairs))
+    return PairBatch(to_batch([*sides[0], *sides[1]], layout), common, len(pairs))
 
 
 def _better_tokens(batch: PairBatch) -> int:
@@ -126,9 +141,9 @@ def judged_batches(
         swapped = [_with_answer(*both, most) for both in zip(examples, following, strict=True)]
         found.append(
             JudgedBatch(
-                layout.batch(examples),
+                to_batch(examples, layout),
                 torch.from_numpy(good[[step[place] for place in places]]),
-                layout.batch(swapped) if others and len(step) > 1 else None,
+                to_batch(swapped, layout) if others and len(step) > 1 else None,
                 len(places),
                 good_share=shares[0],
                 bad_share=shares[1],

@@ -1,4 +1,4 @@
-"""Arrange the items of a step into micro-batches: packed rows, or padded rows within a token budget.
+"""Which items of a step make up each micro-batch: packed rows, or padded rows within a token budget. Numbers alone.
 
 An item is what stays together: an example, or both answers of a pair. A packed row holds whole examples end to end, as
 documents that do not attend to each other; positions begin anew in each. Which items a step holds was decided before,
@@ -6,7 +6,7 @@ and a sum over their tokens is the same in any layout.
 
     layout = Layout(pad_id=0, tokens=4096, packed=True)
     for group in layout.groups([(120,), (64,), (80,)]):     # for each item the tokens of its sequences
-        batch = layout.batch([examples[place] for place in group])
+        batch = to_batch([examples[place] for place in group], layout)     # in `loader`
 
 Packed rows come out about equally long: each example, longest first, goes to the shortest row. For a given number of
 rows this leaves none nearly empty, so that ranks, which are dealt rows in turn, wait less.
@@ -17,13 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
-from surefoot.data.batching.batch import IGNORE, Batch, Example, collate, next_tokens
+from dataclasses import dataclass
 
 Sizes = Sequence[Sequence[int]]  # of each item the tokens of its sequences, of which all items have as many
 
@@ -58,10 +52,6 @@ class Layout:
             return self._padded(sizes)
         own = [sum(item) for item in sizes]
         return packed_in_turn(own, self.tokens or sum(own), most=self.most)
-
-    def batch(self, examples: Sequence[Example]) -> Batch:
-        """The sequences of one micro-batch."""
-        return pack(examples) if self.packed else collate(examples, self.pad_id)
 
     def _padded(self, sizes: Sizes) -> list[list[int]]:
         if not sizes:
@@ -116,62 +106,6 @@ def packed_in_turn(lengths: Sequence[int], budget: int, *, most: int | None = No
             found.append([place])
             tokens = lengths[place]
     return found
-
-
-def pack(examples: Sequence[Example]) -> Batch:
-    """One row of all examples in their order."""
-    ids = np.concatenate([example.ids for example in examples]).astype(np.int64)
-    targets = np.concatenate([next_tokens(example) for example in examples]).astype(np.int64)
-    lengths = tuple(len(example.ids) for example in examples)
-    return Batch(
-        torch.from_numpy(ids)[None],
-        torch.from_numpy(targets)[None],
-        None,
-        int((targets != IGNORE).sum()),
-        lengths,
-        tuple(example.number for example in examples),
-        documents=lengths,
-    )
-
-
-def unpacked(batch: Batch, pad_id: int) -> Batch:
-    """The same examples, each in a padded row of its own; a batch that is not packed as it is."""
-    if not batch.documents:
-        return batch
-    rows = zip(batch.input_ids[0].split(batch.documents), batch.targets[0].split(batch.documents), strict=True)
-    longest, count = max(batch.documents), len(batch.documents)
-    ids = batch.input_ids.new_full((count, longest), pad_id)
-    targets = batch.targets.new_full((count, longest), IGNORE)
-    for row, (own, wanted) in enumerate(rows):
-        ids[row, : len(own)], targets[row, : len(own)] = own, wanted
-    return Batch(ids, targets, None, batch.weight, batch.lengths, batch.examples)
-
-
-def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """What a batch's tokens have, [B, T], with every example in a row of its own: of a packed row [D, L], D documents
-    of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
-    if not batch.documents:
-        return values
-    return pad_sequence(list(values[0].split(batch.documents)), batch_first=True)
-
-
-def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
-    """Of a packed row these documents, in this order, as a packed row of their own."""
-    ids, targets = (
-        torch.cat([row[0].split(batch.documents)[place] for place in places])[None]
-        for row in (batch.input_ids, batch.targets)
-    )
-    documents = tuple(batch.documents[place] for place in places)
-    part = replace(batch, input_ids=ids, targets=targets, documents=documents)
-    if not batch.lengths:  # a blank one
-        return part
-    examples = tuple(batch.examples[place] for place in places)
-    return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
-
-
-def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
-    """[1, T]: places from 0 in each document."""
-    return torch.cat([torch.arange(length, device=device) for length in documents])[None]
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

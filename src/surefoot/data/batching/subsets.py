@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted
-from surefoot.data.batching.packing import documents_at, padded_rows, unpacked
+from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted, documents_at, unpacked
+from surefoot.data.batching.packing import padded_rows
 
 
 def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:

@@ -6,8 +6,7 @@ data, named with file, line, row, turn and field. A blank system text counts as 
 """
 
 from surefoot.data.formats.conversation import Conversation, RowFault, RowFaults, ToolCall, Turn, each_row
-from surefoot.data.formats.detect import Seen, kind_of_record, look
-from surefoot.data.formats.registry import LAYOUTS, Reader, conversations_of, convert, converted, reader_with, recognise
+from surefoot.data.formats.registry import LAYOUTS, Reader, Seen, conversations_of, kind_of_record, look, recognise
 from surefoot.data.formats.supervised import retag
 
 __all__ = [
@@ -20,12 +19,9 @@ __all__ = [
     "ToolCall",
     "Turn",
     "conversations_of",
-    "convert",
-    "converted",
     "each_row",
     "kind_of_record",
     "look",
-    "reader_with",
     "recognise",
     "retag",
 ]

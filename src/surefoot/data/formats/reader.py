@@ -2,6 +2,8 @@
 
 A fault of the file itself is raised before faults of its records, and the records' faults are raised together, so
 nothing is raised before the last record was read.
+
+`reader_with` turns a user's function into a reader to which the same rules apply.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import itertools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +30,9 @@ from surefoot.data.formats import (
     conversations_of,
     retag,
 )
+from surefoot.data.formats.preference import read_judged, read_preference, read_prompt
+from surefoot.data.formats.registry import Record, read_text
+from surefoot.data.formats.supervised import read_messages
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
 from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
@@ -232,3 +237,44 @@ def find_example_prompt(conversations: Iterable[Conversation]) -> str:
 
 def _is_plain(text: str) -> bool:
     return bool(text.strip()) and len(text) <= _SHORT and text.isprintable() and not set(text) & set("/\\@")
+
+
+_READS: Mapping[Kind, Reader] = {
+    "answers": read_messages,
+    "pairs": read_preference,
+    "judged": read_judged,
+    "prompts": read_prompt,
+}
+_WANTED: Mapping[Kind, str] = {
+    "answers": "a text, a list of messages, or {'messages': …, 'tools': …}",
+    "pairs": "{'prompt': …, 'chosen': …, 'rejected': …}",
+    "judged": "{'prompt': …, 'completion': …, 'label': true or false}",
+    "prompts": "a text, a list of messages, or {'prompt': …}",
+}
+_LIST_FIELD: Mapping[Kind, str] = {"answers": "messages", "prompts": "prompt"}
+
+
+def reader_with(read_record: Callable[[dict[str, Any]], Any], kind: Kind) -> Reader:
+    """A user's function as a reader of records. Of answers it gets a record and returns its text, its list of messages,
+    or {"messages": …, "tools": …}; all rules of the messages format hold. Of other kinds it returns a record as the
+    formats preference, judged and prompts read it."""
+    return lambda record: _read(read_record, record, kind)
+
+
+def _read(
+    read_record: Callable[[dict[str, Any]], Any], record: Record, kind: Kind
+) -> Conversation | tuple[Conversation, ...]:
+    try:
+        found = read_record(dict(record))
+    except Exception as error:  # the user's own code: whatever it raises belongs to this row
+        raise RowFault(f"the function that reads records failed: {type(error).__name__}: {error}") from error
+    if isinstance(found, str) and kind == "answers":
+        return read_text({"text": found})
+    if isinstance(found, list) and kind in _LIST_FIELD:
+        found = {_LIST_FIELD[kind]: found}
+    if isinstance(found, str) and kind == "prompts":
+        found = {"prompt": found}
+    if not isinstance(found, dict):
+        what = f"the function that reads records returned {type(found).__name__}"
+        raise RowFault(what, f"return {_WANTED[kind]}")
+    return _READS[kind](found)

@@ -1,17 +1,23 @@
-"""The table of record formats: the fields that each needs and reads, and its reader; and readers of the user's own.
+"""The table of record formats, and which of them a file has.
 
-`format: auto` takes the first row of the table whose needed fields the first record has, and says so. `reader_with`
-turns a user's function into a reader to which the same rules apply.
+A row of the table names the fields that a format needs and reads, and its reader. `format: auto` takes the first row
+whose needed fields the first record has, and says so.
+
+What a file holds is compared with what a stage learns from. Preference data met by supervised training are refused,
+because learning all of it would teach the bad answers as well; and so are plain answers where a stage compares two, or
+wants to know which are good. Two kinds of preference data are known by their fields: a better and a worse answer in one
+record (`chosen`, `rejected`), and answers that are marked good or bad (`label`: true or false), as TRL and
+LLaMA-Factory have them.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.data.formats.conversation import Conversation, RowFault, Turn, each_row, filled, listed
+from surefoot.data.formats.conversation import Conversation, RowFault, Turn, filled, listed
 from surefoot.data.formats.preference import (
     ANSWERS,
     BESIDES,
@@ -20,6 +26,8 @@ from surefoot.data.formats.preference import (
     PAIR,
     form_of,
     judged_form,
+    mark_field,
+    opening_field,
     prompt_form,
     read_judged,
     read_preference,
@@ -34,7 +42,7 @@ from surefoot.data.formats.supervised import (
 )
 from surefoot.data.sources.records import Kind, Row
 from surefoot.method_facts.losses import joined
-from surefoot.method_facts.methods import FORMATS
+from surefoot.method_facts.methods import FORMATS, methods_for
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_words
 
@@ -136,21 +144,6 @@ def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tup
     raise InputError(Fault(f"{name}:{row.line}", what, fix, code="SF-DATA-FORMAT"))
 
 
-def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
-    """All rows as conversations, of a pair the better and then the worse.
-
-    layout: a key of LAYOUTS.
-
-    InputError lists the faulty rows.
-    """
-    return converted(rows, LAYOUTS[layout].read, name)
-
-
-def converted(rows: Iterable[Row], read: Reader, name: str) -> list[Conversation]:
-    """What `read` makes of the rows of the file `name`."""
-    return list(itertools.chain.from_iterable(each_row(rows, lambda row: conversations_of(row, read), name)))
-
-
 def conversations_of(row: Row, read: Reader) -> list[Conversation]:
     """What `read` makes of a row, one conversation or two, with its number and line."""
     found = read(row.value)
@@ -169,42 +162,173 @@ def unused_in(record: Record, layout: str) -> list[str]:
     return names
 
 
-_READS: Mapping[Kind, Reader] = {
-    "answers": read_messages,
-    "pairs": read_preference,
-    "judged": read_judged,
-    "prompts": read_prompt,
+_MARK = "label"
+_ANSWERS = ("messages", "conversations", "completion", "output")  # fields that hold what `label` judges
+_QUESTIONS = ("prompt", "question", "instruction", "query", "input")
+
+
+def kind_of_record(record: Mapping[str, Any]) -> Kind:
+    """What can be learned from records like this one. Prompts are never meant by themselves."""
+    if all(column in record for column in PAIR):
+        return "pairs"
+    return "judged" if isinstance(record.get(mark_field(record) or ""), bool) else "answers"
+
+
+class Seen:
+    """What the records of a file are: told by the first one, and counted as all of them pass by.
+
+    layout: a key of LAYOUTS.
+    rows: how many were seen.
+    unused: names of the fields that the layout does not read, in order of appearance.
+    """
+
+    def __init__(self, kind: Kind, asked: str, first: Row, name: str, *, texts: bool = False):
+        """kind: what is to be learned from them. asked: auto or a layout's name. name: the file. texts: a `text` field
+        is taken before any other layout. InputError for a record that a stage of this kind cannot learn from."""
+        self._name, self._for_all = name, kind == "answers" and asked == "auto"
+        self.layout, self._how = _layout_of(kind, asked, first, name, texts)
+        self._form = LAYOUTS[self.layout].form if kind != "answers" else None
+        self._forms: Counter[str] = Counter()
+        self._unused: dict[str, None] = {}
+        self.rows = self._bad = 0
+        self._first_bad: tuple[int, int] | None = None
+
+    def see(self, row: Row) -> None:
+        """One record more, whatever it is."""
+        self.rows += 1
+        if self._form is not None:
+            self._forms[self._form(row.value)] += 1
+        if row.value.get(_MARK) is False and any(field in row.value for field in _ANSWERS):
+            self._bad += 1
+            self._first_bad = self._first_bad or (row.number, row.line)
+
+    def note_unused(self, row: Row) -> None:
+        """One record more that the layout could read."""
+        self._unused |= dict.fromkeys(unused_in(row.value, self.layout))
+
+    def refuse(self) -> None:
+        """InputError for answers of which some are marked as bad, unless somebody named the layout. Answers that are
+        all marked as good can be learned."""
+        if not self._for_all or self._first_bad is None:
+            return
+        number, line = self._first_bad
+        what = (
+            f"row {number} is a preference record (its {_MARK!r} is false, as in {self._bad:,} of {self.rows:,} "
+            "records): supervised training would learn its bad answers, too"
+        )
+        fix = (
+            f"choose stage {methods_for('judged')}; or keep only the records whose {_MARK!r} is true, or name the "
+            "source's format to learn them all"
+        )
+        raise InputError(Fault(f"{self._name}:{line}", what, fix, code="SF-DATA-FORMAT"))
+
+    @property
+    def reason(self) -> str:
+        """How the layout is known, and in which ways the records are written."""
+        if len(self._forms) <= 1:
+            return "; ".join([self._how, *self._forms])
+        counts = (f"{count:,} records: {words}" for words, count in self._forms.most_common())
+        return f"{self._how}; {'; '.join(counts)}"
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return tuple(self._unused)
+
+
+def look(kind: Kind, asked: str, rows: Iterable[Row], name: str, *, texts: bool = False) -> Seen:
+    """What all these records are; arguments and InputErrors as `Seen` has them."""
+    seen: Seen | None = None
+    for row in rows:
+        seen = seen or Seen(kind, asked, row, name, texts=texts)
+        seen.see(row)
+    assert seen is not None  # a source has at least one
+    seen.refuse()
+    return seen
+
+
+def _layout_of(kind: Kind, asked: str, first: Row, name: str, texts: bool) -> tuple[str, str]:
+    """The layout and how it is known, from the first record."""
+    if kind != "answers":
+        return _layout_for(kind, asked, first, name)
+    if asked != "auto":
+        return asked, "asked for"
+    if all(column in first.value for column in PAIR):
+        what = f"row 1 is a preference record (it has {listed(PAIR)}): nothing says which answer is to be learned"
+        advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
+        raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
+    if texts and "text" in first.value:
+        return recognise(first, name, among=("text",))
+    return recognise(first, name)
+
+
+def _layout_for(kind: Kind, asked: str, row: Row, name: str) -> tuple[str, str]:
+    """For a stage that learns from pairs, judged answers or prompts. InputError, with the stage that could learn from
+    it, for a record of another kind."""
+    layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
+    if asked not in ("auto", layout) and (kind != "prompts" or asked == "text"):
+        what = f"is {asked}, and this stage reads {layout}"
+        raise InputError(
+            Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
+        )
+    first = row.value
+    pair, judged = all(column in first for column in PAIR), mark_field(first) is not None
+    fits = {"pairs": pair, "judged": judged and not pair, "prompts": pair or opening_field(first) is not None}[kind]
+    if not fits:
+        raise InputError(
+            Fault(f"{name}:{row.line}", f"row 1 {_other_kind(kind, first)}", _KIND_FIX[kind], code="SF-DATA-FORMAT")
+        )
+    return layout, "asked for" if asked != "auto" else f"the first record has {listed(_seen(kind, first))}"
+
+
+_KIND_FIX: Mapping[Kind, str] = {
+    "pairs": "name the fields in the source's columns: {chosen: FIELD, rejected: FIELD}, or choose another stage",
+    "judged": "name the field in the source's columns: {label: FIELD}, or choose another stage",
+    "prompts": "name the field in the source's columns: {prompt: FIELD}",
 }
-_WANTED: Mapping[Kind, str] = {
-    "answers": "a text, a list of messages, or {'messages': …, 'tools': …}",
-    "pairs": "{'prompt': …, 'chosen': …, 'rejected': …}",
-    "judged": "{'prompt': …, 'completion': …, 'label': true or false}",
-    "prompts": "a text, a list of messages, or {'prompt': …}",
-}
-_LIST_FIELD: Mapping[Kind, str] = {"answers": "messages", "prompts": "prompt"}
 
 
-def reader_with(read_record: Callable[[dict[str, Any]], Any], kind: Kind) -> Reader:
-    """A user's function as a reader of records. Of answers it gets a record and returns its text, its list of messages,
-    or {"messages": …, "tools": …}; all rules of the messages format hold. Of other kinds it returns a record as the
-    formats preference, judged and prompts read it."""
-    return lambda record: _read(read_record, record, kind)
+def _seen(kind: Kind, record: Mapping[str, Any]) -> list[str]:
+    marks = {"pairs": PAIR, "judged": MARKS, "prompts": ()}[kind]
+    return [name for name in (*OPENINGS, *marks) if name in record]
 
 
-def _read(
-    read_record: Callable[[dict[str, Any]], Any], record: Record, kind: Kind
-) -> Conversation | tuple[Conversation, ...]:
-    try:
-        found = read_record(dict(record))
-    except Exception as error:  # the user's own code: whatever it raises belongs to this row
-        raise RowFault(f"the function that reads records failed: {type(error).__name__}: {error}") from error
-    if isinstance(found, str) and kind == "answers":
-        return read_text({"text": found})
-    if isinstance(found, list) and kind in _LIST_FIELD:
-        found = {_LIST_FIELD[kind]: found}
-    if isinstance(found, str) and kind == "prompts":
-        found = {"prompt": found}
-    if not isinstance(found, dict):
-        what = f"the function that reads records returned {type(found).__name__}"
-        raise RowFault(what, f"return {_WANTED[kind]}")
-    return _READS[kind](found)
+def _other_kind(kind: Kind, record: Mapping[str, Any]) -> str:
+    """What a record of another kind is, and what this one learns from."""
+    wanted = {
+        "pairs": f"this stage compares two answers ({listed(PAIR)})",
+        "judged": f"this stage wants to know of every answer whether it is good ({listed(MARKS)})",
+        "prompts": f"this stage answers prompts ({listed(OPENINGS)})",
+    }[kind]
+    if all(column in record for column in PAIR):
+        return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), and {wanted}"
+    if mark_field(record) is not None:
+        return f"is a judged answer for stage {methods_for('judged')} (it has {mark_field(record)!r}), and {wanted}"
+    known = next((layout for layout in LAYOUTS if LAYOUTS[layout].needed and LAYOUTS[layout].fits(record)), None)
+    stage = methods_for("answers", plain_texts=known == "text")
+    found = f"is {known} data for stage {stage} (it has {listed(record)})" if known else f"has {listed(record)}"
+    return f"{found}, and {wanted}"
+
+
+def _advice(record: Mapping[str, Any]) -> str:
+    """The columns by which the better answers of such records can be read, where there are any: they were tried."""
+    better = record["chosen"]
+    attempts = [
+        ({"messages": "chosen"}, lambda: read_messages({"messages": better})),
+        ({"conversations": "chosen"}, lambda: read_sharegpt({"conversations": better})),
+        *(
+            (
+                {"prompt": column, "completion": "chosen"},
+                lambda column=column: read_prompt_completion({"prompt": record[column], "completion": better}),
+            )
+            for column in _QUESTIONS
+            if column in record
+        ),
+    ]
+    for columns, read in attempts:
+        try:
+            read()
+        except RowFault:
+            continue
+        shown = ", ".join(f"{field}: {own}" for field, own in columns.items())
+        return f"to learn the better answers, set the source's columns: {{{shown}}}"
+    return "to learn the better answers, write a file of dialogues that end with them"

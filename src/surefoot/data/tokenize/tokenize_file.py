@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
-from surefoot.data.formats import Conversation, reader_with
-from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept
+from surefoot.data.formats import Conversation
+from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept, reader_with
 from surefoot.data.sources.records import Kind, Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
@@ -41,7 +41,7 @@ Records = Callable[[], tuple[Reading, Batches]]
 
 
 @dataclass(frozen=True)
-class Method:
+class TokenizeSettings:
     """How records become examples: the same for all files of a run.
 
     digest: of the tokenizer.
@@ -70,7 +70,9 @@ class Method:
         return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
 
 
-def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> tuple[TokenisedFile, SourceFacts]:
+def tokenise(
+    source: Source, settings: TokenizeSettings, limit: int | None, cache: Path
+) -> tuple[TokenisedFile, SourceFacts]:
     """The file's examples, which may be none, and what is known of them.
 
     limit: only the first so many records.
@@ -78,20 +80,22 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
 
     Raises InputError for anything wrong with the records.
     """
-    with _opened(source, method, limit) as (content, records):
+    with _opened(source, settings, limit) as (content, records):
         key = cache_key(
             {
                 "content": content,
-                "templates": [method.template_called(name).identity for name in (method.template, *method.fallbacks)],
-                "template_asked": method.template_asked,
-                "tokenizer": method.digest,
-                "bos": method.bos_id,
-                "stops": method.stop_ids,
-                "max_length": method.max_length,
-                "train_on": method.train_on,
-                "chunks": method.chunks,
-                "encoding": method.encoding,
-                "kind": method.kind,
+                "templates": [
+                    settings.template_called(name).identity for name in (settings.template, *settings.fallbacks)
+                ],
+                "template_asked": settings.template_asked,
+                "tokenizer": settings.digest,
+                "bos": settings.bos_id,
+                "stops": settings.stop_ids,
+                "max_length": settings.max_length,
+                "train_on": settings.train_on,
+                "chunks": settings.chunks,
+                "encoding": settings.encoding,
+                "kind": settings.kind,
             }
         )
         folder = Path(cache) / "tokenised" / key
@@ -99,22 +103,22 @@ def tokenise(source: Source, method: Method, limit: int | None, cache: Path) -> 
             file, record, unkept = *found, ""
         else:
             with _no_collector():
-                file, record, unkept = _encode(source, records, method, folder)
+                file, record, unkept = _encode(source, records, settings, folder)
         return file, replace(_facts(source, content, record), unkept=unkept)
 
 
 @contextmanager
-def _opened(source: Source, method: Method, limit: int | None) -> Iterator[tuple[str, Records]]:
+def _opened(source: Source, settings: TokenizeSettings, limit: int | None) -> Iterator[tuple[str, Records]]:
     """The digest of what the records are, and a function that opens them anew at each call."""
     if source.format != CUSTOM:
 
         def records() -> tuple[Reading, Batches]:
-            reading = Reading(source, method.kind, limit, texts_alone=method.chunks)
+            reading = Reading(source, settings.kind, limit, texts_alone=settings.chunks)
             return reading, reading.batches()
 
         yield _digest({**source.identity, "limit": limit}), records
         return
-    if method.read_record is None:
+    if settings.read_record is None:
         what = "is custom, and nobody passed the function that reads a record"
         raise InputError(
             Fault(
@@ -124,8 +128,8 @@ def _opened(source: Source, method: Method, limit: int | None) -> Iterator[tuple
                 code="SF-OWN-FUNCTION",
             )
         )
-    read = reader_with(method.read_record, method.kind)
-    reading = Reading(source, method.kind, limit, texts_alone=method.chunks, read=read)
+    read = reader_with(settings.read_record, settings.kind)
+    reading = Reading(source, settings.kind, limit, texts_alone=settings.chunks, read=read)
     with kept(reading.batches()) as found:
         yield found.digest, lambda: (reading, found.again())
 
@@ -143,25 +147,25 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _encode(source: Source, records: Records, method: Method, folder: Path) -> Written:
+def _encode(source: Source, records: Records, settings: TokenizeSettings, folder: Path) -> Written:
     """The examples, by the first template that can write all records, what is to be known of them, and why they are not
     kept: see `write_cache`."""
     reading, batches = records()
     first = next(batches)
     batches = itertools.chain([first], batches)
     refused: list[InputError] = []
-    for wanted in templates_to_try(method.template, method.template_asked, method.fallbacks, texts=reading.texts):
+    for wanted in templates_to_try(settings.template, settings.template_asked, settings.fallbacks, texts=reading.texts):
         if refused:
             reading, batches = records()
-        template, dropped = method.template_called(wanted), []
-        examples = _examples(batches, template, method, source.name, dropped)
+        template, dropped = settings.template_called(wanted), []
+        examples = _examples(batches, template, settings, source.name, dropped)
         fault = refused[0].faults[0].what if refused else ""
         record = functools.partial(_record, reading, template, fault, dropped)
         try:
-            return write_cache(folder, source.name, examples, record, method.encoder.size)
+            return write_cache(folder, source.name, examples, record, settings.encoder.size)
         except _Unwritten as error:
             refused.append(error.why)
-    if other := template_for_all(lambda: records()[1], method.encoder, method.stop_ids):
+    if other := template_for_all(lambda: records()[1], settings.encoder, settings.stop_ids):
         fix = f"choose data.template {other}, which can write all records"
         faults = refused[0].faults
         raise InputError([fault if fault.where == source.name else replace(fault, fix=fix) for fault in faults])
@@ -177,7 +181,11 @@ class _Unwritten(Exception):
 
 
 def _examples(
-    batches: Iterable[list[Conversation]], template: Template, method: Method, name: str, dropped: list[tuple[int, int]]
+    batches: Iterable[list[Conversation]],
+    template: Template,
+    settings: TokenizeSettings,
+    name: str,
+    dropped: list[tuple[int, int]],
 ) -> Iterator[list[Encoded]]:
     """Those that are kept, some at a time. dropped: gets number and line of the others' records. Raises _Unwritten at
     the end: what is wrong with the records, whatever the template, goes before."""
@@ -186,12 +194,12 @@ def _examples(
         if why is not None:
             continue
         try:
-            examples = list(_encoded(batch, template, method, name))
+            examples = list(_encoded(batch, template, settings, name))
         except InputError as error:
             why = error
             continue
-        is_kept = [_is_kept(example, method) for example in examples]
-        size = rows_per_item(method.kind)
+        is_kept = [_is_kept(example, settings) for example in examples]
+        size = rows_per_item(settings.kind)
         items = zip(examples[::size], is_kept[::size], strict=True)
         dropped += [(one.number, one.line) for one, kept in items if not kept]
         yield list(itertools.compress(examples, is_kept))
@@ -218,27 +226,29 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
     }
 
 
-def _is_kept(example: Encoded, method: Method) -> bool:
+def _is_kept(example: Encoded, settings: TokenizeSettings) -> bool:
     """Both examples of a pair, or none."""
-    return example.fits if method.kind == "prompts" else example.usable
+    return example.fits if settings.kind == "prompts" else example.usable
 
 
-def _encoded(conversations: Sequence[Conversation], template: Template, method: Method, name: str) -> Iterator[Encoded]:
-    if method.kind == "answers":
+def _encoded(
+    conversations: Sequence[Conversation], template: Template, settings: TokenizeSettings, name: str
+) -> Iterator[Encoded]:
+    if settings.kind == "answers":
         return encode(
             conversations,
             template,
-            method.encoder,
-            bos_id=method.bos_id,
-            max_length=method.max_length,
-            train_on=method.train_on,
+            settings.encoder,
+            bos_id=settings.bos_id,
+            max_length=settings.max_length,
+            train_on=settings.train_on,
             name=name,
-            chunks=method.chunks,
-            encoding=method.encoding,
+            chunks=settings.chunks,
+            encoding=settings.encoding,
         )
-    encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[method.kind]
-    how = {"bos_id": method.bos_id, "max_length": method.max_length, "name": name}
-    return encode_kind(conversations, template, method.encoder, **how)
+    encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[settings.kind]
+    how = {"bos_id": settings.bos_id, "max_length": settings.max_length, "name": name}
+    return encode_kind(conversations, template, settings.encoder, **how)
 
 
 def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:

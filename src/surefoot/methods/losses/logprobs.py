@@ -26,8 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch
-from surefoot.data.batching.packing import in_rows
+from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, in_rows
 from surefoot.kernels.chunked_loss import Head, token_losses
 from surefoot.methods.losses.sft import supervised_logits, supervised_places
 from surefoot.models.fast.chunked_head import chunked_head

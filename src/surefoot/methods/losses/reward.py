@@ -24,8 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batching.batch import Batch, PairBatch
-from surefoot.data.batching.packing import in_rows
+from surefoot.data.batching.batch import Batch, PairBatch, in_rows
 from surefoot.method_facts.losses import REWARD_LOSSES, joined
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.report.calibration import CALIBRATION, calibration_sums, right

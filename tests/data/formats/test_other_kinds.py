@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from helpers.converted_records import convert
 from helpers.errors_raised import raises_code
-from surefoot.data.formats import convert, look
-from surefoot.data.formats import detect as preferences
+from surefoot.data.formats import look
+from surefoot.data.formats import registry as preferences
 from surefoot.data.sources.records import Row
 
 DIALOGUE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
