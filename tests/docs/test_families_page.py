@@ -21,10 +21,11 @@ def test_the_table_has_every_family():
     assert said == {
         family.name: (
             family.model_types,
-            list(dict.fromkeys(linear.path.rpartition(".")[2] for linear in family.linears)),
+            list(dict.fromkeys(linear.path.rpartition(".")[2] for linear in family.structure.linears)),
             BOS[family.uses_bos],
         )
         for family in FAMILIES
+        if family.structure
     }
 
 

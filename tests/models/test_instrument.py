@@ -47,16 +47,16 @@ def test_the_stream_norms_projections_and_maps_are_transformers_own(zoo_model, n
     reference = AutoModelForCausalLM.from_pretrained(zoo_model(name), attn_implementation="eager").eval()
     with torch.no_grad():
         out = reference(IDS, output_hidden_states=True, output_attentions=True, use_cache=False)
-    layers = facts.family.layers
+    layers = facts.structure.layers
     for number in range(2):
         assert torch.equal(found[f"{layers}.{number}", "residual_in"], out.hidden_states[number])
         (maps,) = [
             tensor for (module, kind), tensor in found.items() if kind == "attention" and f".{number}." in module
         ]
         assert torch.equal(maps, out.attentions[number])
-    final = facts.family.final_norm.path
+    final = facts.structure.final_norm.path
     assert torch.equal(found[final, "output"], out.hidden_states[2 if facts.layers == 2 else -1]) or facts.layers > 2
-    for row in (*facts.family.linears, *facts.family.layer_norms):
+    for row in (*facts.structure.linears, *facts.structure.layer_norms):
         module = reference.get_submodule(f"{layers}.1.{row.path}")
         given = found[f"{layers}.1.{row.path}", "input"]
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_a_family_without_a_row_shows_its_tree(zoo_model, name):
     unknown = type(facts)(**{**vars(facts), "family": None})
     parts = layer_parts(loaded(zoo_model(name)), unknown)
     assert {part.path for part in parts.parts} == described
-    assert parts.final_norm.path == facts.family.final_norm.path
+    assert parts.final_norm.path == facts.structure.final_norm.path
     assert module_tree(zoo_model(name))
 
 

@@ -19,7 +19,6 @@ from surefoot.config.load import check_config
 from surefoot.config.overrides import expand_short_forms, value_at
 from surefoot.config.paths import model_problems
 from surefoot.config.schema import RunConfig
-from surefoot.families import FAMILIES
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits, usable
@@ -214,9 +213,8 @@ def _layers_of(given: Mapping[str, Any]) -> str:
     folder = Path(str(value_at(given, "model.path")))
     if not (folder / "config.json").is_file():
         return ""
-    kind = facts_of(folder).model_type
-    family = next((family for family in FAMILIES if kind in family.model_types), None)
-    return f"{family.layers}." if family else ""
+    structure = facts_of(folder).structure
+    return f"{structure.layers}." if structure else ""
 
 
 def _tried(config: Mapping[str, Any], console: Console) -> Check:

@@ -22,8 +22,10 @@ def counterpart(name: str, family: Family) -> str | None:
     roles = {
         role
         for other in FAMILIES
-        for linear in other.linears
+        if other.structure
+        for linear in other.structure.linears
         if linear.path.rpartition(".")[2] == name
         for role in linear.roles
     }
-    return next((linear.path.rpartition(".")[2] for linear in family.linears if roles & set(linear.roles)), None)
+    own = family.structure.linears if family.structure else ()
+    return next((linear.path.rpartition(".")[2] for linear in own if roles & set(linear.roles)), None)

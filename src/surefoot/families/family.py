@@ -1,8 +1,8 @@
 """What is known of a model family, as one row of data.
 
-A row answers the questions that config.json and the tokenizer files cannot: where the layers are, which of them are
-fused, what config.json means by leaving a key out, which token may pad, what ends a turn, what is known to go wrong.
-Code asks the row, never the model's name.
+A row answers the questions that config.json and the tokenizer files cannot: which token may pad, what ends a turn, what
+is known to go wrong, and, for models whose layers are all alike, where everything is (`Structure`). Code asks the row,
+never the model's name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Dimension = Literal["hidden", "query", "key_value", "head", "intermediate", "emb
 
 @dataclass(frozen=True)
 class Key:
-    """True where config.json's `name` has the value `on`. What a missing key means stands in `Family.defaults`."""
+    """True where config.json's `name` has the value `on`. What a missing key means stands in `Structure.defaults`."""
 
     name: str
     on: bool = True
@@ -130,33 +130,46 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Family:
-    """One row. Paths are module names in transformers' model; `layers` is the list whose elements carry numbers.
+class Structure:
+    """Where everything is in a model whose decoder layers are all alike, and what config.json says of its sizes: with
+    it a run is planned from config.json alone. Paths are module names in transformers' model; `layers` is the list
+    whose elements carry numbers.
 
-    uses_bos: pretrained with BOS in front of every text. None where the family's models differ: BOS stands first where
-        the run's chat template writes it or, in a run without one, where the tokenizer adds it.
-    templates: rows of `families.templates` that lay dialogues out as its chat models know them. They stand in for the
-        tokenizer's own template on records that it cannot write; where it is empty, such records are refused.
     keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
         num_attention_heads, max_position_embeddings, attention_dropout, hidden_act).
     defaults: what transformers takes where config.json leaves a key out, under config.json's name; a size that is not
         listed must be there.
     """
 
-    name: str
-    model_types: tuple[str, ...]  # config.json's model_type
     embedding: str
     layers: str
     linears: tuple[Linear, ...]
     layer_norms: tuple[Norm, ...]
     final_norm: Norm
     head: str
-    uses_bos: bool | None
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     intermediate_per_hidden: int | None = None  # width of the MLP where config.json gives none
     positions: Positions | None = None  # None: rotary
     projections: tuple[Linear, ...] = ()  # beside the layers, where tokens are embedded narrower than hidden
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row: facts that are known by a model's name.
+
+    uses_bos: pretrained with BOS in front of every text. None where the family's models differ: BOS stands first where
+        the run's chat template writes it or, in a run without one, where the tokenizer adds it.
+    templates: rows of `families.templates` that lay dialogues out as its chat models know them. They stand in for the
+        tokenizer's own template on records that it cannot write; where it is empty, such records are refused.
+    structure: None where layers differ from each other (experts, state spaces, wrapped language models): it is then
+        read from the model, built without weights (`surefoot.models.facts`).
+    """
+
+    name: str
+    model_types: tuple[str, ...]  # config.json's model_type
+    uses_bos: bool | None
+    structure: Structure | None = None
     dropouts: tuple[str, ...] = ()  # keys besides attention dropout
     window: Window | None = None
     without_sdpa: str = ""  # why transformers refuses SDPA, as the end of a sentence

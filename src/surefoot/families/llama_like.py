@@ -13,6 +13,7 @@ from surefoot.families.family import (
     Norm,
     Refusal,
     ReservedPad,
+    Structure,
     UntrainedTurns,
     Window,
 )
@@ -43,21 +44,23 @@ def gated_linears(
 LLAMA = Family(
     name="llama",
     model_types=("llama",),
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS, mlp_bias=Key("mlp_bias")),
-    layer_norms=NORMS,
-    final_norm=Norm("model.norm"),
-    head="lm_head",
     # Llama was pretrained with BOS in front of every document, whether or not the tokenizer's post-processor adds it.
     uses_bos=True,
-    defaults={
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-    },
+    structure=Structure(
+        embedding="model.embed_tokens",
+        layers="model.layers",
+        linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS, mlp_bias=Key("mlp_bias")),
+        layer_norms=NORMS,
+        final_norm=Norm("model.norm"),
+        head="lm_head",
+        defaults={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+    ),
     reserved_pads=(
         # Llama 3.1 and later. Llama 3.0 has no pad at all, and its id 0 is "!": padding with 0 pads with text.
         ReservedPad("<|finetune_right_pad_id|>", "reserved for padding in Llama 3.1 and later"),
@@ -85,20 +88,22 @@ LLAMA = Family(
 MISTRAL = Family(
     name="mistral",
     model_types=("mistral",),
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    linears=gated_linears(),
-    layer_norms=NORMS,
-    final_norm=Norm("model.norm"),
-    head="lm_head",
     uses_bos=True,
-    defaults={
-        "hidden_act": "silu",
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-    },
+    structure=Structure(
+        embedding="model.embed_tokens",
+        layers="model.layers",
+        linears=gated_linears(),
+        layer_norms=NORMS,
+        final_norm=Norm("model.norm"),
+        head="lm_head",
+        defaults={
+            "hidden_act": "silu",
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+    ),
     window=Window(),  # all layers
     reserved_pads=(
         ReservedPad("<pad>", "reserved for padding in the newer tokenizers (tekken)"),
@@ -111,17 +116,13 @@ MISTRAL = Family(
 
 
 # Qwen2 and 2.5: biases on q, k and v.
-QWEN2 = Family(
-    name="qwen2",
-    model_types=("qwen2",),
+QWEN2_STRUCTURE = Structure(
     embedding="model.embed_tokens",
     layers="model.layers",
     linears=gated_linears(qkv_bias=True),
     layer_norms=NORMS,
     final_norm=Norm("model.norm"),
     head="lm_head",
-    # bos_token_id in config.json is <|endoftext|>, which separated documents; the tokenizer has no BOS.
-    uses_bos=False,
     defaults={
         "hidden_act": "silu",
         "num_key_value_heads": 32,
@@ -131,6 +132,13 @@ QWEN2 = Family(
         "attention_dropout": 0.0,
         "tie_word_embeddings": False,
     },
+)
+QWEN2 = Family(
+    name="qwen2",
+    model_types=("qwen2",),
+    # bos_token_id in config.json is <|endoftext|>, which separated documents; the tokenizer has no BOS.
+    uses_bos=False,
+    structure=QWEN2_STRUCTURE,
     window=Window(when=(Key("use_sliding_window"),), from_layer="max_window_layers"),
     reserved_pads=(ReservedPad("<|endoftext|>", "what Qwen pads with; it separated documents in pretraining"),),
     forbidden_pads=(
@@ -145,10 +153,13 @@ QWEN3 = replace(
     QWEN2,
     name="qwen3",
     model_types=("qwen3",),
+    structure=replace(
+        QWEN2_STRUCTURE,
+        linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS),
+        layer_norms=(*HEAD_NORMS, *NORMS),
+        defaults={**QWEN2_STRUCTURE.defaults, "head_dim": 128, "attention_bias": False},
+    ),
     templates=("qwen3",),
-    linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS),
-    layer_norms=(*HEAD_NORMS, *NORMS),
-    defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
 )
 
 
@@ -156,27 +167,29 @@ QWEN3 = replace(
 PHI3 = Family(
     name="phi3",
     model_types=("phi3",),
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    linears=(
-        Linear("q+k+v", "self_attn.qkv_proj", "hidden", ("query", "key_value", "key_value")),
-        Linear("o", "self_attn.o_proj", "query", ("hidden",)),
-        Linear("gate+up", "mlp.gate_up_proj", "hidden", ("intermediate", "intermediate")),
-        Linear("down", "mlp.down_proj", "intermediate", ("hidden",)),
-    ),
-    layer_norms=NORMS,
-    final_norm=Norm("model.norm"),
-    head="lm_head",
     # The chat template begins with <|user|>; published tokenizers of the family disagree on <s>.
     uses_bos=None,
-    defaults={
-        "hidden_act": "silu",
-        "sliding_window": None,
-        "attention_dropout": 0.0,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "tie_word_embeddings": False,
-    },
+    structure=Structure(
+        embedding="model.embed_tokens",
+        layers="model.layers",
+        linears=(
+            Linear("q+k+v", "self_attn.qkv_proj", "hidden", ("query", "key_value", "key_value")),
+            Linear("o", "self_attn.o_proj", "query", ("hidden",)),
+            Linear("gate+up", "mlp.gate_up_proj", "hidden", ("intermediate", "intermediate")),
+            Linear("down", "mlp.down_proj", "intermediate", ("hidden",)),
+        ),
+        layer_norms=NORMS,
+        final_norm=Norm("model.norm"),
+        head="lm_head",
+        defaults={
+            "hidden_act": "silu",
+            "sliding_window": None,
+            "attention_dropout": 0.0,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "tie_word_embeddings": False,
+        },
+    ),
     dropouts=("resid_pdrop",),  # embd_pdrop is in config.json, and no module reads it
     window=Window(),  # all layers; 2047 in Phi-3-mini-4k
     reserved_pads=(
@@ -191,16 +204,13 @@ PHI3 = Family(
 
 
 # Gemma 2 and the text models of Gemma 3: norms before and after each half, embeddings scaled, head tied, <pad> = 0.
-GEMMA2 = Family(
-    name="gemma2",
-    model_types=("gemma2",),
+GEMMA2_STRUCTURE = Structure(
     embedding="model.embed_tokens",
     layers="model.layers",
     linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS),
     layer_norms=SANDWICH_NORMS,
     final_norm=Norm("model.norm"),
     head="lm_head",
-    uses_bos=True,  # without <bos> the loss of a pretrained Gemma is several times as high
     keys={"hidden_act": "hidden_activation"},
     defaults={
         "hidden_activation": "gelu_pytorch_tanh",
@@ -212,6 +222,12 @@ GEMMA2 = Family(
         "tie_word_embeddings": True,
         "use_bidirectional_attention": None,
     },
+)
+GEMMA2 = Family(
+    name="gemma2",
+    model_types=("gemma2",),
+    uses_bos=True,  # without <bos> the loss of a pretrained Gemma is several times as high
+    structure=GEMMA2_STRUCTURE,
     window=Window(),  # every other layer
     # Asked for SDPA, transformers raises (Gemma2PreTrainedModel._supports_sdpa), whatever the cap is set to.
     without_sdpa="SDPA cannot cap attention logits, as Gemma 2 does (attn_logit_softcapping)",
@@ -237,8 +253,11 @@ GEMMA3 = replace(
     GEMMA2,
     name="gemma3",
     model_types=("gemma3_text",),
-    layer_norms=(*HEAD_NORMS, *SANDWICH_NORMS),
-    defaults={**GEMMA2.defaults, "use_bidirectional_attention": False},
+    structure=replace(
+        GEMMA2_STRUCTURE,
+        layer_norms=(*HEAD_NORMS, *SANDWICH_NORMS),
+        defaults={**GEMMA2_STRUCTURE.defaults, "use_bidirectional_attention": False},
+    ),
     window=Window(),  # five layers of six
     beyond_head="",
     without_sdpa="",  # norms of queries and keys took the place of the cap

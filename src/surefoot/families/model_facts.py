@@ -1,7 +1,7 @@
 """The shape of a model, read from config.json alone: enough to plan precision, adapter targets and memory.
 
-No weights, no torch. Counts are exact, and every fault of the file is collected before it is refused. For a family that
-no row describes, the caller gives what the model shows of itself when it is built without weights
+No weights, no torch. Counts are exact, and every fault of the file is collected before it is refused. Where no row has
+the family's structure, the caller gives what the model shows of itself when it is built without weights
 (`surefoot.models.facts`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from surefoot.families import find
 from surefoot.families.bos_zero import read_bos_scale
-from surefoot.families.family import Dimension, Family, Key, Linear, Norm
+from surefoot.families.family import Dimension, Family, Key, Linear, Norm, Structure
 from surefoot.families.files import read_json
 from surefoot.system.errors import Fault, InputError
 
@@ -109,7 +109,7 @@ class ModuleFact:
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """What an undescribed model shows of itself.
+    """What a model shows of itself where no row has its structure.
 
     config: its values, defaults included, under Llama's names.
     modules: those that hold parameters; a tied head too.
@@ -171,6 +171,11 @@ class ModelFacts:
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
+    def structure(self) -> Structure | None:
+        """Of the family's row; None where it was read from the model."""
+        return self.family.structure if self.family else None
+
+    @property
     def parameters(self) -> int:
         """All parameters; a head that is tied to the embedding is not counted again."""
         twice = self.vocab * self.embedding_width if self.tied else 0
@@ -203,31 +208,35 @@ def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
 def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts:
     """Facts from folder/config.json.
 
-    tree: wanted for an unknown family alone.
+    tree: wanted where no row has the structure; where it is given, it is the structure.
 
     Raises InputError with one fault per missing or impossible key, and for a model that is no causal text model.
     """
     path = folder / "config.json"
     values = read_json(path)
     family = find(str(values.get("model_type")))
-    if family is not None:
-        keys = ConfigKeys(values, str(path), names=family.keys, defaults=family.defaults)
-    elif tree is not None:
+    if tree is not None:
         keys = ConfigKeys(tree.config, str(path))
+        family = family and replace(family, structure=None)
+    elif family is not None and family.structure is not None:
+        keys = ConfigKeys(values, str(path), names=family.structure.keys, defaults=family.structure.defaults)
     else:
         keys = ConfigKeys(values, str(path))
         keys.fault("model_type", f"{keys.text('model_type')!r} is not described", "give the model's module tree")
     facts = _sizes(keys, family, tree)
     if keys.faults:
         raise InputError(keys.faults)
-    modules = tuple(_expand(family, facts, keys)) if family else tree.modules if tree else ()
+    modules = (
+        tree.modules if tree else tuple(_expand(family.structure, facts, keys)) if family and family.structure else ()
+    )
     return replace(facts, modules=modules, bos_scale=read_bos_scale(folder))
 
 
 def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> ModelFacts:
+    structure = family.structure if family else None
     heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
-    wide = hidden * family.intermediate_per_hidden if family and family.intermediate_per_hidden else None
-    names = family.dropouts if family else tree.dropouts if tree else ()
+    wide = hidden * structure.intermediate_per_hidden if structure and structure.intermediate_per_hidden else None
+    names = tree.dropouts if tree else family.dropouts if family else ()
     facts = ModelFacts(
         model_type=keys.text("model_type"),
         family=family,
@@ -243,18 +252,18 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         max_positions=keys.positive("max_position_embeddings"),
         attention_dropout=keys.share("attention_dropout"),
         modules=(),
-        embedding=family.embedding if family else tree.embedding if tree else "",
-        head=family.head if family else tree.head if tree else "",
+        embedding=structure.embedding if structure else tree.embedding if tree else "",
+        head=structure.head if structure else tree.head if tree else "",
         embedding_width=keys.positive("word_embed_proj_dim", default=hidden),
-        gated=_gated(family, tree),
+        gated=_gated(structure, tree),
         activation=str(keys.get("hidden_act") or ""),
-        norms=tuple(norm.over for norm in family.layer_norms) if family else ("hidden", "hidden"),
-        layer_norm=any(norm.bias for norm in family.layer_norms) if family else False,
-        fused_rotary=_fused_rotary(family),
+        norms=tuple(norm.over for norm in structure.layer_norms) if structure else ("hidden", "hidden"),
+        layer_norm=any(norm.bias for norm in structure.layer_norms) if structure else False,
+        fused_rotary=_fused_rotary(structure),
         window=_window(keys, family),
         rotary_switch=_rotary_switch(keys),
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
-        without_sdpa=family.without_sdpa if family else tree.without_sdpa if tree else "",
+        without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
     )
     if facts.heads % facts.kv_heads:
         keys.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")
@@ -264,15 +273,16 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
     return facts
 
 
-def _gated(family: Family | None, tree: ModuleTree | None) -> bool:
-    if family is not None:
-        return any("gate" in linear.roles for linear in family.linears)
+def _gated(structure: Structure | None, tree: ModuleTree | None) -> bool:
+    if structure is not None:
+        return any("gate" in linear.roles for linear in structure.linears)
     return any("gate" in module.name for module in tree.modules if module.linear) if tree else True
 
 
-def _fused_rotary(family: Family | None) -> bool:
-    fused = family is not None and any(len(linear.roles) > 1 and "v" in linear.roles for linear in family.linears)
-    return fused and family is not None and family.positions is None
+def _fused_rotary(structure: Structure | None) -> bool:
+    if structure is None or structure.positions is not None:
+        return False
+    return any(len(linear.roles) > 1 and "v" in linear.roles for linear in structure.linears)
 
 
 def _window(keys: ConfigKeys, family: Family | None) -> int | None:
@@ -299,8 +309,8 @@ def _rotary_switch(keys: ConfigKeys) -> int | None:
     return rotary.get("original_max_position_embeddings") or keys.positive("original_max_position_embeddings")
 
 
-def _expand(family: Family, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:
-    """The family's row, written out for this model's sizes."""
+def _expand(structure: Structure, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:
+    """The row's structure, written out for this model's sizes."""
 
     def linear(row: Linear, name: str) -> ModuleFact:
         inputs, outputs = facts.size(row.inputs), sum(facts.size(part) for part in row.outputs)
@@ -311,15 +321,15 @@ def _expand(family: Family, facts: ModelFacts, keys: ConfigKeys) -> Iterator[Mod
         if all(map(keys.says, row.when)):
             yield ModuleFact(name, facts.size(row.size) * (2 if row.bias else 1))
 
-    yield ModuleFact(family.embedding, facts.vocab * facts.embedding_width)
-    if family.positions is not None:
-        rows = facts.max_positions + family.positions.offset
-        yield ModuleFact(family.positions.path, rows * facts.hidden)
+    yield ModuleFact(structure.embedding, facts.vocab * facts.embedding_width)
+    if structure.positions is not None:
+        rows = facts.max_positions + structure.positions.offset
+        yield ModuleFact(structure.positions.path, rows * facts.hidden)
     if facts.embedding_width != facts.hidden:
-        yield from (linear(row, row.path) for row in family.projections)
+        yield from (linear(row, row.path) for row in structure.projections)
     for number in range(facts.layers):
-        yield from (linear(row, f"{family.layers}.{number}.{row.path}") for row in family.linears)
-        for row in family.layer_norms:
-            yield from norm(row, f"{family.layers}.{number}.{row.path}")
-    yield from norm(family.final_norm, family.final_norm.path)
-    yield ModuleFact(family.head, facts.vocab * facts.embedding_width, (facts.embedding_width, facts.vocab))
+        yield from (linear(row, f"{structure.layers}.{number}.{row.path}") for row in structure.linears)
+        for row in structure.layer_norms:
+            yield from norm(row, f"{structure.layers}.{number}.{row.path}")
+    yield from norm(structure.final_norm, structure.final_norm.path)
+    yield ModuleFact(structure.head, facts.vocab * facts.embedding_width, (facts.embedding_width, facts.vocab))

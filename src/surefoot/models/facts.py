@@ -1,7 +1,7 @@
-"""Facts of any model folder. A described family needs its config.json alone; of others the model itself is asked.
+"""Facts of any model folder. Where a row has the family's structure, config.json is enough; else the model is asked.
 
 `transformers` builds the class of that model_type on the meta device: every module, no memory, no weights. That takes
-seconds, most of them the import, so it is done only for a family without a row.
+seconds, most of them the import, so it is done only where no row has the structure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def facts_of(folder: Path) -> ModelFacts:
         what = f"model_type {config.get('model_type')!r} sees more than text, and only text models are trained"
         fix = "use its text version (for gemma3: model_type gemma3_text)"
         raise InputError(Fault(str(folder / "config.json"), what, fix, code="SF-MODEL-KIND"))
-    return read_model_facts(folder, None if find(str(config.get("model_type"))) else module_tree(folder))
+    family = find(str(config.get("model_type")))
+    return read_model_facts(folder, None if family and family.structure else module_tree(folder))
 
 
 def model_config(folder: Path) -> PreTrainedConfig:
@@ -106,7 +107,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
     return ModuleTree(
-        config=dropouts | values,
+        config=config.to_dict() | dropouts | values,
         modules=modules,
         embedding=names[embedding],
         head=names[head],

@@ -1,6 +1,6 @@
 """Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
 
-`layer_parts` names what there is to see, from the family's row or, for a family without one, from the module tree.
+`layer_parts` names what there is to see, from the structure in the family's row or else from the module tree.
 `watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is done, and takes the hooks
 out again. The caller copies a tensor that it keeps; memory is the caller's choice.
 
@@ -63,23 +63,23 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     """What there is to see in this model's layers, in the order of the family's row or of the module tree."""
     base, layers = causal_model(model), decoder_layers(model)
     names = {id(module): name for name, module in base.named_modules()}
-    family = facts.family
-    if family is None:
+    structure = facts.structure
+    if structure is None:
         last = [module for module in base.get_decoder().children() if is_norm(module)]
         final = Part(names[id(last[-1])], "norm") if last else None
         return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
     linears = [
         Part(row.path, "linear", tuple(row.roles), tuple(facts.size(part) for part in row.outputs))
-        for row in family.linears
+        for row in structure.linears
     ]
-    norms = [Part(row.path, "norm") for row in family.layer_norms]
-    path = family.final_norm.path
+    norms = [Part(row.path, "norm") for row in structure.layer_norms]
+    path = structure.final_norm.path
     final = Part(path, "norm") if path in {*names.values()} else None
     return LayerParts(names[id(layers)], (*norms, *linears), final)
 
 
 def _shown_parts(layer: nn.Module) -> Iterator[Part]:
-    """Of a family without a row: its norms and linear layers, each called by the last word of its name."""
+    """Where no row has the structure: its norms and linear layers, each called by the last word of its name."""
     inside_adapter: tuple[str, ...] = ()
     for path, module in layer.named_modules():
         if path.startswith(inside_adapter or ("\0",)):

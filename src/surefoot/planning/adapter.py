@@ -138,7 +138,8 @@ def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
 
 def _is_place(name: str) -> bool:
     """Whether it ends where the layers of some family begin, such as "decoder.layers", with or without a dot."""
-    return name.rstrip(".").rpartition(".")[2] in {family.layers.rpartition(".")[2] for family in FAMILIES}
+    places = {family.structure.layers for family in FAMILIES if family.structure}
+    return name.rstrip(".").rpartition(".")[2] in {place.rpartition(".")[2] for place in places}
 
 
 def _layers(model: ModelFacts) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.config.overrides import set_at, value_at
 from surefoot.families import FAMILIES, counterpart
-from surefoot.families.family import Family
+from surefoot.families.family import Family, Structure
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.locations import is_address, is_function
@@ -83,41 +83,41 @@ def _targets(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
         names = value_at(given, key)
         if not isinstance(names, list):
             continue
-        if model.family is None:
+        if model.family is None or model.structure is None:
             yield f"{key}: no row describes {model.model_type}: check {', '.join(names)} with `surefoot plan`"
             continue
-        new, unknown = _renamed(names, model.family)
+        new, unknown = _renamed(names, model.family, model.structure)
         for name in unknown:
             yield f"{key}: {name} has no counterpart that is known in {model.family.name}; see `surefoot plan`"
         if new != names:
             yield Move(key, names, new, f"the names of {model.family.name}'s modules")
 
 
-def _renamed(names: list[str], family: Family) -> tuple[list[str], list[str]]:
-    own = {linear.path.rpartition(".")[2] for linear in family.linears}
-    ends = {path.rpartition(".")[2] for path in (family.embedding, family.head)}
+def _renamed(names: list[str], family: Family, structure: Structure) -> tuple[list[str], list[str]]:
+    own = {linear.path.rpartition(".")[2] for linear in structure.linears}
+    ends = {path.rpartition(".")[2] for path in (structure.embedding, structure.head)}
     new: list[str] = []
     unknown: list[str] = []
     for name in names:
         last = name.rpartition(".")[2]
-        found = last if last in own else _end_of(last, family) if last not in ends else last
+        found = last if last in own else _end_of(last, structure) if last not in ends else last
         found = found or counterpart(last, family)
         if found is None:
             unknown.append(name)
         new += [found] if found and found not in new else []
-    gate = next((linear.path.rpartition(".")[2] for linear in family.linears if linear.role == "gate"), None)
-    up = next((linear.path.rpartition(".")[2] for linear in family.linears if linear.role == "up"), None)
+    gate = next((linear.path.rpartition(".")[2] for linear in structure.linears if linear.role == "gate"), None)
+    up = next((linear.path.rpartition(".")[2] for linear in structure.linears if linear.role == "up"), None)
     if gate and up in new and gate not in new and not any(name.rpartition(".")[2] == gate for name in names):
         new.insert(new.index(up), gate)  # an MLP without a gate has one matrix where this one has two
     return new, unknown
 
 
-def _end_of(name: str, family: Family) -> str | None:
+def _end_of(name: str, structure: Structure) -> str | None:
     """The embedding or the head under the new family's name."""
-    for other in FAMILIES:
+    for other in (family.structure for family in FAMILIES if family.structure):
         for end in ("embedding", "head"):
             if getattr(other, end).rpartition(".")[2] == name:
-                return str(getattr(family, end)).rpartition(".")[2]
+                return str(getattr(structure, end)).rpartition(".")[2]
     return None
 
 

@@ -181,7 +181,7 @@ def _obstacles(
 ) -> Iterator[tuple[str, Source]]:
     if device != "cpu":
         yield f"whether it is faster was not measured on {device}", "hardware"
-    if model.family is None:
+    if model.structure is None:
         yield "of this family it is not known that a cache of keys and values changes nothing", "family"
     if model.window is not None:
         yield f"layers with a window of {model.window} tokens drop keys of the prompt", "family"

@@ -21,7 +21,7 @@ _BASE = "hold the base in 16 bits (precision.base: bf16)"
 
 def check_packed_base(model: ModelFacts, adapter: AdapterPlan | None, notes: Notes) -> None:
     """Refuse precision.base: nf4 for layers that have no 4-bit form, and for modules that shall train in full."""
-    if model.family and any(linear.transposed for linear in model.family.linears):
+    if model.structure and any(linear.transposed for linear in model.structure.linears):
         what = f"nf4: the linear layers of {model.model_type} hold their weights transposed, which has no 4-bit form"
         notes.refuse("precision.base", what, _BASE)
     for name in adapter.modules_to_save if adapter else ():

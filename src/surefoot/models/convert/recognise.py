@@ -39,12 +39,12 @@ class Target:
 
     @property
     def layers(self) -> str:
-        """Name of the list of decoder layers; empty for a family that no row describes."""
-        return self.facts.family.layers if self.facts.family else ""
+        """Name of the list of decoder layers; empty where no row has the structure."""
+        return self.facts.structure.layers if self.facts.structure else ""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return self.facts.family.linears if self.facts.family else ()
+        return self.facts.structure.linears if self.facts.structure else ()
 
     @property
     def transposed(self) -> bool:
@@ -67,7 +67,7 @@ class Group:
 
 
 def groups(target: Target) -> list[Group]:
-    """q, k, v and gate, up of this family. Empty for a family that no row describes."""
+    """q, k, v and gate, up of this family. Empty where no row has the structure."""
     found = []
     for roles, fused_names, part_names in (
         (("q", "k", "v"), QKV_NAMES, QKV_PARTS),
