@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError as RuamelError
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.config import yaml_reader
 from surefoot.config.yaml_reader import MAX_BYTES, Position, parse_value, parse_yaml, read_yaml
 from surefoot.system.errors import InputError
@@ -241,7 +241,7 @@ def test_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=message):
             read_yaml(tmp_path / name)
-    with raises_code("SF-CONFIG-FILE", "test_files0"):
+    with raises_fault("SF-CONFIG-FILE", tmp_path):
         read_yaml(tmp_path)
 
 

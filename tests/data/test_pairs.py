@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.audit import cautions
 from surefoot.data.batching import loader
 from surefoot.data.batching.batch import IGNORE
@@ -232,7 +232,7 @@ def test_prompts_end_where_the_model_writes_and_long_ones_are_named(run):
 
 
 def test_nothing_but_long_prompts_is_refused(run):
-    with raises_code("SF-DATA-LENGTH", "data.max_length"):
+    with raises_fault("SF-DATA-LENGTH", "data.max_length"):
         run([pair(9, asked=80)], "prompts", max_length=20)
 
 

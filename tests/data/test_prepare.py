@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data import prepare
 from surefoot.data.audit import cautions
 from surefoot.data.formats import Conversation, Turn
@@ -102,9 +102,9 @@ def test_a_split_that_is_too_large_says_where_the_records_went(run, tmp_path):
     """Of long dialogues the words of the template alone fill the room."""
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     file = write(tmp_path / "some.jsonl", [{"messages": turns * count} for count in [1] * 10 + [40] * 2 + [1] * 8])
-    with raises_code("SF-DATA-SHARES", "data.eval"):
+    with raises_fault("SF-DATA-SHARES", "data.eval"):
         run(file, 5000, train_on="last", max_length=2000)
-    with raises_code("SF-DATA-SHARES", "data.eval"):
+    with raises_fault("SF-DATA-SHARES", "data.eval"):
         run(file, 5000, train_on="last", max_samples=15)
 
 
@@ -207,7 +207,7 @@ def test_an_evaluation_file_is_not_shortened_and_overlap_is_counted(run, file, t
 
 
 def test_too_large_a_split_names_the_key(run, file):
-    with raises_code("SF-DATA-SHARES", "data.eval"):
+    with raises_fault("SF-DATA-SHARES", "data.eval"):
         run(file, 20)
 
 
@@ -247,16 +247,16 @@ def test_faults_come_with_file_and_line(run, tmp_path, file):
     lines = file.read_text().split("\n")
     lines[6] = lines[6].replace("It is 7.", "")
     file.write_text("\n".join(lines))
-    with raises_code("SF-DATA-ROW", "train.jsonl:7"):
+    with raises_fault("SF-DATA-ROW", f"{file}:7"):
         run(file)
-    with raises_code("SF-FILE-MISSING", "none.json"):
+    with raises_fault("SF-FILE-MISSING", f"{tmp_path}/none.json"):
         run(tmp_path / "none.json")
     assert not (tmp_path / "cache").exists()
 
 
 def test_pad_that_stands_in_the_text_is_refused_also_from_the_cache(run, file):
     run(file)
-    with raises_code("SF-LABEL-PAD", "train.jsonl:1"):
+    with raises_fault("SF-LABEL-PAD", f"{file}:1"):
         run(file, pad_id=0)
 
 
@@ -403,7 +403,7 @@ def test_copies_across_sources_are_counted(run, file, tmp_path):
 
 def test_a_fault_names_the_file_it_is_in(run, file, tmp_path):
     bad = write(tmp_path / "bad.jsonl", [{"instruction": "q", "output": ""}])
-    with raises_code("SF-DATA-ROW", "bad.jsonl:1"):
+    with raises_fault("SF-DATA-ROW", f"{bad}:1"):
         run([file, bad])
 
 
@@ -425,14 +425,14 @@ def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues,
         assert data.template_reason.startswith("in place of alpaca, which cannot write talk.json")
         assert data.template_reason.endswith("row 1: the alpaca template holds one prompt and one answer")
         assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
-    with raises_code("SF-DATA-ROW", "talk.json:1"):
+    with raises_fault("SF-DATA-ROW", f"{dialogues}:1"):
         run([file, dialogues], **other, template_asked=True)
 
 
 def test_evaluation_data_changes_no_training_token(run, file, dialogues, tmp_path):
     other = {"template": "alpaca", "template_fallbacks": ("vicuna",)}
     alone = run(file, **other)
-    with raises_code("SF-DATA-ROW", "talk.json:1"):
+    with raises_fault("SF-DATA-ROW", f"{dialogues}:1"):
         run(file, dialogues, **other)
     data = run(dialogues, file, **other)
     assert {audit.source.template for audit in (*data.sources, *data.eval_sources)} == {"vicuna"}
@@ -484,7 +484,7 @@ def test_a_function_of_the_user_reads_records_and_its_results_are_cached(run, tm
     changed = run(file, layout="custom", read_record=lambda record: [*read_record(record), *read_record(record)])
     assert changed.audit.source.content != data.audit.source.content
     assert tokenised == [1, 1, 1]
-    with raises_code("SF-OWN-FUNCTION", "data.format"):
+    with raises_fault("SF-OWN-FUNCTION", "data.format"):
         run(file, layout="custom")
 
 
@@ -498,7 +498,7 @@ def test_pretraining_texts_are_split_and_nothing_else_is_taken(run, tmp_path, fi
     assert (data.audit.truncated, data.audit.stop_lost, data.audit.ended) == (0, 0, 3)
     assert data.train.lengths.max() == 64
     assert data.audit.source.unused == ("title",)
-    with raises_code("SF-DATA-FORMAT", "train.jsonl:1"):
+    with raises_fault("SF-DATA-FORMAT", f"{file}:1"):
         run(file, chunks=True)
     renamed = SourceSpec(str(file), columns={"text": "output"})
     source = run(renamed, chunks=True).audit.source
@@ -639,7 +639,8 @@ def test_what_fills_the_disk_beside_a_cache_is_told(run, file, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("surefoot.system.disk.write", full)
-    with raises_code("SF-FILE-WRITE"):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_: str(tmp_path))
+    with raises_fault("SF-FILE-WRITE", tmp_path):
         run(file, cache=tmp_path / "taken" / "cache")
 
 

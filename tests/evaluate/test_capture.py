@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers import zoo
 from helpers.adapter_runs import a_plan, a_run
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.plans import choice
 from surefoot.evaluate import capture as stage
 from surefoot.evaluate import capture_comparison as capture_pictures
@@ -305,5 +305,5 @@ def test_a_plain_text_is_captured_as_it_is_by_a_run_with_a_chat_template_too(bas
 
 
 def test_twin_a_loss_is_not_measured_on_another_layout_than_the_trained_one(chat_run, texts):
-    with raises_code("SF-DATA-ROW", "texts.jsonl:1", naming="--template plain"):
+    with raises_fault("SF-DATA-ROW", f"{texts}:1", remedy=["--template", "plain"]):
         read_evaluation_data(open_for_use(str(chat_run)), DataRequest(texts))

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.zoo import ZOO
 from surefoot.evaluate.side_by_side import sides
 from surefoot.families.bos_zero import BOS_FILE
@@ -58,5 +58,5 @@ def test_one_side_on_request(pair):
     assert [side.name for side in sides(both, "base")] == ["base"]
     assert [side.name for side in sides(both, "adapter")] == ["adapter"]
     assert [side.name for side in sides(alone)] == [side.name for side in sides(alone, "base")] == ["model"]
-    with raises_code("SF-USE-FLAG", "--only"):
+    with raises_fault("SF-USE-FLAG", "--only"):
         sides(alone, "adapter")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import zoo
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.evaluate import capture as stage
 from surefoot.evaluate import capture_comparison as capture_pictures
@@ -52,7 +52,7 @@ def test_so_begun_the_base_compares_with_a_model_that_begins_so(phi3, tmp_path):
     assert compared.comparison is not None
     assert all(one.equal for one in compared.comparison.differences)
     assert told(capture(str(phi3), tmp_path / "two", **against).cautions) == 0  # it has the other one's ids
-    with raises_code("SF-EVALUATE", naming="--bos"):
+    with raises_fault("SF-EVALUATE", against["against"], remedy=["--bos"]):
         capture(str(phi3), tmp_path / "three", bos=False, **against)
 
 
@@ -80,7 +80,7 @@ def test_a_tokenizer_that_begins_with_bos_needs_no_word(tmp_path):
 
 
 def test_a_model_without_bos_is_one_line(tmp_path):
-    with raises_code("SF-BOS", "--bos"):
+    with raises_fault("SF-BOS", "--bos"):
         capture(str(zoo.qwen2(tmp_path / "qwen")), tmp_path / "out", bos=True)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
 from surefoot.system.errors import InputError
 
@@ -53,10 +53,10 @@ def test_an_original_without_a_factor_is_refused_and_told_how(tmp_path):
 
 @pytest.mark.parametrize("factor", ["0.1", True, -0.1, [0.1], float("nan"), float("inf")])
 def test_what_is_no_factor_is_refused(tmp_path, factor):
-    with raises_code("SF-BOS", "bos_zero_config.json: scaling_factor"):
+    with raises_fault("SF-BOS", f"{tmp_path}/bos_zero_config.json: scaling_factor"):
         read_bos_scale(written(tmp_path, bos_file(0.1) | {"scaling_factor": factor}))
 
 
 def test_a_torn_file_is_refused(tmp_path):
-    with raises_code("SF-FILE-UNREADABLE", "bos_zero_config.json:1:21"):
+    with raises_fault("SF-FILE-UNREADABLE", f"{tmp_path}/bos_zero_config.json:1:21"):
         read_bos_scale(written(tmp_path, '{"scaling_factor": 0.'))

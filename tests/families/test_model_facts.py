@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from helpers.architectures import GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, OPT, PHI3, PUBLISHED, QWEN2, QWEN3, TINY, build
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, model_facts
 from surefoot.families import FAMILIES, find
 from surefoot.families import model_facts as module
@@ -221,7 +221,7 @@ def test_families_are_found_by_model_type_and_named_once():
 
 def test_an_unknown_family_without_its_tree_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "granite"}))
-    with raises_code("SF-MODEL-KIND", "config.json"):
+    with raises_fault("SF-MODEL-KIND", f"{tmp_path}/config.json"):
         read_model_facts(tmp_path)
 
 

@@ -24,7 +24,7 @@ from faults.fuzz import fuzz
 from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
 from faults.trials import fresh_seed
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.families.model_facts import read_model_facts
 from surefoot.system.errors import InputError
 
@@ -53,19 +53,21 @@ def test_what_was_found_is_mended(name: str) -> None:
         read_or_refuse(PARSERS[name].read, value)
 
 
-def test_what_was_found_is_told_by_code_and_place() -> None:
+def test_what_was_found_is_told_by_code_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "read"
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_: folder.mkdir() or str(folder))
     found = [
-        ("values of configs", 3, "SF-CONFIG-KEY", "adapter.a.b"),
-        ("values of configs", 4, "SF-CONFIG-KEY", "1"),
-        ("values of configs", 5, "SF-CONFIG-VALUE", "data.train[0].epochs"),
-        ("cards of data sets", 1, "SF-DATA-HUB", "org/data/README.md"),
-        ("headers of weights", 2, "SF-MODEL-WEIGHTS", "model.safetensors"),
-        ("headers of weights", 3, "SF-MODEL-WEIGHTS", "model.safetensors"),
-        ("manifests", 2, "SF-CHECKPOINT-DAMAGED", "MANIFEST.json"),
-        ("files of other tools", -1, "SF-TRANSLATE-SETTING", "a.yaml:2:1"),
+        ("values of configs", 3, "SF-CONFIG-KEY", ["adapter.a.b"]),
+        ("values of configs", 4, "SF-CONFIG-KEY", ["1"]),
+        ("values of configs", 5, "SF-CONFIG-VALUE", ["data.train[0].epochs", "data.train[1].epochs"]),
+        ("cards of data sets", 1, "SF-DATA-HUB", ["org/data/README.md"]),
+        ("headers of weights", 2, "SF-MODEL-WEIGHTS", [f"{folder}/model.safetensors"]),
+        ("headers of weights", 3, "SF-MODEL-WEIGHTS", [f"{folder}/model.safetensors"]),
+        ("manifests", 2, "SF-CHECKPOINT-DAMAGED", [f"{folder}/MANIFEST.json"]),
+        ("files of other tools", -1, "SF-TRANSLATE-SETTING", ["a.yaml:2:1", "a.yaml:2:1", ""]),
     ]
-    for name, number, code, where in found:
-        with raises_code(code, where):
+    for name, number, code, (first, *others) in found:
+        with raises_fault(code, first, also=[(code, where) for where in others]):
             PARSERS[name].read(PARSERS[name].known[number])
 
 

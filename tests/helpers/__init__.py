@@ -28,7 +28,6 @@ Configs, plans and runs
     rollback_runs      runs of every method in which some steps' loss is NaN
     doctor_runs        runs with nothing wrong, and with something planted for doctor
     tune_trials        trials of `surefoot tune`, made up
-    faults             errors that tests expect, by code and place
     engine_cases       three steps under any engine, on one rank or two
 
 Processes
@@ -48,7 +47,7 @@ Outside
     benchmark_programs the programs of benchmarks/ as modules
 
 Assertions
-    expected_faults    a fault by its code, place and numbers, whatever its sentence
+    faults             the faults that a block must raise: code, whole place, number of faults, values; never wording
 
 Speed
     tiers              which cases of a matrix `make test` runs; the rest is for `make test-long`

@@ -1,24 +1,74 @@
-"""Errors that tests expect, by code and place: their wording stands in the gallery of messages alone."""
+"""Faults that tests expect, by code, place and values; their wording stands in the gallery of messages alone.
+
+    with raises_fault("SF-DATA-ROW", f"{path}:3"):
+        read(path)
+    assert refused_settings(lambda: translate_file("run.json", text, [], Options())) == ["lora_rank"]
+
+`test_faults.py` beside this shows what it does not accept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from surefoot.system.errors import Fault, SurefootError
+from surefoot.system.errors import Fault, InputError, SurefootError
+
+_IN_A_FILE = re.compile(r".+:\d+(:\d+)?")
 
 
 @contextmanager
-def raises_fault(code: str, where: object = None) -> Iterator[list[Fault]]:
-    """The block must raise a SurefootError whose first fault has this code and, where given, this place.
+def raises_fault(
+    code: str,
+    where: object,
+    *values: object,
+    remedy: Sequence[object] = (),
+    also: Sequence[tuple[object, ...]] = (),
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block must raise a SurefootError with this fault, and with those of `also` behind it, and no other.
 
-    Yields a list that holds the error's faults after the block.
+    code: of the fault, "SF-...".
+    where: its whole place.
+    values: numbers and names that its message gives, each whole and without a space: a sentence is no value.
+    remedy: the same of what it says to do.
+    also: code, place and values of each further fault, in order.
     """
-    found: list[Fault] = []
     with pytest.raises(SurefootError) as caught:
-        yield found
-    found.extend(caught.value.faults)
-    assert found[0].code == code
-    assert where is None or found[0].where == str(where)
+        yield caught
+    faults = caught.value.faults
+    expected = [(code, where, *values), *also]
+    assert [(fault.code, fault.where) for fault in faults] == [(one[0], str(one[1])) for one in expected], caught.value
+    assert "\n" not in "".join(map(str, faults)), faults
+    missing = [
+        value for fault, one in zip(faults, expected, strict=True) for value in one[2:] if not gives(fault.what, value)
+    ]
+    missing += [value for value in remedy if not gives(faults[0].fix, value)]
+    assert not missing, faults
+
+
+def gives(text: str, value: object) -> bool:
+    """Whether a text holds a number or a name as a whole: 3 is not in "13" nor "3.5", and `bias` not in "p1.bias"."""
+    assert not (isinstance(value, str) and " " in value), f"{value!r} is a sentence, not a value"
+    return re.search(rf"(?<![\w./])(?<!\d,){re.escape(str(value))}(?!\w|[.,]\d|[./]\w)", text) is not None
+
+
+def refused_settings(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING") -> list[str]:
+    """Settings of another tool that `call` refuses, all of them, in order and by their names.
+
+    code: what each fault must carry.
+    """
+    with pytest.raises(InputError) as caught:
+        call()
+    assert {fault.code for fault in caught.value.faults} == {code}
+    return [setting(fault) for fault in caught.value.faults]
+
+
+def setting(fault: Fault) -> str:
+    """A flag, a variable or an override is the place; in a file, or where it is missing, the message names it."""
+    if not fault.where or _IN_A_FILE.fullmatch(fault.where):
+        return fault.what.partition(": ")[0]
+    return fault.where.lstrip("-").partition("=")[0].partition(" ")[0].replace("-", "_")

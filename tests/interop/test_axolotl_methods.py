@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from helpers.faults import refused_settings
 from helpers.golden_templates import golden_encoder
-from helpers.refusals import refused
 from surefoot.config.schema import RunConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats.conversation import RowFault
@@ -78,7 +78,7 @@ REFUSED = [  # a type of records, words, the setting that is refused
 
 def test_what_is_asked_for_in_vain():
     for kind, words, name in REFUSED:
-        found = refused(lambda: translated(kind, **words))  # noqa: B023
+        found = refused_settings(lambda: translated(kind, **words))  # noqa: B023
         assert found[0] == name, (kind, words)
         assert len(found) == len(set(found))  # each is said once
 

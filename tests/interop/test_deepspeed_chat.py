@@ -7,7 +7,7 @@ import math
 import pytest
 
 from helpers.deepspeed_chat_flags import FLAGS
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop.deepspeed_chat import FOLDERS
@@ -115,7 +115,7 @@ def test_each_step_takes_its_share(step, take):
     whole = {1: "10,0,0", 2: "0,10,0", 3: "0,0,10"}[take]
     assert "share" not in told(step, f"--data_split {whole}").config["data"]["train"]
     empty = {1: "0,5,5", 2: "5,0,5", 3: "5,5,0"}[take]
-    assert refused(lambda: told(step, f"--data_split {empty}")) == ["data_split"]
+    assert refused_settings(lambda: told(step, f"--data_split {empty}")) == ["data_split"]
 
 
 def test_a_part_of_nothing_moves_the_others():
@@ -184,7 +184,7 @@ WRONG = [  # the last flag is refused
 
 def test_what_cannot_be_given_is_refused_at_its_flag():
     for step, words in WRONG:
-        assert refused(lambda: told(step, words)) == [words.rpartition("--")[2].split()[0]], words  # noqa: B023
+        assert refused_settings(lambda: told(step, words)) == [words.rpartition("--")[2].split()[0]], words  # noqa: B023
 
 
 def test_lora_is_scaled_by_its_rank_alone_and_merged():
@@ -237,7 +237,7 @@ def test_a_step_is_known_by_its_folder_or_by_a_flag_of_its_own():
     path = f"training/{FOLDERS['reward']}/main.py"
     assert translate_command([path, "--model_name_or_path", "a/b"], Options()).config["stage"] == "reward"
     either = ["main.py", "--model_name_or_path", "a/b", "--zero_stage", "2"]
-    assert refused(lambda: translate_command(either, Options()), "SF-TRANSLATE-COMMAND") == ["main.py"]
+    assert refused_settings(lambda: translate_command(either, Options()), "SF-TRANSLATE-COMMAND") == ["main.py"]
 
 
 def test_unsupervised_texts_and_the_average():
@@ -282,7 +282,7 @@ def test_the_pipeline_names_its_scripts():
     assert runs[0].arguments == ("out/actor-models/1.3b", "")
     assert runs[1].arguments[:2] == ("out/actor-models/1.3b", "out/reward-models/350m")
     assert runs[0].environment == {"NUM_GPUS": "1"}
-    assert refused(lambda: runs_of(["--actor-model", "66b"])) == ["actor_model"]
+    assert refused_settings(lambda: runs_of(["--actor-model", "66b"])) == ["actor_model"]
     with pytest.raises(InputError) as caught:
         translate_command(["python", "e2e_rlhf.py"], Options())
     assert all(run.script in caught.value.faults[0].fix for run in runs_of([]))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.faults import refused_settings
 from helpers.other_tools import COMMANDS, EXPECTED, FILES
-from helpers.refusals import refused
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop import finetune, train_sft
@@ -133,7 +133,7 @@ def only_fault(text: str) -> Fault:
 
 
 def test_a_wrong_word_is_one_fault_at_its_setting() -> None:
-    assert {text: refused(lambda text=text: command(text)) for text in WRONG} == {
+    assert {text: refused_settings(lambda text=text: command(text)) for text in WRONG} == {
         text: [name] for text, name in WRONG.items()
     }
 

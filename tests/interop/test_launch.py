@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop.launch import Options, no_files, read_command
 from surefoot.interop.registry import translate_command
 from surefoot.system.errors import InputError
@@ -148,9 +148,9 @@ SETTING, COMMAND = "SF-TRANSLATE-SETTING", "SF-TRANSLATE-COMMAND"
     ],
 )
 def test_the_environment_of_the_process_counts_as_if_it_stood_in_the_command(text, environment, code, name):
-    assert refused(lambda: told(text, environment), code) == [name]
+    assert refused_settings(lambda: told(text, environment), code) == [name]
     ((variable, value),) = environment.items()
-    assert refused(lambda: told(f"{variable}={value} {text}", {}), code) == [name]
+    assert refused_settings(lambda: told(f"{variable}={value} {text}", {}), code) == [name]
     told(text, {})
     told(text, {variable: "no" if variable.startswith("ACCELERATE") else "0"})
 
@@ -173,7 +173,7 @@ def test_what_the_process_happens_to_have_is_not_told_where_nobody_reads_it():
 
 
 def test_allow_extra_args_of_the_environment_is_heard():
-    assert refused(lambda: told(f"{TUNED} --qwertzuiop 1", {})) == ["qwertzuiop"]
+    assert refused_settings(lambda: told(f"{TUNED} --qwertzuiop 1", {})) == ["qwertzuiop"]
     assert "--qwertzuiop 1" in [note.word for note in told(f"{TUNED} --qwertzuiop 1", {"ALLOW_EXTRA_ARGS": "1"}).notes]
 
 

@@ -8,7 +8,7 @@ import shlex
 import pytest
 import yaml
 
-from helpers.refusals import refused, setting
+from helpers.faults import refused_settings, setting
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import file_tool, translate_command, translate_file
@@ -342,7 +342,9 @@ REFUSED = [  # of several settings the last one is refused
 
 def test_what_cannot_be_given_is_refused_at_its_line():
     def refusals(text: str) -> list[str]:
-        return refused(lambda: translate_file("run.yaml", yaml.safe_dump(REQUIRED | yaml.safe_load(text)), [], OPTIONS))
+        return refused_settings(
+            lambda: translate_file("run.yaml", yaml.safe_dump(REQUIRED | yaml.safe_load(text)), [], OPTIONS)
+        )
 
     assert {text: refusals(text) for text in REFUSED} == {text: [[*yaml.safe_load(text)][-1]] for text in REFUSED}
 
@@ -369,9 +371,9 @@ def test_names_in_the_environment():
     def translated(environment: str):
         return translate_command([*environment.split(), "llamafactory-cli", "train", *flags(REQUIRED)], OPTIONS)
 
-    assert refused(lambda: translated("NPROC_PER_NODE=four")) == ["NPROC_PER_NODE"]
+    assert refused_settings(lambda: translated("NPROC_PER_NODE=four")) == ["NPROC_PER_NODE"]
     for name in ("NNODES=2", "USE_MODELSCOPE_HUB=1"):
-        assert refused(lambda name=name: translated(name), "SF-TRANSLATE-COMMAND") == [name.partition("=")[0]]
+        assert refused_settings(lambda name=name: translated(name), "SF-TRANSLATE-COMMAND") == [name.partition("=")[0]]
     notes = translated("FORCE_TORCHRUN=1 NNODES=1 DISABLE_VERSION_CHECK=1").notes[:3]
     assert [note.fate for note in notes] == ["listed"] * 3
 
@@ -420,7 +422,7 @@ def test_a_file_for_export_is_known():
         {"export_legacy_format": True},
     ):
         words = flags({name: value for name, value in (given | wrong).items() if value})
-        assert refused(lambda: translate_command(["lmf", "export", *words], OPTIONS)) == [*wrong]  # noqa: B023
+        assert refused_settings(lambda: translate_command(["lmf", "export", *words], OPTIONS)) == [*wrong]  # noqa: B023
 
 
 def test_chat_becomes_words_of_ours():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.system.errors import Fault, InputError
@@ -47,7 +47,7 @@ def test_a_stream_is_read_for_what_is_held_out_as_well(held, read):
 
 def test_a_share_of_a_stream_is_refused():
     words = "dataset_dir: ONLINE\nstreaming: true\nmax_steps: 10\nval_size: 0.1\n"
-    assert refused(lambda: factory(words)) == ["val_size"]
+    assert refused_settings(lambda: factory(words)) == ["val_size"]
 
 
 @pytest.mark.parametrize("name", ["007", "1e5", "12e4567", "0x10", "true"])
@@ -104,4 +104,4 @@ def test_a_file_for_answering_becomes_chat():
 
 def test_twin_a_training_without_data_is_told():
     without = FACTORY.replace("dataset: a\n", "")
-    assert refused(lambda: translate_file("run.yaml", without, [], Options())) == ["dataset"]
+    assert refused_settings(lambda: translate_file("run.yaml", without, [], Options())) == ["dataset"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.trl import OWN_ROWS
@@ -109,8 +109,8 @@ REFUSED = [  # a stage, and words of which the last is refused
 def test_what_llamafactory_asks_for_in_vain():
     dataset = {"kto": "judged", "ppo": "sft"}
     for stage, words in REFUSED:
-        assert refused(lambda: factory(stage, dataset.get(stage, "pairs"), **words)) == [[*words][-1]]  # noqa: B023
-    assert refused(lambda: factory("ppo", "sft")) == ["reward_model"]
+        assert refused_settings(lambda: factory(stage, dataset.get(stage, "pairs"), **words)) == [[*words][-1]]  # noqa: B023
+    assert refused_settings(lambda: factory("ppo", "sft")) == ["reward_model"]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_what_trl_asks_for_in_vain():
         "cpo --cpo_alpha 0.5": "cpo_alpha",
         "cpo --loss_type simpo --label_smoothing 0.1": "label_smoothing",
     }
-    assert {words: refused(lambda words=words: trl(words)) for words in asked} == {
+    assert {words: refused_settings(lambda words=words: trl(words)) for words in asked} == {
         words: [name] for words, name in asked.items()
     }
-    assert refused(lambda: trl("grpo"), "SF-TRANSLATE-COMMAND") == ["trl"]
+    assert refused_settings(lambda: trl("grpo"), "SF-TRANSLATE-COMMAND") == ["trl"]
 
 
 # Of TRL 1.16's dataclasses, where they differ from TrainingArguments of transformers 5.

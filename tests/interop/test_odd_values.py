@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop import draft as drafts
 from surefoot.interop import finetune, measuring, train_sft, trl
 from surefoot.interop.axolotl import rows as axolotl
@@ -189,4 +189,4 @@ def test_the_readers_read_something():
 
 def test_twin_a_word_that_no_rule_reads_is_a_fault_with_its_name(monkeypatch):
     monkeypatch.setattr(drafts.Draft, "note", lambda *words: None)
-    assert "seed" in refused(lambda: READERS["llamafactory train"][1]("seed", 1))
+    assert "seed" in refused_settings(lambda: READERS["llamafactory train"][1]("seed", 1))

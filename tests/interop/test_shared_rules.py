@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.shared_rules import module_names
@@ -31,12 +31,12 @@ def test_twin_a_pattern_is_no_name(pattern):
     with pytest.raises(ValueError):
         module_names(pattern)
     words = ["--model_name_or_path", "m", "--dataset_name", "d", "--use_peft", "--lora_target_modules", pattern]
-    assert refused(lambda: translate_command(["trl", "sft", *words], Options())) == ["lora_target_modules"]
+    assert refused_settings(lambda: translate_command(["trl", "sft", *words], Options())) == ["lora_target_modules"]
     axolotl = (
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n"
         f"learning_rate: 1e-4\nlora_target_modules: '{pattern}'\n"
     )
-    assert refused(lambda: translate_file("run.yml", axolotl, [], Options())) == ["lora_target_modules"]
+    assert refused_settings(lambda: translate_file("run.yml", axolotl, [], Options())) == ["lora_target_modules"]
 
 
 @pytest.mark.parametrize("spelling", ["q_proj,v_proj", "q_proj v_proj", "'q_proj, v_proj'"])
@@ -77,7 +77,7 @@ def test_what_is_there_is_gone_on_with(words, named):
     ],
 )
 def test_twin_what_is_not_there_is_refused(words, named, newest, code):
-    assert refused(lambda: arguments(f"{words} {named}", newest), code) == ["resume_from_checkpoint"]
+    assert refused_settings(lambda: arguments(f"{words} {named}", newest), code) == ["resume_from_checkpoint"]
 
 
 def test_a_tool_that_looks_for_one_itself_starts_without():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.config.load import check_values
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
@@ -135,7 +135,7 @@ def test_what_a_file_asks_for_in_vain():
 
 
 def test_a_file_that_is_not_there():
-    assert refused(lambda: run({}, deepspeed="gone.json")) == ["deepspeed"]
+    assert refused_settings(lambda: run({}, deepspeed="gone.json")) == ["deepspeed"]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_fsdp(words, parallel):
 
 
 def test_what_fsdp_asks_for_in_vain():
-    assert refused(lambda: run({}, fsdp="ful_shard")) == ["fsdp"]
+    assert refused_settings(lambda: run({}, fsdp="ful_shard")) == ["fsdp"]
     both = {"fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}
-    assert refused(lambda: run({}, **both)) == ["fsdp"]
+    assert refused_settings(lambda: run({}, **both)) == ["fsdp"]
     for name, value in (("min_num_param", 1), ("xla", True)):
         assert refused_inside({}, fsdp="full_shard", fsdp_config={name: value}) == [name]
 
@@ -186,10 +186,12 @@ def test_what_trl_is_told_in_vain():
         words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
         return translate_command(words, Options())
 
-    assert refused(lambda: started("--num_processes 2 --accelerate_config mine.yaml")) == ["accelerate_config"]
-    assert refused(lambda: started("--accelerate_config zero2")) == ["accelerate_config"]
-    assert refused(lambda: started("--num_processes many")) == ["num_processes"]
-    assert refused(lambda: started("--num_processes 2 --num_machines 2"), "SF-TRANSLATE-COMMAND") == ["num_machines"]
+    assert refused_settings(lambda: started("--num_processes 2 --accelerate_config mine.yaml")) == ["accelerate_config"]
+    assert refused_settings(lambda: started("--accelerate_config zero2")) == ["accelerate_config"]
+    assert refused_settings(lambda: started("--num_processes many")) == ["num_processes"]
+    assert refused_settings(lambda: started("--num_processes 2 --num_machines 2"), "SF-TRANSLATE-COMMAND") == [
+        "num_machines"
+    ]
 
 
 def test_axolotl_says_it_in_the_same_words():

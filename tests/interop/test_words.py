@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.faults import refused_settings
 from surefoot.interop.words import parse_document, read_document, read_flags, read_pairs
 from surefoot.system.errors import InputError
 
@@ -48,7 +48,7 @@ def test_pairs():
         "b": ["x", "y"],
         "c": None,
     }
-    assert refused(lambda: read_pairs(["--rank"])) == ["rank"]
+    assert refused_settings(lambda: read_pairs(["--rank"])) == ["rank"]
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "run.json"])

@@ -71,7 +71,7 @@ def test_twin_without_the_check_the_tokenizer_is_swapped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("token", ['"~":', "<|eot_id|>", "<|begin_of_text|>"])
 def test_a_token_that_training_wrote_has_the_same_id(base, run, token):
-    with raises_fault("SF-TOKENIZER"):
+    with raises_fault("SF-TOKENIZER", run):
         find_parts(str(base), str(edited(run, token, token.replace("~", "another one").replace("|", "!"))))
 
 

@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
 from surefoot.models import adapter_targets, adapters
@@ -151,7 +151,7 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
     model.get_submodule(name).weight.data[[3, 9]] = 0
     assert zero_norm_rows(model, linear_names(model)) == {name: [3, 9]}
     plan = adapter_plan(linear_names(model), "dora")
-    with refused("SF-ADAPTER-DORA", "gate_proj", "2 rows", "3, 9"):
+    with raises_fault("SF-ADAPTER-DORA", "model.layers.1.mlp.gate_proj", 2, 3, 9):
         add_adapter(model, plan, seed=1, base="base")
     add_adapter(model, adapter_plan(linear_names(model), "lora"), seed=1, base="base").unload()
     monkeypatch.setattr(adapter_targets, "_norm_faults", lambda *_: [])  # twin: unchecked, DoRA divides by zero
@@ -160,11 +160,10 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
 
 def test_a_target_that_the_model_lacks_is_named_with_its_neighbour(folder):
     plan = adapter_plan(("model.layers.0.self_attn.q_prj", "model.norm"))
-    with refused("SF-ADAPTER-TARGETS", "adapter.targets", "q_prj") as error:
+    place, near = ("SF-ADAPTER-TARGETS", "adapter.targets"), "model.layers.0.self_attn.q_proj"
+    other = (*place, "model.norm", "LlamaRMSNorm")
+    with raises_fault(*place, "model.layers.0.self_attn.q_prj", remedy=[near], also=[other]):
         add_adapter(base_model(folder), plan, seed=1, base="base")
-    missing, not_linear = error.value.faults
-    assert "model.layers.0.self_attn.q_proj" in missing.fix
-    assert "LlamaRMSNorm" in not_linear.what
 
 
 def test_exactly_the_planned_modules_are_adapted(folder):

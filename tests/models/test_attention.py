@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import attention_plan
 from surefoot.models.attention import (
     attention_context,
@@ -41,7 +41,7 @@ def test_the_planned_kernel_runs_and_another_is_noticed(model, planned, other):
     plan = attention_plan("sdpa", (planned,), expected=planned)
     assert observe_kernels(forward(model, plan)) == {planned}
     assert verify_attention(forward(model, plan), plan) == [planned]
-    with refused("SF-PLAN-BROKEN", "attention", planned, other):
+    with raises_fault("SF-PLAN-BROKEN", "attention", planned, other):
         verify_attention(forward(model, attention_plan("sdpa", (other,))), plan)
 
 
@@ -89,9 +89,9 @@ def test_two_kernels_in_one_pass_are_both_seen():
                 F.scaled_dot_product_attention(q, q, q)
 
     assert observe_kernels(both) == {"flash", "math"}
-    with refused("SF-PLAN-BROKEN", "attention", "flash", "math"):
+    with raises_fault("SF-PLAN-BROKEN", "attention", "flash", "math"):
         verify_attention(both, attention_plan("sdpa", ("flash",)))
-    with refused("SF-PLAN-BROKEN", "attention"):
+    with raises_fault("SF-PLAN-BROKEN", "attention"):
         verify_attention(lambda: q.sum(), attention_plan())
 
 

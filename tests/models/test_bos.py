@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from helpers import zoo
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batching.batch import Example, collate
 from surefoot.methods.losses.sft import sft_loss
@@ -425,15 +425,15 @@ class TestMeasured:
     """Twins of `verify_bos_scaling`: each breaks the scaling, and must be found."""
 
     def test_none_is_installed(self, llama):
-        with refused("SF-PLAN-BROKEN", "bos.scale", "0.1", "times 1"):
+        with raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.1, 1):
             verify_bos_scaling(llama, batch(), 0.1)
 
     def test_another_factor(self, llama):
-        with scaled(llama, 0.11), refused("SF-PLAN-BROKEN", "bos.scale", "0.11"):
+        with scaled(llama, 0.11), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.11):
             verify_bos_scaling(llama, batch(), 0.1)
 
     def test_the_originals_hook_under_left_padding(self, llama):
-        with as_the_original(llama), refused("SF-PLAN-BROKEN", "bos.scale", "times 1"):
+        with as_the_original(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.1, 1):
             verify_bos_scaling(llama, batch(side="left"), 0.1)
 
     def test_a_second_token_is_touched(self, llama, monkeypatch):
@@ -442,14 +442,14 @@ class TestMeasured:
             return starts | starts.roll(1, dims=1)
 
         monkeypatch.setattr("surefoot.models.bos.sequence_starts", one_too_many)
-        with scaled(llama), refused("SF-PLAN-BROKEN", "bos.scale"):
+        with scaled(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale"):
             verify_bos_scaling(llama, batch(), 0.1)
 
     def test_a_model_that_normalises_its_embeddings(self, llama):
         """There a factor changes nothing, which nobody would notice."""
         norm = nn.LayerNorm(32)
         llama.get_decoder().layers[0].register_forward_pre_hook(lambda layer, args: (norm(args[0]), *args[1:]))
-        with scaled(llama), refused("SF-PLAN-BROKEN", "bos.scale"):
+        with scaled(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale"):
             verify_bos_scaling(llama, batch(), 0.1)
 
     @torch.no_grad()
@@ -464,7 +464,7 @@ class TestMeasured:
             found = verify_bos_scaling(llama, data, 0.1)
             assert (found["sequences"], found["left_out_as_zero"]) == (1, 2)
             assert found["factor"] == pytest.approx([0.1, 0.1], abs=1e-5)
-        with scaled(llama, 0.2), refused("SF-PLAN-BROKEN", "bos.scale", "0.2"):  # twin: the others still count
+        with scaled(llama, 0.2), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.2):  # twin: the others still count
             verify_bos_scaling(llama, data, 0.1)
 
         def bent(embedded, starts, scale):
@@ -479,7 +479,7 @@ class TestMeasured:
             return (args[0] * (torch.arange(args[0].shape[1]) > 0)[:, None], *args[1:])
 
         llama.get_decoder().layers[0].register_forward_pre_hook(lose)
-        with scaled(llama), refused("SF-PLAN-BROKEN", "bos.scale", "nan"):
+        with scaled(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", "nan"):
             verify_bos_scaling(llama, batch(), 0.1)
 
     def test_in_bf16_under_autocast(self, load):
@@ -526,6 +526,6 @@ class TestBaking:
     def test_a_tied_head_would_be_scaled_and_is_refused(self, load):
         model = load("qwen2")
         row = model.get_input_embeddings().weight[FIRST].clone()
-        with refused("SF-BOS", "bos.scale"):
+        with raises_fault("SF-BOS", "bos.scale"):
             bake(model, FIRST, 0.1)
         assert torch.equal(model.get_input_embeddings().weight[FIRST], row)

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+from helpers.expected_faults import refused
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from helpers.expected_faults import refused
 from helpers.experts import MOE, dense_experts, expert_parameters, moe_model
 from helpers.plans import adapter_plan, linear_names
 from surefoot.models.adapter_targets import adapted_modules, adapted_parameters

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import BertConfig, BertLMHeadModel
 
 from helpers.architectures import LLAMA, build
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.methods.losses.sft import sft_loss
@@ -96,22 +96,26 @@ def test_dropout_and_windows_are_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "fact"),
+    ("config", "names"),
     [
-        ({"model_type": "gemma3", "text_config": {}}, "gemma3"),
-        ({"model_type": "t5"}, "t5"),
-        ({"model_type": "novel"}, "novel"),
-        ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 70}, "num_attention_heads"),
+        ({"model_type": "gemma3", "text_config": {}}, ["gemma3"]),
+        ({"model_type": "t5"}, ["t5"]),
+        ({"model_type": "novel"}, ["novel"]),
+        (
+            {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 70},
+            ["num_attention_heads", "max_position_embeddings"],
+        ),
     ],
 )
-def test_what_cannot_be_trained_here_is_refused(tmp_path, config, fact):
-    with refused("SF-MODEL-KIND", "config.json", fact):
+def test_what_cannot_be_trained_here_is_refused(tmp_path, config, names):
+    code, place = "SF-MODEL-KIND", tmp_path / "config.json"
+    with raises_fault(code, place, names[0], also=[(code, place, name) for name in names[1:]]):
         facts(tmp_path, config)
 
 
 def test_an_encoder_in_a_causal_class_is_found(monkeypatch):
     model = BertLMHeadModel(BertConfig(**SIZES | {"num_hidden_layers": 2}))
-    with refused("SF-MODEL-NUMBERS", "BertLMHeadModel"):
+    with raises_fault("SF-MODEL-NUMBERS", "BertLMHeadModel"):
         verify_head(model, CPU)
     monkeypatch.setattr(verify, "_relative", lambda found, wanted: 0.0)  # twin
     assert verify_head(model, CPU) == 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from surefoot.models import folder as folder_module
 from surefoot.models.folder import read_config, stored_tensors
 from surefoot.system.errors import InputError
@@ -55,12 +55,12 @@ def test_a_damaged_file_is_named_with_its_size(model):
     content = path.read_bytes()
     for eighths in range(8):  # cut off
         path.write_bytes(content[: len(content) * eighths // 8])
-        with refused("SF-MODEL-WEIGHTS", path, f"{path.stat().st_size:,} bytes") as error:
+        with raises_fault("SF-MODEL-WEIGHTS", path, f"{path.stat().st_size:,}") as error:
             stored_tensors(model)
         assert error.value.exit_code == 2
     for damaged in (content + b"\0", (4).to_bytes(8, "little") + b"[[[["):  # a byte too many, and nonsense
         path.write_bytes(damaged)
-        with refused("SF-MODEL-WEIGHTS", path):
+        with raises_fault("SF-MODEL-WEIGHTS", path):
             stored_tensors(model)
 
 
@@ -76,7 +76,7 @@ def test_every_missing_shard_is_named(model):
 def test_an_index_cannot_point_outside_its_folder(model):
     shard(model)
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
-    with refused("SF-MODEL-WEIGHTS", "index.json", "../other"):
+    with raises_fault("SF-MODEL-WEIGHTS", f"{model}/model.safetensors.index.json", "../other.safetensors"):
         stored_tensors(model)
 
 
@@ -94,7 +94,7 @@ def test_pickled_weights_are_refused_and_never_opened(model, tmp_path):
     marker = tmp_path / "marker"
     (model / "model.safetensors").unlink()
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(marker)))
-    with refused("SF-MODEL-WEIGHTS", "model", "pytorch_model.bin"):
+    with raises_fault("SF-MODEL-WEIGHTS", model, "pytorch_model.bin"):
         stored_tensors(model)
     assert not marker.exists()
     pickle.loads((model / "pytorch_model.bin").read_bytes())  # twin: the payload is live
@@ -104,16 +104,19 @@ def test_pickled_weights_are_refused_and_never_opened(model, tmp_path):
 def test_a_distributed_checkpoint_beside_the_weights_is_refused(model):
     """transformers would prefer it, and its metadata is a pickle."""
     shutil.copy(model / "model.safetensors", model / "shard-00000-model-00000-of-00001.safetensors")
-    with refused("SF-MODEL-WEIGHTS", "model"):
+    with raises_fault("SF-MODEL-WEIGHTS", model):
         stored_tensors(model)
 
 
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
 def test_a_config_that_names_a_kernel_repository_is_refused(model, key, monkeypatch):
-    for fields in ({key: "someone/kernels"}, {"text_config": {key: {"": "someone/kernels@main:f"}}}):
-        set_config(model, **fields)
-        with refused("SF-MODEL-KIND", "config.json", key):
-            read_config(model)
+    set_config(model, **{key: "someone/kernels"})
+    one = "SF-MODEL-KIND", model / "config.json", key
+    with raises_fault(*one):
+        read_config(model)
+    set_config(model, text_config={key: {"": "someone/kernels@main:f"}})
+    with raises_fault(*one, also=[one]):
+        read_config(model)
     set_config(model, **{key: "sdpa", "text_config": {}})
     assert key not in read_config(model)  # harmless, and still not passed on
     set_config(model, **{key: "someone/kernels"})
@@ -129,15 +132,15 @@ def test_remote_code_and_file_redirections_are_dropped(model):
 
 def test_an_adapter_folder_and_a_quantised_model_are_told_apart_from_a_model(model):
     set_config(model, quantization_config={"quant_method": "bitsandbytes"})
-    with refused("SF-MODEL-KIND", "config.json"):
+    with raises_fault("SF-MODEL-KIND", f"{model}/config.json"):
         read_config(model)
     (model / "adapter_config.json").write_text("{}")
-    with refused("SF-MODEL-KIND", "model"):
+    with raises_fault("SF-MODEL-KIND", model):
         read_config(model)
 
 
-@pytest.mark.parametrize("text", ['{"a": 1', "[1]", "\x00"])
-def test_a_broken_config_is_one_line(model, text):
+@pytest.mark.parametrize(("text", "place"), [('{"a": 1', ":1:8"), ("[1]", ""), ("\x00", ":1:1")])
+def test_a_broken_config_is_one_line(model, text, place):
     (model / "config.json").write_text(text)
-    with refused("SF-FILE-UNREADABLE", "config.json"):
+    with raises_fault("SF-FILE-UNREADABLE", f"{model}/config.json{place}"):
         read_config(model)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import zoo
 from helpers.adapter_runs import CPU, a_run
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from surefoot.families.model_facts import read_model_facts
 from surefoot.methods.requests import chosen_layers
 from surefoot.models.facts import facts_of, module_tree
@@ -116,7 +116,7 @@ def test_hooks_are_gone_after_a_failure_too(zoo_model):
 def test_layers_that_give_no_maps_are_refused(zoo_model, monkeypatch):
     model, facts = loaded(zoo_model("llama3"), "sdpa"), facts_of(zoo_model("llama3"))
     monkeypatch.setattr(type(model), "set_attn_implementation", lambda self, name: None)
-    with refused("SF-MODEL-KIND", "attention maps"):
+    with raises_fault("SF-MODEL-KIND", "attention maps"):
         seen_in(model, facts, attention=True)
 
 

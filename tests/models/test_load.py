@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.models import load
 from surefoot.models.embeddings import is_tied
@@ -80,7 +80,7 @@ def test_the_libraries_speak_again_afterwards():
 
 def test_missing_weights_are_refused_not_drawn_at_random(folder, monkeypatch):
     set_config(folder, num_hidden_layers=3)
-    with refused("SF-MODEL-KEYS", "model", "9 weights", "model.layers.2."):
+    with raises_fault("SF-MODEL-KEYS", folder, 9, "model.layers.2.input_layernorm.weight"):
         open_model(folder)
     monkeypatch.setattr(load, "_key_faults", lambda *_: [])  # twin: unchecked, a random layer trains
     assert len(open_model(folder).model.layers) == 3
@@ -88,7 +88,7 @@ def test_missing_weights_are_refused_not_drawn_at_random(folder, monkeypatch):
 
 def test_unexpected_weights_are_refused(folder, monkeypatch):
     set_config(folder, num_hidden_layers=1)
-    with refused("SF-MODEL-KEYS", "model.safetensors", "9 weights"):
+    with raises_fault("SF-MODEL-KEYS", f"{folder}/model.safetensors", 9):
         open_model(folder)
     monkeypatch.setattr(load, "_key_faults", lambda *_: [])
     assert len(open_model(folder).model.layers) == 1
@@ -96,7 +96,7 @@ def test_unexpected_weights_are_refused(folder, monkeypatch):
 
 def test_shapes_that_disagree_with_the_config_are_refused(folder, capfd):
     set_config(folder, hidden_size=64)
-    with refused("SF-MODEL-KEYS", "model.safetensors", "lm_head.weight", "[329, 32]", "[329, 64]"):
+    with raises_fault("SF-MODEL-KEYS", f"{folder}/model.safetensors", "lm_head.weight", [329, 32], [329, 64]):
         open_model(folder)
     assert capfd.readouterr().err == ""
 
@@ -111,7 +111,7 @@ def test_shapes_that_disagree_with_the_config_are_refused(folder, capfd):
 )
 def test_one_non_finite_value_is_refused_with_tensor_and_file(folder, name, value, monkeypatch):
     poison(folder, name, value)
-    with refused("SF-MODEL-NUMBERS", "model.safetensors", name, "1 of") as error:
+    with raises_fault("SF-MODEL-NUMBERS", f"{folder}/model.safetensors", name, 1) as error:
         open_model(folder)
     assert error.value.exit_code == 2
     monkeypatch.setattr(load, "is_finite", lambda _: True)  # twin: unchecked, it loads
@@ -120,7 +120,7 @@ def test_one_non_finite_value_is_refused_with_tensor_and_file(folder, name, valu
 
 def test_a_value_beyond_fp16_is_told_apart_from_damage(folder):
     poison(folder, "lm_head.weight", 1e6)
-    with refused("SF-MODEL-NUMBERS", "model.safetensors", "float16", "65504"):
+    with raises_fault("SF-MODEL-NUMBERS", f"{folder}/model.safetensors", "float16", "65504"):
         open_model(folder, torch.float16)
     open_model(folder, torch.bfloat16)
 
@@ -132,27 +132,31 @@ def test_tied_embeddings_load_as_one_parameter(tmp_path):
 
 def test_a_tied_config_over_two_matrices_is_refused(folder):
     set_config(folder, tie_word_embeddings=True)
-    with refused("SF-MODEL-KEYS", folder):
+    with raises_fault("SF-MODEL-KEYS", folder):
         open_model(folder)
     edit_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     assert is_tied(open_model(folder))  # twin: two copies of one matrix are tied
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"hidden_size": "a"}, {"num_attention_heads": 5}, {"hidden_act": "nope"}, {"pad_token_id": 5000}],
-    ids=str,
+    ("key", "value", "place"),
+    [
+        ("hidden_size", "a", "config.json"),
+        ("num_attention_heads", 5, "config.json"),
+        ("hidden_act", "nope", ""),
+        ("pad_token_id", 5000, ""),
+    ],
 )
-def test_a_config_that_makes_no_model_is_one_line(folder, fields):
-    set_config(folder, **fields)
-    with refused("SF-MODEL-KIND", folder):
+def test_a_config_that_makes_no_model_is_one_line(folder, key, value, place):
+    set_config(folder, **{key: value})
+    with raises_fault("SF-MODEL-KIND", folder / place):
         open_model(folder)
 
 
 def test_an_unknown_architecture_is_refused_whatever_code_it_brings(folder):
     (folder / "modeling_odd.py").write_text("raise SystemExit('ran')")
     set_config(folder, model_type="odd", auto_map={"AutoConfig": "modeling_odd.Odd"})
-    with refused("SF-MODEL-KIND", "config.json"):
+    with raises_fault("SF-MODEL-KIND", f"{folder}/config.json"):
         open_model(folder)
 
 
@@ -163,7 +167,7 @@ def test_code_beside_a_known_architecture_is_ignored(folder):
 
 
 def test_an_attention_library_that_is_absent_is_an_environment_fault(folder):
-    with refused("SF-MODEL-KIND", "attention"):
+    with raises_fault("SF-MODEL-KIND", "attention"):
         load_model(folder, dtype=torch.float32, attention_implementation="flash_attention_3", device=CPU)
 
 
@@ -172,14 +176,14 @@ def test_a_tokenizer_file_that_the_library_cannot_read_is_an_input_error(folder)
     content = json.loads((folder / "tokenizer.json").read_text())
     del content["added_tokens"][0]["single_word"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with refused("SF-TOKENIZER", folder, "single_word"):
+    with raises_fault("SF-TOKENIZER", folder, "single_word"):
         load_tokenizer(folder)
 
 
 def test_a_folder_without_tokenizer_is_one_line(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with refused("SF-TOKENIZER", folder):
+    with raises_fault("SF-TOKENIZER", folder):
         load_tokenizer(folder)
 
 

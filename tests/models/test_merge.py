@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers import zoo
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan
 from helpers.tiers import diagonal
 from surefoot.models import merge
@@ -191,6 +191,6 @@ def test_what_merging_changes_is_of_the_size_of_one_rounding(zoo_model, family, 
 def test_a_value_that_does_not_fit_is_named(zoo_model):
     model = base_model(zoo_model("llama3"))
     model.lm_head.weight.data[0, 0] = 1e6
-    with refused("SF-MODEL-NUMBERS", "lm_head.weight", "float16", "65504"):
+    with raises_fault("SF-MODEL-NUMBERS", "lm_head.weight", "float16", "65504"):
         cast_weights(model, torch.float16)
     cast_weights(base_model(zoo_model("llama3")), torch.float16)

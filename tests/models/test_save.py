@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, linear_names
 from helpers.tiers import diagonal
 from surefoot.models.adapters import add_adapter
@@ -124,7 +124,7 @@ def test_weights_of_another_adapter_are_refused(folders, tmp_path, other):
     save_adapter(trained(folders[False]), tmp_path, save_embedding=False)
     model = trained(folders[False], **other)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    with refused("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{tmp_path}/adapter_model.safetensors"):
         load_adapter_weights(model, tmp_path, save_embedding=False)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 

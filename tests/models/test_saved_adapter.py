@@ -11,7 +11,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.models.facts import facts_of
 from surefoot.models.load import load_model
@@ -81,10 +81,10 @@ def test_adapters_of_peft_open_to_the_same_logits(folder, tmp_path, settings):
 def test_another_base_is_refused(folder, tmp_path):
     by_peft(folder, tmp_path / "adapter")
     other = tiny_llama(tmp_path / "other", hidden=64)
-    with refused("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{tmp_path}/adapter/adapter_model.safetensors"):
         open_adapter(base(other, None), read_adapter(tmp_path / "adapter"))
     shallow = tiny_llama(tmp_path / "shallow", layers=1)
-    with refused("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{tmp_path}/adapter/adapter_model.safetensors"):
         open_adapter(base(shallow, None), read_adapter(tmp_path / "adapter"))
 
 
@@ -103,18 +103,18 @@ def test_settings_that_are_not_understood_are_refused(folder, tmp_path, change, 
     by_peft(folder, tmp_path)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with refused("SF-ADAPTER-FIT", "adapter_config.json", fact):
+    with raises_fault("SF-ADAPTER-FIT", path, fact):
         open_adapter(base(folder, None), read_adapter(tmp_path))
 
 
 def test_other_kinds_and_pickled_weights_are_refused(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)).save_pretrained(tmp_path)
-    with refused("SF-ADAPTER-FIT", "adapter_config.json", "PREFIX_TUNING"):
+    with raises_fault("SF-ADAPTER-FIT", f"{tmp_path}/adapter_config.json", "PREFIX_TUNING"):
         read_adapter(tmp_path)
     by_peft(folder, tmp_path / "lora")
     (tmp_path / "lora" / "adapter_model.safetensors").rename(tmp_path / "lora" / "adapter_model.bin")
-    with refused("SF-ADAPTER-FIT", "lora"):
+    with raises_fault("SF-ADAPTER-FIT", f"{tmp_path}/lora"):
         read_adapter(tmp_path / "lora")
 
 
@@ -124,5 +124,5 @@ def test_a_non_finite_adapter_is_refused(folder, tmp_path):
     tensors = load_file(path)
     next(iter(tensors.values())).view(-1)[0] = float("nan")
     save_file(tensors, path)
-    with refused("SF-MODEL-NUMBERS", "adapter_model.safetensors"):
+    with raises_fault("SF-MODEL-NUMBERS", path):
         open_adapter(base(folder, None), read_adapter(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import zoo
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from helpers.zoo_adapters import a_batch, adapted, base_model, saved, stir
@@ -149,7 +149,7 @@ def test_each_adapter_is_saved_and_loaded_by_its_name(folder, tmp_path):
 def test_an_adapter_of_another_model_is_refused(folder, tmp_path):
     path = saved(adapted(tiny_llama(tmp_path / "wider", hidden=64), "lora", 1), tmp_path / "adapter")
     trunk = SharedBackbone(adapted(folder, "lora", 1))
-    with refused("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{path}/adapter_model.safetensors"):
         trunk.add_saved("reward", read_adapter(path), trainable=False)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from helpers.architectures import OPT, TINY, build
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, linear_names
 from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.models import forward
@@ -142,13 +142,13 @@ def test_a_saved_head_comes_back_bit_for_bit(tmp_path):
 
 def test_a_head_of_another_model_or_a_damaged_one_is_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with refused("SF-MODEL-KIND", tmp_path, "value_head.safetensors", "score.weight"):
+    with raises_fault("SF-MODEL-KIND", tmp_path, "value_head.safetensors", "score.weight"):
         load_value_head(ValueHead(8), tmp_path)
     save_value_head(drawn_head(16), tmp_path)
-    with refused("SF-MODEL-KEYS", tmp_path, "[1, 16]"):
+    with raises_fault("SF-MODEL-KEYS", tmp_path, [1, 16]):
         load_value_head(ValueHead(8), tmp_path)
     head = drawn_head(8)
     head.summary.weight.data[0, 3] = float("nan")
     save_value_head(head, tmp_path)
-    with refused("SF-MODEL-NUMBERS", tmp_path):
+    with raises_fault("SF-MODEL-NUMBERS", tmp_path):
         load_value_head(ValueHead(8), tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
 from helpers.tiny_models import tiny_llama
 from surefoot.models.adapters import add_adapter
@@ -72,23 +72,24 @@ def untie(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "place", "facts"),
+    ("break_it", "departures"),
     [
-        (halve_one_trainable, "trainable_dtypes", ("bfloat16, float32",)),
-        (widen_one_frozen, "frozen_dtypes", ("bfloat16, float32",)),
-        (unfreeze_one, "trainable", ()),
-        (untie, "tied", (True, False)),
-        (lambda model: model.get_base_model().set_attn_implementation("eager"), "attention", ("sdpa", "eager")),
-        (enable_gradient_checkpointing, "gradient_checkpointing", (False, True)),
-        (lambda model: model.unload(), "trainable_dtypes", ("float32",)),
+        (halve_one_trainable, [("trainable_dtypes", "bfloat16", "float32")]),
+        (widen_one_frozen, [("frozen_dtypes", "bfloat16", "float32")]),
+        (unfreeze_one, [("trainable_dtypes", "float32", "bfloat16"), ("trainable", 4608, 15136)]),
+        (untie, [("tied", True, False)]),
+        (lambda model: model.get_base_model().set_attn_implementation("eager"), [("attention", "sdpa", "eager")]),
+        (enable_gradient_checkpointing, [("gradient_checkpointing", False, True), ("recomputed_layers", 0, 2)]),
+        (lambda model: model.unload(), [("trainable_dtypes", "float32"), ("trainable", 4608, 0), ("targets", 14)]),
     ],
     ids=["trainable dtype", "frozen dtype", "unfrozen", "untied", "attention", "checkpointing", "adapter gone"],
 )
-def test_each_departure_is_reported(folder, break_it, place, facts):
+def test_each_departure_is_reported(folder, break_it, departures):
     model, plan = load_models(folder)
     verify_model(model, plan)
     break_it(model)
-    with refused("SF-PLAN-BROKEN", f"plan: {place}", *facts):
+    first, *others = [("SF-PLAN-BROKEN", f"plan: {place}", *values) for place, *values in departures]
+    with raises_fault(*first, also=others):
         verify_model(model, plan)
 
 
@@ -136,7 +137,7 @@ def test_a_model_that_scales_or_caps_its_logits_does_so_for_chosen_positions_too
 def test_a_model_that_mixes_positions_is_found(folder, monkeypatch):
     model, _ = load_models(folder)
     forward_with(lambda logits: logits.cumsum(1))(model.get_base_model(), monkeypatch)
-    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
+    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
         verify_head(model, CPU)
 
 
@@ -144,7 +145,7 @@ def test_a_head_that_is_not_called_as_a_module_is_found(folder, monkeypatch):
     model, _ = load_models(folder)
     head = model.get_base_model().lm_head
     monkeypatch.setattr(type(head), "__call__", lambda self, x: self.forward(x))
-    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM", "inf"):
+    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM", "inf"):
         verify_head(model, CPU)
 
 
@@ -152,5 +153,5 @@ def test_weights_that_overflow_are_no_fault_of_the_architecture(folder):
     model, _ = load_models(folder)
     with torch.no_grad():
         model.get_base_model().model.norm.weight.fill_(torch.finfo(torch.bfloat16).max)
-    with refused("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
+    with raises_fault("SF-MODEL-NUMBERS", "LlamaForCausalLM"):
         verify_head(model, CPU)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import VllmRollouts
@@ -83,22 +83,24 @@ def test_log_probabilities_at_another_temperature_are_not_handed_on():
     ],
 )
 def test_an_answer_that_is_wrong_ends_the_run_in_one_line(answer, facts):
-    with serving(lambda *_: (200, answer)) as stub, refused("SF-SERVER", "/v1/completions", *facts) as raised:
-        client(stub).answer([[5]], ASKED)
+    with serving(lambda *_: (200, answer)) as stub:
+        place = f"{stub.address}/v1/completions"
+        with raises_fault("SF-SERVER", place, *facts) as raised:
+            client(stub).answer([[5]], ASKED)
     assert raised.value.exit_code == 3
 
 
 def test_a_server_that_fails_or_is_slow_ends_the_run():
-    with serving(lambda *_: (500, "engine died")) as stub:
-        with refused("SF-SERVER", "completions", 500, "engine died"):
+    with serving(lambda *_: (500, "engine-died")) as stub:
+        with raises_fault("SF-SERVER", f"{stub.address}/v1/completions", 500, "engine-died"):
             client(stub).answer([[5]], ASKED)
         assert len(stub.asked) == 1 + 3
     with serving(lambda *_: (200, completion([STOP]))) as stub:
         engine = client(stub, timeout=0.05, tries=1)
         stub.delay = 2.0
-        with refused("SF-SERVER", "completions"):
+        with raises_fault("SF-SERVER", f"{stub.address}/v1/completions"):
             engine.answer([[5]], ASKED)
-    with answering(lambda *_: (200, {})) as stub, refused("SF-SERVER", "/v1/models"):
+    with answering(lambda *_: (200, {})) as stub, raises_fault("SF-SERVER", f"{stub.address}/v1/models"):
         client(stub)
 
 
@@ -120,13 +122,13 @@ def test_the_policy_is_loaded_under_a_new_name_and_the_one_before_dropped(tmp_pa
 
 
 def test_what_vllm_cannot_serve_is_refused_before_it_is_asked(tmp_path):
-    with serving(lambda *_: (404, "not found")) as stub:
+    with serving(lambda *_: (404, "not-found")) as stub:
         engine = client(stub)
-        with refused("SF-ADAPTER-FIT", tmp_path):
+        with raises_fault("SF-ADAPTER-FIT", tmp_path):
             engine.synchronise(tmp_path, "a")
         (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
-        with refused("SF-ADAPTER-DORA", "adapter_config.json"):
+        with raises_fault("SF-ADAPTER-DORA", f"{tmp_path}/adapter_config.json"):
             engine.synchronise(tmp_path, "a")
         (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-        with refused("SF-SERVER", "load_lora_adapter", 404, "not found"):
+        with raises_fault("SF-SERVER", f"{stub.address}/v1/load_lora_adapter", 404, "not-found"):
             engine.synchronise(tmp_path, "a")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import zoo
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.fork_server import ForkServer
 from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
 from helpers.tiers import representatives
@@ -166,9 +166,9 @@ def test_what_the_comments_say_of_memory(workplace, models):
 
 
 def test_twin_a_recipe_that_does_not_fit_or_is_misspelt_is_noticed(workplace, models):
-    with raises_code("SF-MEMORY"):
+    with raises_fault("SF-MEMORY", "model"):
         plan("sft-llama3-8b-dora.yaml", models, "adapter=null")
-    with raises_code("SF-CONFIG-KEY", naming="rank"):
+    with raises_fault("SF-CONFIG-KEY", "override adapter.rnak=32", remedy=["rank"]):
         plan("sft-llama3-8b-dora.yaml", models, "adapter.rnak=32")
     assert not memory.fits(
         plan("sft-llama2-7b-full.yaml", models, "batch.micro=8", "gradient_checkpointing=off").memory

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.report.death import LOG, death_in_a_step, find_death, resumed_sentence
 from surefoot.report.events import append_event
 from surefoot.report.flight import FlightRing
@@ -49,7 +49,7 @@ def test_the_step_of_a_killed_process(run):
 def test_twin_one_that_ended_by_itself(run, kind):
     append_event(run, kind, 2, "as it says")
     assert find_death(run) is None
-    with raises_code("SF-REPLAY", str(run)):
+    with raises_fault("SF-REPLAY", run):
         death_in_a_step(run)
 
 
@@ -58,7 +58,7 @@ def test_twin_one_that_died_in_no_step(run):
     death = find_death(run)
     assert str(death) == "the last process died after step 3, in no step (it left no trace, as after SIGKILL)"
     assert "alone" not in resumed_sentence(death, run, 0)
-    with raises_code("SF-REPLAY", str(run)):
+    with raises_fault("SF-REPLAY", run):
         death_in_a_step(run)
 
 
@@ -69,13 +69,13 @@ def test_an_error_of_a_step_without_a_folder_counts_and_one_with_does_not(run):
     kept.mkdir()
     (kept / "MANIFEST.json").write_text("{}")
     assert find_death(run) is None
-    with raises_code("SF-REPLAY", str(run), naming=str(kept)):
+    with raises_fault("SF-REPLAY", run, remedy=[kept]):
         death_in_a_step(run)
 
 
 def test_a_run_at_work_is_left_alone(run):
     (run / LOCK).write_text(f"process {os.getpid()} on {os.uname().nodename}")
-    with raises_code("SF-FOLDER-BUSY", str(run)):
+    with raises_fault("SF-FOLDER-BUSY", run):
         death_in_a_step(run)
 
 

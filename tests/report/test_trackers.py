@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.report.trackers import adapters, fan_out
 from surefoot.report.trackers.adapters import (
     FOLDER,
@@ -416,9 +416,9 @@ def test_a_tracker_that_hangs_stops_no_step(facts: RunFacts, monkeypatch: pytest
 def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "is_installed", lambda name: name == "wandb")
     require_trackers(["wandb"])
-    with raises_code("SF-PACKAGE", "report_to", naming="pip install mlflow trackio") as caught:
+    place = "SF-PACKAGE", "report_to"
+    with raises_fault(*place, "mlflow", remedy=["mlflow", "trackio"], also=[(*place, "trackio")]):
         require_trackers(["wandb", "mlflow", "trackio"])
-    assert [fault.what.partition(" ")[0] for fault in caught.value.faults] == ["mlflow", "trackio"]
 
 
 def test_telemetry_of_others_is_refused_unless_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

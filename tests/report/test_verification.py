@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.report.cards.export import CERTIFICATE
 from surefoot.report.verification import verify_folder
 from surefoot.runs.export.certificate import hashes
@@ -52,7 +52,7 @@ def test_a_certificate_that_says_nothing_is_a_fault(export, certificate):
 
 def test_twin_without_a_certificate_it_is_no_export(export):
     (export / CERTIFICATE).unlink()
-    with raises_code("SF-USE-FOLDER", str(export)):
+    with raises_fault("SF-USE-FOLDER", export):
         verify_folder(export)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import surefoot
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import saved_adapter
@@ -116,7 +116,7 @@ def test_a_run_from_before_with_every_weight_three_times_opens_too(place, both, 
 
 def test_twin_without_the_row_count_it_does_not_open(both, monkeypatch):
     monkeypatch.setattr(saved_adapter, "_vocabulary_rows", lambda tensors, facts: None)
-    with raises_code("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{both}/adapter_model.safetensors"):
         open_for_use(str(both))
 
 
@@ -125,13 +125,13 @@ def test_twin_half_of_the_pair_is_refused(both, tmp_path, gone):
     half = Path(shutil.copytree(both, tmp_path / "half"))
     weights = {name: value for name, value in load_file(half / WEIGHTS).items() if gone not in name}
     save_file(weights, half / WEIGHTS)
-    with raises_code("SF-ADAPTER-FIT"):
+    with raises_fault("SF-ADAPTER-FIT", f"{half}/adapter_model.safetensors"):
         open_for_use(str(half))
 
 
 def test_an_embedding_with_fewer_rows_than_the_base_is_one_line(both, tmp_path):
     larger = tiny_llama(tmp_path / "larger", spare_rows=4)
-    with raises_code("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{both}/adapter_model.safetensors"):
         open_for_use(str(larger), str(both))
 
 
@@ -142,5 +142,5 @@ def test_an_adapter_without_the_row_cannot_follow_one_with_it(place, both, tmp_p
     plain = Path(shutil.copytree(both, tmp_path / "plain"))
     save_file({name: t if ".lora_" in name else t[:BASE_ROWS].clone() for name, t in weights.items()}, plain / WEIGHTS)
     assert logits(open_for_use(str(place / "tied-False"), str(plain)).model).shape == logits(model).shape
-    with raises_code("SF-ADAPTER-FIT", "adapter_model.safetensors"):
+    with raises_fault("SF-ADAPTER-FIT", f"{plain}/adapter_model.safetensors"):
         export_model(str(place / "tied-False"), tmp_path / "out", adapters=[str(both), str(plain)], merge=True)

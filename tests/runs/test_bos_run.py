@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import surefoot
 from helpers import zoo
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.commands.push import pushed_files
 from surefoot.config.load import load_config
 from surefoot.data.batching.loader import all_example_batches
@@ -157,13 +157,13 @@ def test_resume_to_the_bit(place, lora):
     assert "resuming from" in said
     assert compare_folders(folder, again) == []
     assert read(again / BOS_FILE) == bos_file(0.1)
-    with raises_code("SF-RESUME-CHANGED", "bos.scale"):
+    with raises_fault("SF-RESUME-CHANGED", "bos.scale"):
         train(asked(place, "killed", bos={"scale": 0.2}), resume=True)
 
 
 def test_a_scaling_that_does_not_act_ends_before_step_1(place, monkeypatch):
     monkeypatch.setattr(bos, "_scaled", lambda embedded, starts, scale: embedded)
-    with raises_code("SF-PLAN-BROKEN", "plan: bos.scale"):
+    with raises_fault("SF-PLAN-BROKEN", "plan: bos.scale"):
         train(asked(place, "broken"))
     assert not (place / "broken").exists()
 
@@ -179,12 +179,12 @@ def test_a_lost_file_and_an_original_are_refused(place, lora, tmp_path):
     folder, _ = lora
     copy = shutil.copytree(folder, tmp_path / "run")
     (copy / BOS_FILE).unlink()
-    with raises_code("SF-BOS", "bos_zero_config.json"):
+    with raises_fault("SF-BOS", f"{copy}/bos_zero_config.json"):
         open_for_use(str(copy))
     content = bos_file(0.1)
     del content["scaling_factor"]
     (copy / BOS_FILE).write_text(json.dumps(content))
-    with raises_code("SF-BOS", "bos_zero_config.json"):
+    with raises_fault("SF-BOS", f"{copy}/bos_zero_config.json"):
         open_for_use(str(copy))
 
 
@@ -195,9 +195,9 @@ def test_a_factor_that_was_changed_is_refused(lora, tmp_path):
         assert opened.bos_scale == 0.1
         assert ", first embedding times 0.1, template " in opened.described
         (part / BOS_FILE).write_text(json.dumps(bos_file(0.5)))
-        with raises_code("SF-BOS", "scaling_factor", naming="0.1"):
+        with raises_fault("SF-BOS", f"{part}/bos_zero_config.json: scaling_factor", remedy=[0.1]):
             open_for_use(str(part))
-        with raises_code("SF-BOS", "scaling_factor", naming="0.1"):
+        with raises_fault("SF-BOS", f"{part}/bos_zero_config.json: scaling_factor", remedy=[0.1]):
             find_export_parts(str(part), ())
 
 
@@ -219,7 +219,7 @@ def test_an_adapter_of_another_tool_goes_by_its_file(place, lora, tmp_path):
 
 
 def test_a_run_over_a_scaled_base_says_so(place, full):
-    with raises_code("SF-CONFIG-CONFLICT", "bos.scale"):
+    with raises_fault("SF-CONFIG-CONFLICT", "bos.scale"):
         train(asked(place, "over", "full", bos={"scale": 1.0}))
     again, _ = train(asked(place, "over", "full", bos={"scale": 0.0}, duration="1 step"))
     assert open_for_use(str(again)).bos_scale == 0.0
@@ -235,9 +235,9 @@ def test_plans_saved_before_there_was_a_factor_load(lora):
 
 
 def test_a_factor_and_no_bos_contradict(place):
-    with raises_code("SF-CONFIG-CONFLICT", "bos.scale"):
+    with raises_fault("SF-CONFIG-CONFLICT", "bos.scale"):
         train(asked(place, "never", bos={"scale": 0.1, "prepend": "off"}))
-    with raises_code("SF-CONFIG-VALUE", "bos.scale"):
+    with raises_fault("SF-CONFIG-VALUE", "bos.scale"):
         train(asked(place, "never", bos={"scale": -1}))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.plans import run_plan
 from surefoot.runs.faults import device_faults
@@ -43,13 +43,13 @@ def test_a_device_that_fails_is_an_environment_fault(error):
 def test_what_a_driver_or_a_library_cannot_allocate_is_lack_of_memory(error):
     assert is_out_of_memory(error)
     assert not is_device_error(error)
-    with raises_code("SF-MEMORY", "training", naming="batch.micro"), device_faults("training", run_config(), PLAN):
+    with raises_fault("SF-MEMORY", "training", remedy=["batch.micro"]), device_faults("training", run_config(), PLAN):
         raise error
 
 
 def test_memory_that_a_device_lacks_is_told_as_memory():
     with (
-        raises_code("SF-MEMORY", "training"),
+        raises_fault("SF-MEMORY", "training", remedy=["batch.micro=2"]),
         device_faults("training", run_config(), PLAN),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. HIP error")

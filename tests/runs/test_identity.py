@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
@@ -69,7 +69,7 @@ def test_one_bit_anywhere_is_named(base, tmp_path):
 def test_a_file_that_is_gone_is_named_with_how_many_tensors(base, tmp_path):
     keep_base(tmp_path, tensor_digests(base), anew=True)
     (base / "model-2.safetensors").unlink()
-    with raises_code("SF-RESUME-CHANGED", "model-2.safetensors"):
+    with raises_fault("SF-RESUME-CHANGED", f"{base}/model-2.safetensors"):
         check_base(tmp_path, base, tensor_digests(base))
 
 
@@ -88,7 +88,7 @@ def test_a_record_that_was_changed_is_named(base, tmp_path):
     keep_base(tmp_path, now, anew=True)
     path = tmp_path / RECORD
     path.write_text(path.read_text().replace(now["model-1.safetensors"]["a"], "0" * 64))
-    with raises_code("SF-CHECKPOINT-DAMAGED", "base.json"):
+    with raises_fault("SF-CHECKPOINT-DAMAGED", path):
         check_base(tmp_path, base, now)
 
 

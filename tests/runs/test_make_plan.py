@@ -9,7 +9,7 @@ import pytest
 import surefoot.planning.probes.attention
 import surefoot.planning.probes.child
 import surefoot.planning.probes.matmul
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
@@ -220,5 +220,5 @@ def test_an_unknown_family_is_read_off_its_module_tree(tmp_path, probes):
 
 def test_a_config_that_would_fetch_code_is_refused_before_anything_is_planned(folder):
     model_facts(Path(folder), WIDE | {"_attn_implementation": "someone/kernels"})
-    with raises_code("SF-MODEL-KIND", "config.json"):
+    with raises_fault("SF-MODEL-KIND", f"{folder}/config.json"):
         make_plan(run_config(model=folder), hardware=preset("cpu"))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.method_facts.methods import METHODS
 from surefoot.planning import disk as planning_disk
 from surefoot.planning.disk import DiskForecast
@@ -36,7 +36,7 @@ def test_twin_a_byte_less_is_a_caution_with_numbers(tmp_path, monkeypatch):
 
 def test_no_room_for_what_the_run_surely_writes_ends_it(tmp_path, monkeypatch):
     """Three checkpoints at once, or two and the model."""
-    with raises_code("SF-DISK-FULL", tmp_path.name):
+    with raises_fault("SF-DISK-FULL", tmp_path):
         told(tmp_path, 299, monkeypatch)
 
 
@@ -46,7 +46,7 @@ def test_twin_with_a_byte_more_it_starts_with_a_caution(tmp_path, monkeypatch):
 
 def test_the_model_that_is_published_counts(tmp_path, monkeypatch):
     one = replace(NEEDED, written=1, kept=1)
-    with raises_code("SF-DISK-FULL", tmp_path.name):
+    with raises_fault("SF-DISK-FULL", tmp_path):
         told(tmp_path, 149, monkeypatch, one)
     assert told(tmp_path, 150, monkeypatch, one)
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiers import representatives
@@ -97,7 +97,7 @@ def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monk
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
-    with raises_code("SF-FAST-PATH", "data.packing"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
     screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
@@ -115,7 +115,7 @@ def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(w
     monkeypatch.setattr("surefoot.runs.parity.passes._COMPARED", 1)
     train(config(workplace, tmp_path / "right", adapter=LORA))
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
-    with raises_code("SF-FAST-PATH", "data.packing"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "wrong", adapter=LORA))
 
 
@@ -174,7 +174,7 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 ):
     train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
     breaks(monkeypatch)
-    with raises_code("SF-FAST-PATH", "data.packing"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
     assert not (tmp_path / "asked").exists()
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
@@ -201,10 +201,10 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
     assert losses(tmp_path / "run") == losses(tmp_path / "padded")
-    with raises_code("SF-FAST-PATH", "data.packing"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.runs.load_models.documents_fault", lambda model: "")  # twin
-    with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         train(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
 
 
@@ -228,7 +228,7 @@ def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(w
         assert ends(tmp_path / "fresh") != uninterrupted
     forget_the_last_steps(tmp_path / "run")
     fails(monkeypatch)
-    with raises_code("SF-FAST-PATH", "data.packing"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(wanted, "resume")
     assert chosen(tmp_path / "run") == plan
 
@@ -244,7 +244,7 @@ def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp
     longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
     with monkeypatch.context() as broken:  # twin
         broken.setattr("surefoot.runs.plan_with_data._drop_fast_paths", lambda anew, plan, *names: plan)
-        with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
+        with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
             train(longer, "resume")
     screen = " ".join(train(longer, "resume").split())
     assert "not bit for bit: data.packing was sdpa, is plain: no form has dropout" in screen
@@ -254,7 +254,7 @@ def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp
 def test_dropout_that_packing_by_name_forbids_is_refused_with_what_can_be_done(workplace, tmp_path):
     train(config(workplace, tmp_path / "run", adapter=LORA))
     longer = with_dropout(config(workplace, tmp_path / "run", steps=STEPS + 1, adapter=LORA))
-    with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         train(longer, "resume")
 
 
@@ -279,5 +279,5 @@ def test_what_cannot_be_packed_is_refused_by_name(workplace, tmp_path, way):
     )
     if "model" in way:
         wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=way["model"])})
-    with raises_code("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         train(wanted)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from transformers import AutoModelForCausalLM
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
@@ -117,7 +117,7 @@ def break_norm(monkeypatch):
 
 def test_one_that_was_asked_for_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
     break_norm(monkeypatch)
-    with raises_code("SF-FAST-PATH", "kernels.pointwise"):
+    with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
         train(config(workplace, tmp_path / "run", kernels=FUSED))
     assert not (tmp_path / "run").exists()
 
@@ -145,7 +145,7 @@ def test_a_run_that_began_with_the_kernels_of_a_gpu_cannot_go_on(workplace, tmp_
     assert recorded(tmp_path / "run")[0]["form"] == "blocks"
     shutil.rmtree(tmp_path / "run" / "checkpoint-2")
     monkeypatch.setattr(fast_paths, "pointwise_path", lambda kind: pointwise_path("cuda"))
-    with raises_code("SF-FAST-PATH", "kernels.pointwise"):
+    with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
         train(wanted, "resume")
 
 
@@ -157,5 +157,5 @@ def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_pat
     """A family with a row is planned plain; what a family without one has, only the model shows."""
     monkeypatch.setattr("surefoot.models.fast.pointwise.norm_form", lambda module: None)
     monkeypatch.setattr("surefoot.models.fast.pointwise._is_usual_turn", lambda function: False)
-    with raises_code("SF-FAST-PATH", "kernels.pointwise"):
+    with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
         train(config(workplace, tmp_path / "run", kernels=FUSED))

@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from helpers.toy_model import save_checkpoint, toy_engine
@@ -63,9 +63,9 @@ def test_twin_without_verification_it_would_be(run, monkeypatch):
 def test_a_damaged_last_one_ends_the_run(run, best):
     damage(run / "checkpoint-2")
     damage(run / "checkpoint-4")
-    with raises_code("SF-CHECKPOINT-DAMAGED") as caught:
+    code = "SF-CHECKPOINT-DAMAGED"
+    with raises_fault(code, f"{run}/checkpoint-4/state.json", also=[(code, run)]):
         chosen_step(run, RunState(step=4, best=best), keep_best=True)
-    assert "checkpoint-4/state.json" in str(caught.value)
 
 
 @pytest.fixture

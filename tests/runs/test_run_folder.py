@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.plans import run_plan
 from helpers.toy_model import save_checkpoint, toy_engine
@@ -167,7 +167,7 @@ class TestWhoseFolder:
     @pytest.mark.parametrize("below", ["file/x", "file/x/y"])
     def test_an_impossible_place(self, look, config, tmp_path, below):
         (tmp_path / "file").touch()
-        with raises_code("SF-FILE-WRITE"):
+        with raises_fault("SF-FILE-WRITE", tmp_path / below):
             look(config(output=str(tmp_path / below)), "new")
 
     def test_an_old_run_may_be_replaced(self, look, config, stopped):
@@ -197,7 +197,9 @@ class TestResume:
     def test_verification_comes_before_the_config(self, look, config, stopped):
         for step in (2, 4):
             (stopped / f"checkpoint-{step}" / "state.json").write_text("{}")
-        with raises_code("SF-CHECKPOINT-DAMAGED", "state.json"):
+        older = "SF-CHECKPOINT-DAMAGED", stopped / "checkpoint-2" / "state.json"
+        newest = "SF-CHECKPOINT-DAMAGED", stopped / "checkpoint-4" / "state.json"
+        with raises_fault(*newest, also=[older, ("SF-CHECKPOINT-NONE", stopped)]):
             look(config(seed=7), "resume")
 
     def test_changes_that_are_refused_are_all_named(self, look, config, stopped):
@@ -292,7 +294,7 @@ class TestOccupy:
     def test_what_another_process_did_since_the_claim_is_seen(self, config, stopped):
         found = inspect_folder(config(), "resume")
         (stopped / "checkpoint-6").mkdir()
-        with raises_code("SF-RESUME-CHANGED", "run"), lock_folder(found):
+        with raises_fault("SF-RESUME-CHANGED", stopped), lock_folder(found):
             pass
         assert (stopped / "checkpoint-6").is_dir()
 

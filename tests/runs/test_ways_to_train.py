@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
 from helpers.tiers import representatives
@@ -141,7 +141,7 @@ def test_a_compiler_that_is_missing_ends_the_plan(workplace, tmp_path, monkeypat
 
 
 def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
-    with raises_code("SF-CONFIG-CONFLICT", "adapter.modules_to_save"):
+    with raises_fault("SF-CONFIG-CONFLICT", "adapter.modules_to_save"):
         make_plan(
             config(
                 workplace,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.batching import order
 from surefoot.data.batching.order import (
     Mixture,
@@ -150,9 +150,9 @@ def test_mixtures_by_epochs_and_by_weight():
     assert mix([Part("a", 10, weight=3), Part("b", 30, weight=1)]) == Mixture((10, 30), (30, 10))
     assert mix([Part("a", 10, weight=1), Part("b", 10, weight=1), Part("c", 2, weight=1)]).quotas == (8, 7, 7)
     for second in (Part("b", 30), Part("b", 30, epochs=1)):
-        with raises_code("SF-DATA-SHARES", "data.train"):
+        with raises_fault("SF-DATA-SHARES", "data.train"):
             mix([Part("a", 10, weight=1), second])
-    with raises_code("SF-DATA-SHARES", "data.train"):
+    with raises_fault("SF-DATA-SHARES", "data.train"):
         mix([Part("a", 10, weight=1), Part("b", 1, weight=0.001)])
 
 
@@ -176,7 +176,7 @@ def test_a_split_takes_of_every_source_in_proportion():
     assert [sorted([*train, *taken]) for train, taken in halves] == [list(range(count)) for count in (10, 30, 60)]
     assert [len(taken) for _, taken in split([1, 1, 10], 0.5, seed=3)] == [0, 0, 6]  # one of each stays
     assert halves[0][1].tolist() == split([10], 1, seed=3)[0][1].tolist()
-    with raises_code("SF-DATA-SHARES", "data.eval"):
+    with raises_fault("SF-DATA-SHARES", "data.eval"):
         split([2, 2], 3, seed=3)
 
 

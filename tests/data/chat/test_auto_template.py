@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
@@ -126,7 +126,7 @@ def test_everything_is_written_or_the_error_names_a_template_that_can(prepare, f
         assert ROWS.get((family, name), data.template.name) == data.template.name
         assert bool(data.template_reason) == (data.template.name not in ("tokenizer", "alpaca"))
         return
-    with raises_code("SF-DATA-ROW", "records.json:1", naming="vicuna"):
+    with raises_fault("SF-DATA-ROW", f"{path}:1", remedy=["vicuna"]):
         prepare(family, path)
     assert missing(prepare(family, path, "vicuna"), RECORDS[name]) == []
 
@@ -149,14 +149,16 @@ def test_the_reason_says_which_record_and_what(prepare, file):
 
 
 def test_a_template_that_was_asked_for_stays(prepare, file):
-    with raises_code("SF-DATA-ROW", "records.json:1"):
-        prepare("phi3", file("call"), "tokenizer")
+    path = file("call")
+    with raises_fault("SF-DATA-ROW", f"{path}:1"):
+        prepare("phi3", path, "tokenizer")
 
 
 def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
     monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_, **how: (planned,))
-    with raises_code("SF-DATA-ROW", "records.json:1"):
-        prepare("phi3", file("call"))
+    path = file("call")
+    with raises_fault("SF-DATA-ROW", f"{path}:1"):
+        prepare("phi3", path)
 
 
 @pytest.mark.skipif(not SHARED.is_file(), reason="the shared data sets are not beside this checkout")

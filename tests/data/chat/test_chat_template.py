@@ -8,7 +8,7 @@ import jinja2
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.chat import jinja_template as chat_template
 from surefoot.data.chat import render as chat_jinja
@@ -198,7 +198,7 @@ def test_templates_that_cannot_be_trained_with_are_refused_at_once(llama3, sourc
 def test_no_template_lists_the_others(llama3):
     tokenizer = with_template(llama3, "")
     tokenizer.chat_template = None
-    with raises_code("SF-DATA-TEMPLATE", "data.template"):
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
         make_chat_template(TextEncoder(tokenizer), (1,))
 
 

@@ -19,7 +19,7 @@ from helpers.conversations import (
     learned,
     tokenizer,
 )
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.chat import render as chat_messages
 from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.render import call_ids, messages
@@ -187,10 +187,10 @@ class TestFile:
         assert "\n" not in str(caught.value)
 
     def test_a_missing_or_unreadable_file_is_one_line(self, tmp_path):
-        with raises_code("SF-FILE-MISSING", "no.jinja"):
+        with raises_fault("SF-FILE-MISSING", f"{tmp_path}/no.jinja"):
             opened("qwen", str(tmp_path / "no.jinja"))
         (tmp_path / "bytes.jinja").write_bytes(b"\xff")
-        with raises_code("SF-FILE-UNREADABLE", "bytes.jinja"):
+        with raises_fault("SF-FILE-UNREADABLE", f"{tmp_path}/bytes.jinja"):
             opened("qwen", str(tmp_path / "bytes.jinja"))
 
     def test_bos_stands_once_whether_or_not_it_writes_one(self, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
@@ -106,15 +106,15 @@ def test_what_a_template_cannot_lay_out(encoder, name, turns, message):
 
 def test_missing_tokens_and_names(legacy, encoder):
     old = TextEncoder(legacy)
-    with raises_code("SF-DATA-TEMPLATE", "data.template"):
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
         make_template("llama3", old, (2,))
-    with raises_code("SF-DATA-TEMPLATE", "data.template"):
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
         make("vicunna", encoder)
-    with raises_code("SF-DATA-TEMPLATE", "data.template"):
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
         make("x", encoder)
-    with raises_code("SF-TOKENIZER", "tokenizer"):
+    with raises_fault("SF-TOKENIZER", "tokenizer"):
         make_template("plain", encoder, ())
-    with raises_code("SF-TOKENIZER", "tokenizer"):
+    with raises_fault("SF-TOKENIZER", "tokenizer"):
         make_template("plain", encoder, (encoder.tokenizer.convert_tokens_to_ids("Ġt"),))
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
@@ -41,6 +41,6 @@ def test_the_better_answers_are_learned(prepared):
     assert data.rows_per_item == 1
 
 
-def test_without_being_asked_they_are_refused_and_the_way_is_named(prepared):
-    with raises_code("SF-DATA-FORMAT", "pairs.json:1"):
+def test_without_being_asked_they_are_refused_and_the_way_is_named(prepared, tmp_path):
+    with raises_fault("SF-DATA-FORMAT", f"{tmp_path}/pairs.json:1"):
         prepared("auto")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers.converted_records import convert
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.formats import look
 from surefoot.data.formats import registry as preferences
 from surefoot.data.sources.records import Row
@@ -20,7 +20,7 @@ def rows(*values):
 
 
 def advice(record):
-    with raises_code("SF-DATA-FORMAT", "d.json:10") as caught:
+    with raises_fault("SF-DATA-FORMAT", "d.json:10") as caught:
         look("answers", "auto", rows(record), "d.json")
     return caught.value.faults[0].fix
 
@@ -57,7 +57,7 @@ def test_where_no_columns_could_read_it_none_are_advised(record):
 
 
 def check_marked_answers(*values):
-    with raises_code("SF-DATA-FORMAT", "d.json:20") as caught:
+    with raises_fault("SF-DATA-FORMAT", "d.json:20") as caught:
         look("answers", "auto", rows(*values), "d.json")
     assert "would learn its bad answers" in str(caught.value)
 

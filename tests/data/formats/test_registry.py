@@ -8,7 +8,7 @@ import re
 import pytest
 
 from helpers.converted_records import convert, converted
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.formats import Conversation, Turn, look, recognise
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
@@ -165,7 +165,7 @@ def test_prompt_completion_learns_the_completion_alone():
     after = messages(("assistant", "b"))["messages"]
     found = turns({"prompt": before, "completion": after}, "prompt-completion")
     assert [(turn.content, turn.learned) for turn in found if turn.role == "assistant"] == [("a", False), ("b", True)]
-    with raises_code("SF-DATA-ROW", "d.json:10"):
+    with raises_fault("SF-DATA-ROW", "d.json:10"):
         turns({"prompt": before[:3], "completion": [before[3], *after]}, "prompt-completion")
 
 
@@ -247,7 +247,7 @@ def test_recognise_says_what_it_saw(record, layout, reason):
 
 def test_preferences_are_not_taken_for_answers():
     pair = {"prompt": "p", "chosen": "c", "rejected": "r"}
-    with raises_code("SF-DATA-FORMAT", "d.json:10"):
+    with raises_fault("SF-DATA-FORMAT", "d.json:10"):
         look("answers", "auto", rows(pair), "d.json")
     look(
         "answers", "auto", rows({"prompt": "p", "completion": "c", "rejected": "r"}), "d.json"
@@ -292,7 +292,7 @@ def test_a_function_of_the_user_reads_records():
     found = converted(rows({"story": "x"}, {"q": "q", "a": "a"}, {"q": "q", "a": "a", "tools": 1}), read, "d")
     assert [one.turns[0] for one in found] == [Turn("text", "x"), Turn("user", "q"), Turn("user", "q")]
     assert [(one.number, one.line, len(one.tools)) for one in found] == [(1, 10, 0), (2, 20, 0), (3, 30, 1)]
-    with raises_code("SF-DATA-ROW", "d.json:10"):
+    with raises_fault("SF-DATA-ROW", "d.json:10"):
         converted(rows({"q": "q"}), read, "d.json")
     assert "row 1: the function that reads records returned NoneType" in fault(None)
     assert "row 1: the last turn is user" in fault([{"role": "user", "content": "q"}])

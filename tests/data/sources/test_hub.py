@@ -10,7 +10,7 @@ import json
 import huggingface_hub
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, go_offline, point_at, serve
 from surefoot.data.sources import hub as hub_rows
 from surefoot.data.sources import hub_files
@@ -187,7 +187,7 @@ class TestStreaming:
         hub.add("datasets", "org/gone", {file: body or parquet(RECORDS)})
         (source,) = open_sources(SourceSpec("org/gone", streaming=True, max_samples=5))
         hub.gated = {"org/gone"}
-        with raises_code("SF-HUB-ACCESS", "gone"):
+        with raises_fault("SF-HUB-ACCESS", "org/gone"):
             parse_rows(source)
 
 
@@ -346,22 +346,27 @@ class TestChoice:
 
     def test_several_folders_are_a_question(self):
         files = ["main/train.jsonl", "other/train.jsonl"]
-        with raises_code("SF-DATA-HUB", "x", naming="main, other"):
+        with raises_fault("SF-DATA-HUB", "org/x", remedy=["main", "other"]):
             choose_files("org/x", files, "", None, "train")
         assert choose_files("org/x", files, "", "other", "train").files == ("other/train.jsonl",)
 
     @pytest.mark.parametrize(
         ("files", "listed", "subset", "chosen"),
         [
-            (["train.jsonl", "other/train.jsonl"], "., other", ".", ["train.jsonl"]),
-            (["data/train.jsonl", "other/train.jsonl"], "., other", ".", ["data/train.jsonl"]),
-            (["data/en/train.jsonl", "data/de/train.jsonl"], "data/de, data/en", "data/en", ["data/en/train.jsonl"]),
-            (["x/a/1.jsonl", "x/b/2.jsonl"], "x/a, x/b", "x", ["x/a/1.jsonl", "x/b/2.jsonl"]),
-            (["train/de/a.jsonl", "train/en/a.jsonl"], "train/de, train/en", "train/de", ["train/de/a.jsonl"]),
+            (["train.jsonl", "other/train.jsonl"], [".", "other"], ".", ["train.jsonl"]),
+            (["data/train.jsonl", "other/train.jsonl"], [".", "other"], ".", ["data/train.jsonl"]),
+            (
+                ["data/en/train.jsonl", "data/de/train.jsonl"],
+                ["data/de", "data/en"],
+                "data/en",
+                ["data/en/train.jsonl"],
+            ),
+            (["x/a/1.jsonl", "x/b/2.jsonl"], ["x/a", "x/b"], "x", ["x/a/1.jsonl", "x/b/2.jsonl"]),
+            (["train/de/a.jsonl", "train/en/a.jsonl"], ["train/de", "train/en"], "train/de", ["train/de/a.jsonl"]),
         ],
     )
     def test_no_two_folders_are_read_as_one_unasked(self, files, listed, subset, chosen):
-        with raises_code("SF-DATA-HUB", "x", naming=listed):
+        with raises_fault("SF-DATA-HUB", "org/x", remedy=listed):
             choose_files("org/x", files, "", None, "train")
         assert choose_files("org/x", files, "", subset, "train").files == tuple(chosen)
 
@@ -377,7 +382,7 @@ class TestChoice:
 
     def test_several_subsets_without_a_default_are_a_question(self):
         readme = CONFIGS.replace("  default: true\n", "")
-        with raises_code("SF-DATA-HUB", "x", naming="main, lines"):
+        with raises_fault("SF-DATA-HUB", "org/x", remedy=["main", "lines"]):
             choose_files("org/x", ["main/train-0.parquet"], readme, None, "train")
 
     def test_a_folder_of_an_entry(self):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.sources import hub_files as globs
 from surefoot.data.sources.hub_files import matching
 
@@ -59,6 +59,6 @@ def test_stars_do_not_multiply() -> None:
 
 def test_many_patterns_for_many_files_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(globs, "MOST_WORK", 100)
-    with raises_code("SF-DATA-HUB", "y"):
+    with raises_fault("SF-DATA-HUB", "x/y"):
         matching("x/y", ["*a*a", "*b*b", "exact.csv"], ["aaaaaa", "bbbbbb", "cccccc"])
     assert matching("x/y", ["exact.csv"] * 99, ["exact.csv"] * 3) == ["exact.csv"] * 3, "no stars, no work"

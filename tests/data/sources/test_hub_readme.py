@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.sources import hub_files as hub_card
 from surefoot.data.sources.hub_files import choose_files, read_header
 
@@ -27,7 +27,7 @@ REFUSED = {
 
 def test_refused_in_one_line_and_soon() -> None:
     for text in REFUSED.values():
-        with raises_code("SF-DATA-HUB", "x/y/README.md") as caught:
+        with raises_fault("SF-DATA-HUB", "x/y/README.md") as caught:
             choose_files("x/y", ["a.jsonl"], f"---\n{text}---\n", None, "train")
         assert "\n" not in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_blank_lines_do_not_multiply() -> None:
 
 def test_twin_without_its_limit_a_long_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_card, "MAX_CHARACTERS", 10)
-    with raises_code("SF-DATA-HUB", "README.md"):
+    with raises_fault("SF-DATA-HUB", "x/y/README.md"):
         read_header("x/y", "---\nabc: defghi\n---\n")
     monkeypatch.setattr(hub_card, "MAX_CHARACTERS", 100)
     assert read_header("x/y", "---\nabc: defghi\n---\n") == {"abc": "defghi"}

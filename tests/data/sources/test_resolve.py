@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.sources import dataset_info as described
 from surefoot.data.sources import records as files
 from surefoot.data.sources import resolve as sources
@@ -177,14 +177,14 @@ class TestLaziness:
     def test_opening_does_not_parse(self, folder):
         path = folder({"a.json": "not JSON"})
         source = open_one(f"{path}/a.json")
-        with raises_code("SF-DATA-ROW", "a.json:1:1"):
+        with raises_fault("SF-DATA-ROW", f"{source.name}:1:1"):
             parse_rows(source)
 
     def test_a_file_that_changes_in_between_is_refused(self, folder):
         path = folder({"a.json": ALPACA})
         source = open_one(f"{path}/a.json")
         folder({"a.json": ALPACA[1:]})
-        with raises_code("SF-DATA-FILE", "a.json"):
+        with raises_fault("SF-DATA-FILE", source.name):
             parse_rows(source)
 
     def test_twin_an_unchanged_file_is_read(self, folder):
@@ -375,7 +375,7 @@ def test_a_file_larger_than_the_memory_is_refused_unhashed(tmp_path, monkeypatch
     (tmp_path / "a.jsonl").write_bytes(b" " * 11)
     monkeypatch.setattr(files, "host_memory", lambda: (10, 10))
     monkeypatch.setattr(files.durable, "sha256_file", None)
-    with raises_code("SF-MEMORY", "a.jsonl"):
+    with raises_fault("SF-MEMORY", f"{tmp_path}/a.jsonl"):
         open_sources(SourceSpec(str(tmp_path / "a.jsonl")))
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.sources import tables as csv_rows
 from surefoot.data.sources import tables as parquet_rows
 from surefoot.data.sources.records import Source, open_file, parse_bytes, parse_rows
@@ -200,7 +200,7 @@ class TestParquet:
 
         data = self.file([{"text": "x"}])
         monkeypatch.setattr(builtins, "__import__", missing)
-        with raises_code("SF-PACKAGE", "d.parquet"):
+        with raises_fault("SF-PACKAGE", "d.parquet"):
             parse(data, "d.parquet")
 
     def test_twin_without_the_null_rule_every_turn_has_every_field(self, monkeypatch):
@@ -233,7 +233,7 @@ class TestTextAndGzip:
     @pytest.mark.parametrize("name", ["d.parquet.gz", "d.jsonl.zst", "d.doc", "d.gz", "d"])
     def test_other_suffixes(self, tmp_path, name):
         (tmp_path / name).write_bytes(b"x")
-        with raises_code("SF-DATA-FILE"):
+        with raises_fault("SF-DATA-FILE", tmp_path / name):
             open_file(tmp_path / name)
 
 
@@ -246,7 +246,7 @@ def one_long_text() -> bytes:
 
 def test_a_text_that_no_record_is_is_refused_with_its_row(monkeypatch):
     monkeypatch.setattr(parquet_rows, "_LONGEST", 1000)
-    with raises_code("SF-DATA-ROW", "d.parquet:2"):
+    with raises_fault("SF-DATA-ROW", "d.parquet:2"):
         list(parse_bytes("d.parquet", ".parquet", one_long_text()))
 
 

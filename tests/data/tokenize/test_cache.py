@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.tokenize import cache
 from surefoot.data.tokenize import dataset as dataset_module
 from surefoot.data.tokenize.cache import cache_key, open_cache
@@ -215,7 +215,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk, "write", full)
-    with raises_code("SF-FILE-WRITE", "key") as caught:
+    with raises_fault("SF-FILE-WRITE", f"{tmp_path}/key") as caught:
         write_cache(tmp_path / "key", "d.json", EXAMPLES, RECORD, vocabulary=9)
     assert str(tmp_path / "key") in str(caught.value)
     assert list(tmp_path.iterdir()) == []

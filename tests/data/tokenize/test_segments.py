@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.data.tokenize.segments import Piece, Segment, TextEncoder, pieces_of
 
 SPELLED = ("<|eot_id|>", "<|begin_of_text|>", "</s>", "<s>")
@@ -74,7 +74,7 @@ def test_digest_depends_on_the_vocabulary_alone(llama3, llama3_pad, tmp_path):
 
 
 def test_a_slow_tokenizer_is_refused():
-    with raises_code("SF-TOKENIZER", "tokenizer"):
+    with raises_fault("SF-TOKENIZER", "tokenizer"):
         TextEncoder(object())  # type: ignore[arg-type]
 
 

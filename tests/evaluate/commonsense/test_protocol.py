@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from surefoot.evaluate.commonsense import protocol as commonsense
 from surefoot.evaluate.commonsense.protocol import (
     ORDER,
@@ -145,9 +145,9 @@ def test_published_averages_are_those_of_their_row():
 def test_sets_by_name():
     assert choose_sets("all") == SETS
     assert [one.name for one in choose_sets("piqa, boolq")] == ["boolq", "piqa"]
-    with raises_code("SF-EVALUATE", "--sets", naming="ARC-Easy"):
+    with raises_fault("SF-EVALUATE", "--sets", remedy=["ARC-Easy"]):
         choose_sets("boolq,arc-easy")
-    with raises_code("SF-EVALUATE", "--sets"):
+    with raises_fault("SF-EVALUATE", "--sets"):
         choose_sets(",")
 
 
@@ -179,10 +179,12 @@ def test_a_record_that_is_not_right_is_told_at_its_place(tmp_path):
 
 def test_a_missing_set_says_what_the_layout_is(tmp_path):
     (tmp_path / "dataset").mkdir()
-    with raises_code("SF-FILE-MISSING", "piqa/test.json", naming="dataset/SET/test.json or SET/test.json"):
+    with raises_fault(
+        "SF-FILE-MISSING", f"{tmp_path}/dataset/piqa/test.json", remedy=["dataset/SET/test.json", "SET/test.json"]
+    ):
         read_set(tmp_path, BY_NAME["piqa"])
-    with raises_code("SF-EVALUATE", str(tmp_path / "datasets"), naming="dataset"):  # not a file in it
+    with raises_fault("SF-EVALUATE", tmp_path / "datasets", remedy=[tmp_path / "dataset"]):  # not a file in it
         read_set(tmp_path / "datasets", BY_NAME["piqa"])
     (tmp_path / "boolq.json").write_text("[]")
-    with raises_code("SF-EVALUATE", "boolq.json", naming=str(tmp_path)):
+    with raises_fault("SF-EVALUATE", f"{tmp_path}/boolq.json", remedy=[tmp_path]):
         read_set(tmp_path / "boolq.json", BY_NAME["boolq"])

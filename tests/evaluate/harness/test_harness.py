@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 
 from helpers.adapter_runs import a_run
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.harness import needs as harness_needs
@@ -209,7 +209,7 @@ def test_a_task_without_its_data_is_one_line(model, tasks, tmp_path):
 def test_what_decoding_does_not_have_is_refused():
     from surefoot.evaluate.harness.model import _settings
 
-    with raises_code("SF-EVALUATE", "--tasks"):
+    with raises_fault("SF-EVALUATE", "--tasks"):
         _settings({"until": ["\n"], "top_k": 5})
     assert _settings({"until": "x", "max_new_tokens": 3, "temperature": 0.7})["temperature"] == 0  # not sampled
     assert _settings({"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.0})["temperature"] == 0.7
@@ -225,9 +225,9 @@ def test_a_missing_package_is_one_line(model):
 
 
 def test_an_unknown_task_is_one_line():
-    with raises_code("SF-EVALUATE", "--tasks", naming="arc_easy"):
+    with raises_fault("SF-EVALUATE", "--tasks", remedy=["arc_easy"]):
         check_tasks(["arc-eazy"], ["arc_easy", "piqa"])
-    with raises_code("SF-EVALUATE", "--tasks"):
+    with raises_fault("SF-EVALUATE", "--tasks"):
         task_names(" , ")
     assert task_names("arc_easy, piqa") == ("arc_easy", "piqa")
 
@@ -254,7 +254,7 @@ def test_limit_and_sides(model, tasks):
     opened = open_for_use(str(model))
     found = run_harness(opened, HarnessRequest(("sums_choice",), tasks, limit=3))
     assert found["model"]["n-samples"]["sums_choice"]["effective"] == 3
-    with raises_code("SF-USE-FLAG", "--only"):
+    with raises_fault("SF-USE-FLAG", "--only"):
         run_harness(opened, HarnessRequest(("sums_choice",), tasks, only="adapter"))
 
 

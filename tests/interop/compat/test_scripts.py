@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from helpers.refusals import refused, setting
+from helpers.faults import refused_settings, setting
 from surefoot.commands.main import main
 from surefoot.interop import compat
 from surefoot.interop.compat import write_scripts
@@ -89,8 +89,8 @@ def from_compat(monkeypatch):
 def test_train_takes_its_first_arguments_by_place_and_raises_what_is_wrong(from_compat):
     from finetune import train
 
-    assert refused(lambda: train("org/model", "data.json", "out", "dora", lora_r="x")) == ["lora_r"]
-    assert refused(train) == ["base_model"]
+    assert refused_settings(lambda: train("org/model", "data.json", "out", "dora", lora_r="x")) == ["lora_r"]
+    assert refused_settings(train) == ["base_model"]
     with pytest.raises(InputError) as caught:
         train("org/model", "absent.json", target_modules=["q_proj"], bf16=True)
     assert setting(caught.value.faults[0]) == "data_path"  # at the word, in the tool's own name
@@ -99,9 +99,10 @@ def test_train_takes_its_first_arguments_by_place_and_raises_what_is_wrong(from_
 def test_run_exp_refuses_callbacks_and_raises_what_is_wrong(from_compat):
     from llamafactory.train.tuner import export_model, run_exp
 
-    assert refused(lambda: run_exp({"model_name_or_path": "m"}, callbacks=[object()])) == ["callbacks"]
-    assert "lora_rnk" in refused(lambda: run_exp({"model_name_or_path": "m", "lora_rnk": 8}, callbacks=[]))
-    assert refused(lambda: export_model({"model_name_or_path": "m"})) == ["export_dir"]
+    assert refused_settings(lambda: run_exp({"model_name_or_path": "m"}, callbacks=[object()])) == ["callbacks"]
+    given = {"model_name_or_path": "m", "lora_rnk": 8}
+    assert refused_settings(lambda: run_exp(given, callbacks=[])) == ["lora_rnk", "do_train", "dataset"]
+    assert refused_settings(lambda: export_model({"model_name_or_path": "m"})) == ["export_dir"]
 
 
 @pytest.mark.parametrize(
@@ -226,14 +227,14 @@ def test_the_measuring_scripts_become_words_of_ours(command):
 
 def test_a_wrong_word_is_a_fault_at_its_flag():
     wrong = {
-        "commonsense_evaluate.py --dataset bool --model m --adapter a --base_model b --lora_weights w": "dataset",
-        "commonsense_evaluate.py --dataset boolq": "base_model",
-        "evaluate_rmsnorm_llamafactory.py --model b": "model",
-        "capture_phi3_with_rmsnorm_weights.py --model-id b": "output_dir",
-        "capture_phi3_with_rmsnorm_weights.py b --output-dir o": "b",
+        "commonsense_evaluate.py --dataset bool --model m --adapter a --base_model b --lora_weights w": ["dataset"],
+        "commonsense_evaluate.py --dataset boolq": ["model", "adapter", "base_model", "lora_weights"],
+        "evaluate_rmsnorm_llamafactory.py --model b": ["model", "model_name"],
+        "capture_phi3_with_rmsnorm_weights.py --model-id b": ["output_dir"],
+        "capture_phi3_with_rmsnorm_weights.py b --output-dir o": ["b"],
     }
-    for command, name in wrong.items():
-        assert name in refused(lambda: translate_command(command.split(), Options()))  # noqa: B023
+    for command, names in wrong.items():
+        assert refused_settings(lambda: translate_command(command.split(), Options())) == names  # noqa: B023
 
 
 def test_a_runs_history_is_drawn_and_what_it_lacks_is_named(tmp_path):
@@ -259,7 +260,7 @@ def test_a_runs_history_is_drawn_and_what_it_lacks_is_named(tmp_path):
 @pytest.mark.parametrize("file", ["plan.json", "MANIFEST.json"])
 def test_a_runs_folder_and_a_place_that_takes_nothing_are_refused(tmp_path, file):
     (tmp_path / file).write_text("{}")
-    assert refused(lambda: write_scripts(tmp_path, overwrite=True), "SF-USE-OUTPUT") == [
+    assert refused_settings(lambda: write_scripts(tmp_path, overwrite=True), "SF-USE-OUTPUT") == [
         str(tmp_path).replace("-", "_")
     ]
     assert [path.name for path in tmp_path.iterdir()] == [file]

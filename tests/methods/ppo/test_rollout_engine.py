@@ -85,7 +85,7 @@ def test_a_server_that_is_not_there_ends_the_run_before_its_first_step(tmp_path,
 @pytest.mark.parametrize("adapter", [None, {"kind": "dora", "rank": 4}])
 def test_a_server_takes_a_lora_adapter_alone(tmp_path, adapter):
     ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
-    with raises_fault("SF-CONFIG-CONFLICT"):
+    with raises_fault("SF-CONFIG-CONFLICT", "ppo.engine"):
         run(config_of(tmp_path, adapter=adapter, ppo=ppo))
 
 

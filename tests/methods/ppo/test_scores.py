@@ -78,10 +78,8 @@ def test_what_is_not_there_or_does_not_run_is_refused(file, tmp_path):
 
 
 def test_an_error_names_file_and_line(file):
-    with raises_fault("SF-OWN-FUNCTION", f"{file}:18") as faults:
+    with raises_fault("SF-OWN-FUNCTION", f"{file}:18", "KeyError"):
         open_scorer(f"{file}:broken")(PROMPTS, RESPONSES)
-    assert "KeyError" in faults[0].what
-    assert "\n" not in str(faults[0])
 
 
 def test_one_number_for_each_answer(file):
@@ -122,7 +120,7 @@ def test_a_server_that_answers_wrongly_is_named():
 
 def test_a_server_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
-    with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER"):
+    with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER", stub.address):
         open_scorer(stub.address)(PROMPTS, RESPONSES)
     with raises_fault("SF-SERVER", "ppo.reward"):
         open_scorer("http://")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from surefoot.models.convert import pickled, unpickle
 from surefoot.models.convert.pickled import Wanted, open_pickled, state_dict
 from surefoot.models.convert.tensors import as_bytes
@@ -33,7 +33,7 @@ def test_nothing_of_a_hostile_file_runs(tmp_path, capsys):
         (tmp_path / "x").write_text("x")
         archive.add(tmp_path / "x", arcname="../marker")
     torch.save({"a": torch.ones(1)}, tmp_path / "good.pt")
-    with refused("SF-MODEL-WEIGHTS", files["zip"], "posix.system"):
+    with raises_fault("SF-MODEL-WEIGHTS", files["zip"], "posix.system"):
         open_pickled([Wanted(tmp_path / "good.pt"), Wanted(files["zip"])], tmp_path / "work")
     for name in ("plain", "tar"):
         (tmp_path / name).mkdir()
@@ -67,12 +67,12 @@ def test_one_child_gives_all_tensors_bit_for_bit_and_shared_ones_once(tmp_path, 
 
 
 def test_a_file_without_weights_is_refused():
-    with refused("SF-MODEL-WEIGHTS", "m.pt"):
+    with raises_fault("SF-MODEL-WEIGHTS", "m.pt"):
         state_dict({"epoch": 3, "loss": [1.0]}, Path("m.pt"))
 
 
 def test_a_child_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(pickled, "_SECONDS", 0.01)
     torch.save({"a": torch.ones(1)}, tmp_path / "m.pt")
-    with refused("SF-MODEL-WEIGHTS", "m.pt"):
+    with raises_fault("SF-MODEL-WEIGHTS", f"{tmp_path}/m.pt"):
         open_pickled([Wanted(tmp_path / "m.pt")], tmp_path / "out")

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from surefoot.models.convert.tensors import held
 from surefoot.models.convert.zero import consolidate, find_checkpoint
 
@@ -125,11 +125,11 @@ def test_missing_ranks_and_wrong_shapes_are_refused(tmp_path):
     model = folder / "mp_rank_00_model_states.pt"
     state = torch.load(model)
     torch.save({**state, "param_shapes": [{"a.weight": torch.Size((40, 5))}, state["param_shapes"][1]]}, model)
-    with refused("SF-CONVERT-ZERO", "global_step7", 30, 200):
+    with raises_fault("SF-CONVERT-ZERO", folder, 30, 200):
         consolidated(folder)
     (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    with refused("SF-CONVERT-ZERO", "global_step7", 3, 2):
+    with raises_fault("SF-CONVERT-ZERO", folder, 3, 2):
         consolidated(folder)
     (tmp_path / "run" / "latest").write_text("../elsewhere")
-    with refused("SF-CONVERT-ZERO", "latest"):
+    with raises_fault("SF-CONVERT-ZERO", f"{tmp_path}/run/latest"):
         find_checkpoint(tmp_path / "run")

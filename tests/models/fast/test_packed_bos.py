@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import zoo
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from surefoot.data.batching.batch import Example, collate, pack
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.bos import install_bos_scaling, verify_bos_scaling
@@ -70,5 +70,5 @@ def test_twin_that_scales_the_rows_first_token_alone(model, monkeypatch):
     monkeypatch.setattr("surefoot.models.bos.sequence_starts", first_column)
     install_bos_scaling(model, 0.25)
     packed_attention("matmul").install(model)
-    with refused("SF-PLAN-BROKEN", "bos.scale", "times 1"):
+    with raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.25, 1):
         verify_bos_scaling(model, pack(examples()), 0.25)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.architectures import TINY, build
-from helpers.expected_faults import refused
+from helpers.faults import raises_fault
 from helpers.tiers import diagonal, representatives
 from surefoot.data.batching.batch import Example, collate, pack, unpacked
 from surefoot.kernels import packed_attention as kernels
@@ -72,7 +72,7 @@ def test_a_packed_row_is_what_padded_rows_are(family, form):
     assert largest_difference(loss_and_gradients(model, collate(examples(), 0)), padded) < FP32_RELATIVE
     assert largest_difference(loss_and_gradients(model, collate(examples(), 0, "left")), padded) < FP32_RELATIVE
     undo()
-    with refused("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         sft_loss(model, pack(examples()))
 
 
@@ -156,7 +156,7 @@ def test_twin_filling_longer_than_the_documents_is_more_than_a_window_sees(monke
     monkeypatch.setattr("surefoot.models.forward._filling", lambda model, batch: [MORE])
     model = model_of("mistral")
     packed_attention("matmul").install(model)
-    with refused("SF-CONFIG-CONFLICT", "data.packing", MORE):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing", MORE):
         hidden_states(model, pack(examples()))
 
 
@@ -209,7 +209,7 @@ def test_autocast_gives_the_products_what_it_gives_sdpa():
 def test_a_window_shorter_than_a_document_is_no_matter_of_rounding():
     model = model_of("mistral")
     packed_attention("matmul").install(model)
-    with refused("SF-CONFIG-CONFLICT", "data.packing", 17, 16):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing", 17, 16):
         sft_loss(model, pack(examples((17, 3))))
 
 
@@ -218,7 +218,7 @@ def test_dropout_in_attention_is_refused():
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.1
     packed_attention("matmul").install(model)
-    with refused("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         sft_loss(model, pack(examples()))
 
 
@@ -228,7 +228,7 @@ def test_a_family_that_loses_the_documents_is_told():
     attend = model.model.layers[1].self_attn
     plain = attend.forward
     attend.forward = lambda *args, **kwargs: plain(*args, **{k: v for k, v in kwargs.items() if k != "documents"})
-    with refused("SF-CONFIG-CONFLICT", "data.packing"):
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         sft_loss(model, pack(examples()))
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers import zoo, zoo_templates
 from helpers.adapter_runs import a_plan, a_run
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.convert import convert_weights
@@ -149,7 +149,7 @@ def test_a_broken_merge_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch
         return replace(found, weight=found.weight.roll(1, dims=0))
 
     monkeypatch.setattr(merge, "effective_weights", broken)
-    with raises_code("SF-EXPORT", "merged model"):
+    with raises_fault("SF-EXPORT", "merged model"):
         export_model(str(run), tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()
     assert leftovers(tmp_path) == []
@@ -162,7 +162,7 @@ def test_twin_without_the_check_the_broken_merge_would_be_published(run, tmp_pat
         lambda module: replace(effective_weights(module), weight=effective_weights(module).before),
     )
     monkeypatch.setattr(export_merge, "require_merged", lambda agreement, limit: None)
-    with raises_code("SF-EXPORT", "exported model"):  # the second comparison is with the adapter as well
+    with raises_fault("SF-EXPORT", "exported model"):  # the second comparison is with the adapter as well
         export_model(str(run), tmp_path / "merged", merge=True)
     monkeypatch.setattr(export, "require_reloaded", lambda *given: None)
     export_model(str(run), tmp_path / "merged", merge=True)
@@ -179,13 +179,13 @@ def test_a_written_tensor_that_comes_back_otherwise_is_refused(run, tmp_path, mo
         path.write_bytes(data)
 
     monkeypatch.setattr(export, "save_full", save)
-    with raises_code("SF-EXPORT", "exported model"):
+    with raises_fault("SF-EXPORT", "exported model"):
         export_model(str(run), tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()
 
 
 def test_a_dtype_that_changes_too_much_is_refused_with_the_way_out(run, tmp_path):
-    with raises_code("SF-EXPORT", "exported model"):
+    with raises_fault("SF-EXPORT", "exported model"):
         export_model(str(run), tmp_path / "merged", merge=True, dtype="bf16", threshold=1e-5)
     export_model(str(run), tmp_path / "merged", merge=True, dtype="bf16", threshold=0.9)
     assert read(tmp_path / "merged")["checks"]["fp32_and_reloaded"]["limit"] == 0.9
@@ -196,14 +196,14 @@ def test_nothing_but_an_export_is_replaced(run, tmp_path):
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with raises_code("SF-USE-OUTPUT", "out"):
+        with raises_fault("SF-USE-OUTPUT", out):
             export_model(str(run), out, merge=True, overwrite=overwrite)
     (out / "thesis.txt").unlink()
     export_model(str(run), out, merge=True)
-    with raises_code("SF-USE-OUTPUT", "out"):
+    with raises_fault("SF-USE-OUTPUT", out):
         export_model(str(run), out, merge=True)
     before = (out / "model.safetensors").read_bytes()
-    with raises_code("SF-USE-OUTPUT", "run"):
+    with raises_fault("SF-USE-OUTPUT", run):
         export_model(str(out), run, overwrite=True)
     export_model(str(run), out, merge=True, dtype="bf16", overwrite=True)
     assert (out / "model.safetensors").read_bytes() != before
@@ -212,14 +212,14 @@ def test_nothing_but_an_export_is_replaced(run, tmp_path):
 def test_a_full_disk_is_told_before_anything_is_loaded(run, tmp_path, monkeypatch):
     monkeypatch.setattr(export.hardware, "free_disk", lambda folder: 1000)
     monkeypatch.setattr(export_merge, "load_model", None)
-    with raises_code("SF-DISK-FULL", "merged"):
+    with raises_fault("SF-DISK-FULL", f"{tmp_path}/merged"):
         export_model(str(run), tmp_path / "merged", merge=True)
 
 
 def test_room_is_wanted_for_the_gguf_file_too(base, run, tmp_path, monkeypatch):
     size = 1.5 * (base / "model.safetensors").stat().st_size
     monkeypatch.setattr(export.hardware, "free_disk", lambda folder: size)
-    with raises_code("SF-DISK-FULL", "merged"):
+    with raises_fault("SF-DISK-FULL", f"{tmp_path}/merged"):
         export_model(str(run), tmp_path / "merged", merge=True, gguf=True)
     export_model(str(run), tmp_path / "merged", merge=True)
 
@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_leaves_the_former_export(run, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, "write_json", full)
-    with raises_code("SF-FILE-WRITE", "out"):
+    with raises_fault("SF-FILE-WRITE", out):
         export_model(str(run), out, merge=True, dtype="bf16", overwrite=True)
     assert read(out) == before
     assert leftovers(tmp_path) == []
@@ -277,7 +277,7 @@ def test_adapters_are_merged_in_their_order(base, run, tmp_path):
     exported = export_model(str(base), tmp_path / "twice", adapters=(str(run), str(same)), merge=True)
     assert list(exported.record["checks"]) == ["1: run", "2: run", "fp32_and_reloaded"]
     assert "adapter 2, run, over what came before, and merged: " in "\n".join(check_lines(exported.record))
-    with raises_code("SF-EXPORT", "--adapter"):
+    with raises_fault("SF-EXPORT", "--adapter"):
         export_model(str(base), tmp_path / "no", adapters=(str(run), str(second)))
 
 
@@ -286,7 +286,7 @@ def test_a_whole_model_is_cast_and_split(base, tmp_path):
     wanted = AutoModelForCausalLM.from_pretrained(base).half().state_dict()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "cast").state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    with raises_code("SF-USE-FLAG", "base"):
+    with raises_fault("SF-USE-FLAG", base):
         export_model(str(base), tmp_path / "other", merge=True)
 
 
@@ -309,7 +309,7 @@ def test_prompts_of_the_users_own(run, tmp_path):
     prompts = read(tmp_path / "merged")["prompts"]
     assert (prompts["from"], prompts["count"]) == ("the prompts of asked.txt", 2)
     file.write_text("\n")
-    with raises_code("SF-DATA-EMPTY", "asked.txt"):
+    with raises_fault("SF-DATA-EMPTY", file):
         export_model(str(run), tmp_path / "other", merge=True, prompts=file)
 
 
@@ -330,11 +330,11 @@ def test_a_scaled_bos_that_cannot_be_written_is_refused_unless_dropped(tmp_path)
     base = tiny_llama(tmp_path / "base", tied=True)
     run = a_run(tmp_path / "run", base, a_plan("tokenizer"))
     scale_bos(run, 0.1)
-    with raises_code("SF-BOS", "bos.scale") as seen:
+    with raises_fault("SF-BOS", "bos.scale") as seen:
         export_model(str(run), tmp_path / "merged", merge=True)
     assert "export the adapter alone" in str(seen.value)
     (base / BOS_FILE).write_text(json.dumps(bos_file(0.1)))
-    with raises_code("SF-BOS", "bos.scale") as whole:
+    with raises_fault("SF-BOS", "bos.scale") as whole:
         export_model(str(base), tmp_path / "whole")
     assert "adapter" not in whole.value.faults[0].fix  # there is none
     (base / BOS_FILE).unlink()
@@ -347,7 +347,7 @@ def test_a_bos_that_is_eos_too_is_refused_before_anything_is_loaded(base, tmp_pa
     run = a_run(tmp_path / "run", base, a_plan("tokenizer", stop=(321, 320)))
     scale_bos(run, 0.0)
     monkeypatch.setattr(export_merge, "load_model", None)
-    with raises_code("SF-BOS", "bos.scale"):
+    with raises_fault("SF-BOS", "bos.scale"):
         export_model(str(run), tmp_path / "merged", merge=True)
 
 
@@ -371,7 +371,7 @@ def test_part_of_a_weak_adapter_is_refused(run, tmp_path, monkeypatch, part):
         return replace(found, weight=found.before + part * (found.weight - found.before))
 
     monkeypatch.setattr(merge, "effective_weights", broken)
-    with raises_code("SF-EXPORT", "merged model"):
+    with raises_fault("SF-EXPORT", "merged model"):
         export_model(str(run), tmp_path / "merged", merge=True)
     if part == 0.5:  # twin: the limit that looks at the model alone lets it pass
         monkeypatch.setattr(export_merge, "merged_limit", lambda effect, noise: MERGED_LIMIT)
@@ -386,7 +386,7 @@ def test_an_adapter_that_does_less_than_rounding_is_told(run, tmp_path):
 
 def test_a_cast_that_loses_more_than_the_dtype_does_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(merge, "_cast", lambda values, dtype: values.to(torch.float8_e4m3fn).to(dtype))
-    with raises_code("SF-EXPORT", "cast model"):
+    with raises_fault("SF-EXPORT", "cast model"):
         export_model(str(run), tmp_path / "merged", merge=True, dtype="bf16")
     monkeypatch.setattr(export, "require_cast", lambda rounding, dtype: None)  # twin: logits alone let it pass
     export_model(str(run), tmp_path / "merged", merge=True, dtype="bf16")
@@ -395,7 +395,7 @@ def test_a_cast_that_loses_more_than_the_dtype_does_is_refused(run, tmp_path, mo
 def test_a_threshold_of_zero_is_zero(base, tmp_path):
     exported = export_model(str(base), tmp_path / "same", threshold=0.0)
     assert exported.record["checks"]["fp32_and_reloaded"]["limit"] == 0
-    with raises_code("SF-EXPORT", "exported model"):
+    with raises_fault("SF-EXPORT", "exported model"):
         export_model(str(base), tmp_path / "other", dtype="bf16", threshold=0.0)
 
 
@@ -403,7 +403,7 @@ def test_a_factor_that_is_missing_is_refused_as_when_opened(run, tmp_path):
     scale_bos(run, 0.1)
     (run / BOS_FILE).unlink()
     for merged in (True, False):
-        with raises_code("SF-BOS", "bos_zero_config.json"):
+        with raises_fault("SF-BOS", f"{run}/bos_zero_config.json"):
             export_model(str(run), tmp_path / "out", merge=merged)
     assert not (tmp_path / "out").exists()
 

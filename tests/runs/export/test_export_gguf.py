@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import zoo
 from helpers.adapter_runs import a_plan, a_run
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.models import gguf as gguf_file
 from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
@@ -77,7 +77,7 @@ def test_a_merged_run_says_how_it_is_asked(tmp_path):
 def test_twin_rotary_rows_that_are_not_paired_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_file, "pair_rotary_rows", lambda tensor, heads: tensor)
     base = zoo.llama2(tmp_path / "base")
-    with raises_code("SF-EXPORT", "out-f32.gguf"):
+    with raises_fault("SF-EXPORT", "out-f32.gguf"):
         export_model(str(base), tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from helpers.errors_raised import raises_code
+from helpers.faults import raises_fault
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.methods import sft as sft_module
@@ -499,5 +499,5 @@ def test_a_loss_of_a_python_caller_is_asked_for(kept, tmp_path):
     told = json.loads((copy / "MANIFEST.json").read_text())
     told["identity"]["objective"] = "mine.loss"
     write_json(copy / "MANIFEST.json", sealed(told))
-    with raises_code("SF-OWN-FUNCTION", "failure-3"):
+    with raises_fault("SF-OWN-FUNCTION", copy):
         replay(copy)
