@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from helpers.expected_faults import refused
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from helpers.experts import MOE, dense_experts, expert_parameters, moe_model
+from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, linear_names
 from surefoot.models.adapter_targets import adapted_modules, adapted_parameters
 from surefoot.models.adapters import add_adapter, add_copy
@@ -189,7 +189,7 @@ def test_a_copy_is_the_same_bit_for_bit():
 def test_what_peft_has_no_form_for_is_refused(options, code, place):
     model = moe_model("mixtral")
     plan = planned(model, **options)
-    with refused(code, place):
+    with raises_fault(code, place):
         add_adapter(model, plan, seed=1, base="base")
     without = add_adapter(model, dataclasses.replace(plan, parameters=()), seed=1, base="base")  # twin: of linear ones
     assert adapted_parameters(without) == []
@@ -197,7 +197,7 @@ def test_what_peft_has_no_form_for_is_refused(options, code, place):
 
 def test_one_expert_the_other_way_round_is_refused():
     model = moe_model("gpt_oss", num_local_experts=1, num_experts_per_tok=1)
-    with refused("SF-ADAPTER-TARGETS", "adapter.targets"):
+    with raises_fault("SF-ADAPTER-TARGETS", "adapter.targets"):
         add_adapter(model, planned(model), seed=1, base="base")
 
 
@@ -207,6 +207,6 @@ def test_names_are_those_of_the_plan_and_unknown_ones_are_refused():
     found = add_adapter(model, plan, seed=1, base="base")
     assert set(adapted_modules(found)) == set(plan.targets.value)
     assert set(adapted_parameters(found)) == set(plan.parameters)
-    with refused("SF-ADAPTER-TARGETS", "adapter.targets"):
+    with raises_fault("SF-ADAPTER-TARGETS", "adapter.targets"):
         wrong = dataclasses.replace(plan, parameters=("model.layers.1.mlp.experts.w1",))
         add_adapter(moe_model("deepseek_v3"), wrong, seed=1, base="base")
