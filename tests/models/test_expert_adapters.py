@@ -197,7 +197,12 @@ def test_what_peft_has_no_form_for_is_refused(options, code, place):
 
 def test_one_expert_the_other_way_round_is_refused():
     model = moe_model("gpt_oss", num_local_experts=1, num_experts_per_tok=1)
-    with raises_fault("SF-ADAPTER-TARGETS", "adapter.targets"):
+    first, *others = [
+        ("SF-ADAPTER-TARGETS", "adapter.targets", f"model.layers.{layer}.mlp.experts.{name}")
+        for layer in (0, 1)
+        for name in ("gate_up_proj", "down_proj")
+    ]
+    with raises_fault(*first, remedy=["adapter.experts"], also=others):
         add_adapter(model, planned(model), seed=1, base="base")
 
 
