@@ -7,6 +7,7 @@ each would fight over two cores and spin while they wait.
 import gc
 import os
 import signal
+import sys
 from contextlib import nullcontext
 
 # A shell that starts the suite in the background has it ignore Ctrl-C, and its children with it.
@@ -14,6 +15,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
+# Until tests are collected: their files are compiled once and kept, as rewriting all assertions takes longer than the
+# rest of collecting them; and there is no garbage yet, looking for which would take a quarter of that.
+_WRITES_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+gc.disable()
 
 import psutil
 import pytest
@@ -21,6 +27,12 @@ from hypothesis import settings
 
 from helpers.blank_pictures import blank_pictures
 from helpers.no_fsync import unflushed
+
+
+def pytest_collection_finish():
+    gc.enable()
+    sys.dont_write_bytecode = _WRITES_NO_BYTECODE
+
 
 # No deadlines: a shared machine can be slow for a moment. derandomize: a failure here is a failure everywhere.
 settings.register_profile("surefoot", deadline=None, derandomize=True)

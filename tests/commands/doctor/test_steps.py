@@ -239,6 +239,20 @@ def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do
     assert steps.workers_line(one, take(with_task(one, step_batches=late)), 2).verdict == "ok"
 
 
+@pytest.mark.parametrize(("turns", "verdict"), [(steps._TURNS, "caution"), (1, "ok")])
+def test_a_thread_that_had_to_wait_for_a_core_makes_no_workers_useful(one, monkeypatch, turns, verdict):
+    """On a busy machine preparing may take longer than a step, now and then. Twin: a single turn is believed."""
+    waits = iter([2 * SLOW, SLOW / 2])
+
+    def busy(step):
+        time.sleep(next(waits, 0.0))
+        return one.run.task.step_batches(step)
+
+    monkeypatch.setattr(steps, "_TURNS", turns)
+    monkeypatch.setattr(steps, "gain_without_workers", lambda one, workers: 1.0)
+    assert steps.workers_line(one, take(with_task(one, step_batches=busy)), 2).verdict == verdict
+
+
 def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):
     """Threads that get in the way: with any, a pass takes as long as it does here."""
     real = passes.prefetched

@@ -31,6 +31,7 @@ from surefoot.training.state import LossScale
 STEPS = 10
 MICRO_BATCHES = 2  # of a step
 _ENOUGH, _PATIENCE = 4, 240.0  # steps that are always taken, and seconds after which no more are
+_TURNS, _TURNS_ENOUGH = 5, 1.0  # of preparing a step's batches, and seconds after which no other is taken
 _NORMS = (1e-6, 1e4)
 _SHOWN = 3  # modules
 
@@ -39,8 +40,8 @@ _SHOWN = 3  # modules
 class Taken:
     """What ten steps showed, or fewer where they are very slow. reports: with a profile each. again: the first step's
     loss after all of them. waiting: seconds until a step's batches were there, from the second step on. compiled:
-    graphs that torch compiled up to each step. preparing: seconds in which one thread prepares a step's batches. whole:
-    seconds that a whole step would take, of which only some micro-batches were computed."""
+    graphs that torch compiled up to each step. preparing: seconds in which one thread that nothing disturbs prepares
+    a step's batches. whole: seconds that a whole step would take, of which only some micro-batches were computed."""
 
     reports: Sequence[StepReport]
     again: float | None
@@ -69,12 +70,21 @@ def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = la
         reports.append(report)
         tell(report)
         compiled.append(_graphs())
-    started = time.perf_counter()
-    task.step_batches(1)
-    preparing = time.perf_counter() - started
+    preparing = _undisturbed(lambda: task.step_batches(1))
     again = _step(one, 1, few(task.batches(1)), state.scale, moving=False)
     whole = statistics.median(report.seconds / part for report, part in zip(reports[1:], parts[1:], strict=True))
     return Taken(reports, again.loss, statistics.median(waits[1:]), preparing, whole, compiled)
+
+
+def _undisturbed(work: Callable[[], object]) -> float:
+    """Seconds of the shortest of a few turns: on a busy machine one may wait for a core longer than it works, and a
+    minimum of processor time would not count a slow disk."""
+    seconds: list[float] = []
+    while len(seconds) < _TURNS and sum(seconds) < _TURNS_ENOUGH:
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def few(batches: Sequence[Weighted]) -> Sequence[Weighted]:
