@@ -7,7 +7,7 @@ TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance served bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,6 +70,9 @@ harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this inst
 
 conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table
+
+served: $(SETUP)  ## `verify --served` against a real vLLM on the CPU, which this installs into build/vllm (3 GB)
+	$(BIN)/python tools/served.py
 
 bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
 	$(BIN)/python benchmarks/throughput.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,16 +20,37 @@ from surefoot.system.messages import counted
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Compare with another run or checkpoint, bit for bit.",
 )
+@click.option("--served", metavar="URL", help="Compare what a server answers with the trained model.")
+@click.option("--name", help="With --served: the model's name there.  [default: its only model or adapter]")
+@click.option("--data", help="With --served: texts, as in data.train.  [default: those that the run held out]")
+@click.option("--max-samples", type=click.IntRange(min=1), default=16, show_default=True, help="With --served: texts.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --served: nats by which a token may differ.  [default: 1e-4, or what rounding to 16 bits does]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
-def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) -> None:
+def verify(
+    ctx: click.Context, folder: Path, other: Path | None, served: str | None, as_json: bool, **asked: Any
+) -> None:
     """Check FOLDER, a run, a checkpoint or an export, against its manifests.
 
-    Exit 0: every file is as it was written (and the two are identical). Exit 4: something is not.
+    Exit 0: every file is as it was written (and the two are identical, or what is served is what was trained). Exit 4:
+    something is not.
     """
     if ctx.args:
         meant = f"surefoot verify {shlex.join([str(folder), '--same-as', ctx.args[0]])}"
         raise click.UsageError(f"one folder is checked; two are compared with --same-as: `{meant}`", ctx)
+
+    if served is not None:
+        if other is not None:
+            raise click.UsageError("--served and --same-as are two questions: ask one at a time", ctx)
+        _verify_served(folder, served, as_json=as_json, **asked)
+        return
+    for option, flag in (("name", "--name"), ("data", "--data"), ("threshold", "--threshold")):
+        if asked[option] is not None:
+            raise click.UsageError(f"{flag} goes with --served URL", ctx)
 
     from surefoot.system.folders import is_run, require_written
 
@@ -80,3 +102,52 @@ def verify(ctx: click.Context, folder: Path, other: Path | None, as_json: bool) 
         raise IntegrityError(faults)
     if differences:
         raise IntegrityError(Fault("", f"{folder} and {other} are not identical", code="SF-VERIFY-DIFFERS"))
+
+
+def _verify_served(
+    folder: Path,
+    url: str,
+    *,
+    name: str | None,
+    data: str | None,
+    max_samples: int,
+    threshold: float | None,
+    as_json: bool,
+) -> None:
+    from surefoot.commands.options import check_models
+    from surefoot.methods.requests import DataRequest, check_request
+    from surefoot.system.posting import server
+
+    there = server(url.rstrip("/").removesuffix("/v1"), "--served")
+    check_models(str(folder), None)
+    request = DataRequest(data, max_samples=max_samples) if data else None
+    if request:
+        check_request(request)
+
+    from surefoot.models.served import served_model
+
+    model = served_model(there, name)  # a server that is not there is told before a model is opened
+
+    from surefoot.evaluate.served import measure_served
+    from surefoot.report.tables.served import served_faults, served_lines, served_table
+    from surefoot.system.errors import IntegrityError
+
+    with screen(err=True).passing() as show:
+        report = measure_served(
+            str(folder),
+            model,
+            data=request,
+            texts=max_samples,
+            threshold=threshold,
+            tell=show,  # pyright: ignore[reportArgumentType]
+        )
+    if as_json:
+        echo_json({"server": there.address, "name": model.name, "kind": model.kind, **report.to_json()})
+    else:
+        console = screen()
+        console.say(f"{there.address}: {model.name} ({model.kind}), {report.source}")
+        console.show(served_table(report))
+        for line in served_lines(report):
+            console.say(line)
+    if faults := served_faults(report, f"{there.address}: {model.name}"):
+        raise IntegrityError(faults)

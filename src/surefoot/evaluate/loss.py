@@ -41,6 +41,9 @@ from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, TokenizerPlan
 from surefoot.report.rows import finite
+from surefoot.runs.revisions import pin, saved_commits
+from surefoot.runs.run_folder import DATA
+from surefoot.system.folders import run_of
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport
 from surefoot.training.step import StepSettings
@@ -83,6 +86,19 @@ def read_evaluation_data(
     tokens = _tokens(opened, request)
     with words_of_the_command():
         return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
+
+
+def held_out_data(opened: OpenModel) -> PreparedData | None:
+    """What the run evaluated on, in place of what it learned from; None where `opened` is no run that held data out."""
+    config, run = saved_config(opened.trained), run_of(opened.trained)
+    if config is None or run is None or config.data.eval == "none":
+        return None
+    pinned, _ = pin(config, saved_commits(run / DATA))
+    data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
+    assert data.eval is not None
+    assert data.eval_audit is not None
+    assert data.eval_template is not None
+    return replace(data, train=data.eval, audit=data.eval_audit, template=data.eval_template)
 
 
 def measure_loss(

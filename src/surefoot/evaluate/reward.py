@@ -8,25 +8,26 @@ evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from surefoot.data.audit import Audit
 from surefoot.data.batching.loader import all_pairs, with_progress
-from surefoot.data.prepare import PreparedData
-from surefoot.evaluate.loss import as_the_run_evaluates, evaluation_settings, progress, read_evaluation_data
-from surefoot.methods.examples import prepare_examples
+from surefoot.evaluate.loss import (
+    as_the_run_evaluates,
+    evaluation_settings,
+    held_out_data,
+    progress,
+    read_evaluation_data,
+)
 from surefoot.methods.losses.reward import reward_objective
-from surefoot.methods.open_model import OpenModel, OpenReward
+from surefoot.methods.open_model import OpenReward
 from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking
 from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
 from surefoot.report.rows import finite
-from surefoot.runs.revisions import pin, saved_commits
-from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.folders import run_of
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport
 
@@ -72,7 +73,12 @@ def measure_reward(
     """
     opened = scorer.opened
     if request is None:
-        data, max_length = _held_out(opened), opened.tokens.max_length.value
+        config = saved_config(opened.trained)
+        held_out = held_out_data(opened) if config and config.method.scores else None
+        if held_out is None:
+            what = "is needed: MODEL is no run that held pairs out"
+            raise InputError(Fault("DATA", what, "name preference records", code="SF-USE-FLAG"))
+        data, max_length = held_out, opened.tokens.max_length.value
     else:
         data, max_length = read_evaluation_data(opened, request, stage="reward")
     plan = opened.plan
@@ -94,23 +100,6 @@ def measure_reward(
         )
     assert report is not None
     return MeasuredReward(report, loss, data.audit, data.template.name, max_length)
-
-
-def _held_out(opened: OpenModel) -> PreparedData:
-    """What the run evaluated on, in place of what it learned from. Raises InputError where it held no pairs out."""
-    config, run = saved_config(opened.trained), run_of(opened.trained)
-    if config is None or run is None or not config.method.scores or config.data.eval == "none":
-        raise InputError(
-            Fault(
-                "DATA", "is needed: MODEL is no run that held pairs out", "name preference records", code="SF-USE-FLAG"
-            )
-        )
-    pinned, _ = pin(config, saved_commits(run / DATA))
-    data = prepare_examples(pinned, opened.tokens, opened.tokenizer)
-    assert data.eval is not None
-    assert data.eval_audit is not None
-    assert data.eval_template is not None
-    return replace(data, train=data.eval, audit=data.eval_audit, template=data.eval_template)
 
 
 def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:

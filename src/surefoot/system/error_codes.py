@@ -218,6 +218,26 @@ CODES: dict[str, ErrorCode] = {
         "Use an older checkpoint; `surefoot verify` shows which verify.",
     ),
     "SF-CHECKPOINT-NONE": ErrorCode("There is no checkpoint to go on from.", "Start the run without --resume."),
+    "SF-SERVED-BASE": ErrorCode(
+        "A server answers with the base model: it took the adapter, or a model of that name, and does not apply it.",
+        "Name the adapter with --name; where it is named, its keys have another prefix than the server's modules.",
+    ),
+    "SF-SERVED-OTHER": ErrorCode(
+        "A server's log-probabilities are neither those of the trained model nor those of its base.",
+        "Check which adapter and base it serves, the adapter's scale, and whether it quantises.",
+    ),
+    "SF-SERVED-UNDECIDED": ErrorCode(
+        "Training changed less than rounding does, so trained model and base cannot be told apart in what is served.",
+        "Serve in fp32, compare on data like the training's (--data), or give --threshold.",
+    ),
+    "SF-SERVED-TEMPLATE": ErrorCode(
+        "A server lays dialogues out in other tokens than training did.",
+        "Serve with the tokenizer and chat template that lie beside the trained model.",
+    ),
+    "SF-SERVED-STOP": ErrorCode(
+        "The token that ended answers in training does not end them on the server.",
+        "Serve with the trained model's generation_config.json, or send stop_token_ids with every request.",
+    ),
     "SF-VERIFY-DIFFERS": ErrorCode(
         "Two runs or checkpoints are not identical.", "The table names the differences; `surefoot compare` says why."
     ),

@@ -1,0 +1,342 @@
+"""`surefoot verify --served`: is what a server answers with the model that was trained?
+
+An adapter that a server accepts need not be applied: vLLM takes one whose keys have another prefix than its modules,
+says that it was added, and answers as the base (vllm#34186). So held-out texts go through the server as token ids, and
+the log-probability that it gives to each token is compared with the trained model's and with the base's.
+
+How far two right programs may be apart is measured, not guessed: the trained model once in fp32 and once in bf16 (or
+fp16, where its base is stored so). A server that computes in fp32 is within 1e-4 nats, one that computes in 16 bits
+within a few times that rounding.
+
+Shapes: N tokens of all texts that have one before them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from surefoot.data.formats import Turn
+from surefoot.evaluate.loss import held_out_data, read_evaluation_data
+from surefoot.evaluate.side_by_side import adapter_off
+from surefoot.evaluate.texts import TEXT, last_tokens
+from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids
+from surefoot.methods.provenance import saved_config
+from surefoot.methods.requests import DataRequest
+from surefoot.models.forward import causal_model
+from surefoot.models.peft import PeftModel
+from surefoot.models.precision import is_quantised
+from surefoot.models.served import ServedModel
+from surefoot.system import hardware
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.messages import counted, size_text
+
+# In nats. Another program's fp32 was 3e-6 off at most (vLLM 0.32 on a CPU, 2026-11).
+FP32 = 1e-4
+# Times what rounding to 16 bits does to the trained model: a server rounds in other places, and its own model too.
+LARGEST, MEAN = 4.0, 2.0
+TEXTS, LONGEST = 16, 512  # texts, and tokens of each
+_DIALOGUES = (
+    (Turn("user", "Name three rivers."),),
+    (Turn("user", "Name three rivers."), Turn("assistant", "Rhine, Nile, Amazon."), Turn("user", "And a lake?")),
+)
+
+Verdict = Literal["trained", "base", "neither", "undecided"]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """|difference| of log-probabilities of the same tokens, in nats."""
+
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first token that is further apart than allowed.
+
+    text: its number, from 1.
+    token: its place in the text, from 0; what stands there is `shown`.
+    served, trained: log-probabilities.
+    """
+
+    text: int
+    token: int
+    shown: str
+    served: float
+    trained: float
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A dialogue as the server lays it out and as training does.
+
+    turns: how many.
+    same: None where the server does not say.
+    place: the first token that differs.
+    served, trained: what stands there and behind, as text; the numbers of tokens where the server says no more.
+    """
+
+    turns: int
+    same: bool | None
+    place: int | None = None
+    served: str = ""
+    trained: str = ""
+
+
+@dataclass(frozen=True)
+class ServedReport:
+    """What a server answers with.
+
+    source: of the texts.
+    within: which limit held: fp32, the 16-bit type, or the threshold that was asked for; empty where none did.
+    limit: of the largest difference, the widest that was tried.
+    from_trained, from_base, effect, rounding: served to trained, served to base, trained to base, and fp32 to 16 bits
+        of the trained model; None where there is none.
+    strength: how much of what training changed is served: 1 all, 0 nothing (least squares); None without a base.
+    stops: by token, whether it ends an answer there.
+    """
+
+    verdict: Verdict
+    source: str
+    texts: int
+    tokens: int
+    within: str
+    limit: float
+    from_trained: Distance
+    from_base: Distance | None
+    effect: Distance | None
+    rounding: Distance | None
+    strength: float | None
+    first: FirstDifference | None
+    dialogues: tuple[Dialogue, ...]
+    stops: dict[str, bool]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_served(
+    path: str,
+    served: ServedModel,
+    *,
+    data: DataRequest | None = None,
+    texts: int = TEXTS,
+    threshold: float | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> ServedReport:
+    """Compare what is served with the model at `path`.
+
+    path: a run, checkpoint, adapter, export or model.
+    data: other texts than those that the run held out.
+    texts: how many.
+    threshold: nats by which any token may differ; None: see the head of this module.
+    tell: hears what is done.
+
+    Raises InputError where rounding cannot be measured here, EnvironmentFault for a server that does not answer.
+    """
+    tell("opening the model")
+    opened = open_for_use(path)
+    ids, source = _texts(opened, data, texts)
+    tell(f"asking {served.name} for {counted(len(ids), 'text')}")
+    answers = np.concatenate([np.asarray(one) for one in served.prompt_logprobs(ids)])
+    tell("asking the trained model")
+    own = _own_logprobs(opened, ids, threshold)
+    limits = _limits(own, threshold)
+    within = next((limit for limit in limits if limit.holds(_distance(answers, own.trained))), None)
+    as_base = own.base is not None and any(limit.holds(_distance(answers, own.base)) for limit in limits)
+    verdict: Verdict = "neither"
+    if within and own.base is not None and within.holds(_distance(own.trained, own.base)):
+        verdict = "undecided"
+    elif within:
+        verdict = "trained"
+    elif as_base:
+        verdict = "base"
+    known = own.base is not None
+    return ServedReport(
+        verdict=verdict,
+        source=source,
+        texts=len(ids),
+        tokens=len(answers),
+        within=within.name if within else "",
+        limit=limits[-1].largest,
+        from_trained=_distance(answers, own.trained),
+        from_base=_distance(answers, own.base) if known else None,
+        effect=_distance(own.trained, own.base) if known else None,
+        rounding=None if own.rounded is None else _distance(own.trained, own.rounded),
+        strength=_strength(answers, own) if known else None,
+        first=_first_difference(opened, ids, answers, own.trained, limits[-1].largest),
+        dialogues=_dialogues(opened, served),
+        stops=_stops(opened, served, ids),
+    )
+
+
+def _texts(opened: OpenModel, request: DataRequest | None, most: int) -> tuple[list[list[int]], str]:
+    """Token ids, and where they come from: of DATA, else what the run held out, else a text of surefoot's own."""
+    data = read_evaluation_data(opened, request, any_layout=True)[0] if request else held_out_data(opened)
+    longest = min(LONGEST, opened.positions)
+    if data is None:
+        return [last_tokens(raw_ids(opened, TEXT), longest, opened.bos_id)], "a text of surefoot's own"
+    ids = (data.train[place].ids.tolist()[:longest] for place in range(len(data.train)))
+    found = list(itertools.islice((one for one in ids if len(one) > 1), most))
+    return found, request.source if request else "texts that the run held out"
+
+
+@torch.no_grad()
+def text_logprobs(model: nn.Module, texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Of every token but the first of each text, given those before it: [N] float64. One text at a time: padding would
+    be one more thing that could differ."""
+    device = next(model.parameters()).device
+    found = []
+    for ids in texts:
+        tokens = torch.tensor([ids], device=device)
+        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+        found.append(logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu())
+    return torch.cat(found).double().numpy()
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Log-probabilities by surefoot, [N] each.
+
+    trained: in fp32; with a threshold as the model is held.
+    base: None where there is none, or it is not found.
+    rounded: of the trained model in 16 bits; None with a threshold.
+    narrow: which 16 bits.
+    """
+
+    trained: np.ndarray
+    base: np.ndarray | None
+    rounded: np.ndarray | None = None
+    narrow: str = ""
+
+
+def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | None) -> _Own:
+    """The model's weights are in another type afterwards. Its values in fp32 are asked for while they are whole."""
+    model = opened.model
+    held = causal_model(model).get_input_embeddings().get_parameter("weight").dtype
+    if threshold is not None:
+        with opened.context():
+            return _Own(text_logprobs(model, ids), _of_base(opened, ids))
+    if held == torch.float32:
+        trained, base = text_logprobs(model, ids), _of_base(opened, ids)
+        return _Own(trained, base, text_logprobs(model.to(torch.bfloat16), ids), "bf16")
+    wanted = 4 * sum(one.numel() for one in model.parameters())
+    packed = any(map(is_quantised, model.modules()))
+    free = hardware.detect().free
+    if packed or (free is not None and wanted > free):
+        why = (
+            "is held in 4 bits" if packed else f"takes {size_text(wanted)} in fp32, and {size_text(free or 0)} are free"
+        )
+        fix = "give --threshold, by how many nats a token may differ: 0.3 for a server that computes in 16 bits"
+        raise InputError(Fault(str(opened.trained), f"{why}: rounding cannot be measured", fix, code="SF-MEMORY"))
+    with opened.context():
+        rounded = text_logprobs(model, ids)
+    model.to(torch.float32)
+    return _Own(text_logprobs(model, ids), _of_base(opened, ids), rounded, "bf16" if held == torch.bfloat16 else "fp16")
+
+
+def _of_base(opened: OpenModel, ids: list[list[int]]) -> np.ndarray | None:
+    """Of the base below the adapter; of a run that trained all weights, of the model that it began with."""
+    if isinstance(opened.model, PeftModel):
+        with adapter_off(opened), opened.context() if opened.plan is None else nullcontext():
+            return text_logprobs(opened.model, ids)
+    run = saved_config(opened.trained)
+    if run is None:
+        return None
+    try:
+        return text_logprobs(open_for_use(str(run.model.path), held="fp32").model, ids)
+    except SurefootError:
+        return None  # it is no longer where it was
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """name: what is allowed for. largest, mean: nats."""
+
+    name: str
+    largest: float
+    mean: float
+
+    def holds(self, distance: Distance) -> bool:
+        return distance.largest <= self.largest and distance.mean <= self.mean
+
+
+def _limits(own: _Own, threshold: float | None) -> list[_Limit]:
+    """The narrowest first."""
+    if threshold is not None:
+        return [_Limit("the threshold", threshold, threshold)]
+    assert own.rounded is not None
+    noise = _distance(own.trained, own.rounded)
+    rounding = _Limit(f"rounding to {own.narrow}", max(FP32, LARGEST * noise.largest), max(FP32, MEAN * noise.mean))
+    return [_Limit("fp32", FP32, FP32), rounding]
+
+
+def _distance(first: np.ndarray, second: np.ndarray) -> Distance:
+    apart = np.abs(first - second)
+    return Distance(float(apart.max()), float(apart.mean()))
+
+
+def _strength(answers: np.ndarray, own: _Own) -> float | None:
+    """Least squares of served = base + strength (trained - base); None where training changed nothing."""
+    assert own.base is not None
+    changed = own.trained - own.base
+    size = float(changed @ changed)
+    return float((answers - own.base) @ changed) / size if size else None
+
+
+def _first_difference(
+    opened: OpenModel, ids: list[list[int]], answers: np.ndarray, trained: np.ndarray, limit: float
+) -> FirstDifference | None:
+    beyond = np.flatnonzero(np.abs(answers - trained) > limit)
+    if not len(beyond):
+        return None
+    places = [(text, place) for text, one in enumerate(ids) for place in range(1, len(one))]
+    text, place = places[int(beyond[0])]
+    shown = opened.tokenizer.decode([ids[text][place]])
+    number = int(beyond[0])
+    return FirstDifference(text + 1, place, str(shown), float(answers[number]), float(trained[number]))
+
+
+def _dialogues(opened: OpenModel, served: ServedModel) -> tuple[Dialogue, ...]:
+    """None for a model that learned texts, not answers, and where the template cannot lay them out."""
+    run = saved_config(opened.trained)
+    if run is not None and run.method.plain_texts:
+        return ()
+    found = []
+    for turns in _DIALOGUES:
+        try:
+            own = conversation_ids(opened, turns)
+        except InputError:
+            continue
+        theirs = served.dialogue_ids([{"role": turn.role, "content": turn.content} for turn in turns])
+        found.append(_compared(opened, len(turns), theirs, own))
+    return tuple(found)
+
+
+def _compared(opened: OpenModel, turns: int, theirs: list[int] | int | None, own: list[int]) -> Dialogue:
+    if theirs is None or theirs == own:
+        return Dialogue(turns, None if theirs is None else True)
+    if isinstance(theirs, int):
+        return Dialogue(turns, theirs == len(own), None, counted(theirs, "token"), counted(len(own), "token"))
+    pairs = itertools.zip_longest(theirs, own)
+    place = next(number for number, (one, other) in enumerate(pairs) if one != other)
+    shown = [str(opened.tokenizer.decode(one[place : place + 8])) for one in (theirs, own)]
+    return Dialogue(turns, False, place, *shown)
+
+
+def _stops(opened: OpenModel, served: ServedModel, ids: list[list[int]]) -> dict[str, bool]:
+    """Of the stop tokens those that the texts end answers with, else the first."""
+    tokens = opened.tokens.stop.value
+    learned = [token for token in tokens if any(token in one for one in ids)] or tokens[:1]
+    return {
+        str(opened.tokenizer.convert_ids_to_tokens(token)): served.ends_with(ids[0][:8], token) for token in learned
+    }

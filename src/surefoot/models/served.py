@@ -1,0 +1,195 @@
+"""A model that a server answers with: the log-probabilities that it gives to token ids, how it lays out a dialogue, and
+whether a token ends its answers.
+
+| server | log-probabilities of a prompt | ids of a dialogue |
+|---|---|---|
+| vLLM | /v1/completions with prompt_logprobs | /tokenize |
+| SGLang | /generate with return_logprob | their number, by the usage of /v1/chat/completions |
+| llama.cpp | /completion, one request a token, which is forced by a bias | /apply-template, then /tokenize |
+| another that speaks OpenAI's protocol | /v1/completions with echo | their number, as for SGLang |
+
+Which one it is says `owned_by` of /v1/models. Prompts go there as token ids, so no tokenizer stands between.
+Sources: vLLM 0.32 (run), SGLang's native API, the README of llama.cpp's server at 00dc805 (read).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.messages import first_few
+from surefoot.system.posting import Server
+
+_FORCED = 1000.0  # logit bias; beyond what any model's logits differ by
+_PATH = "/v1/completions"
+_SHOWN = 5  # names of models
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of a server.
+
+    name: as requests call it.
+    kind: owned_by of its server: vllm, sglang, llamacpp or another.
+    """
+
+    server: Server
+    name: str
+    kind: str
+
+    def prompt_logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Natural logarithms, of every token but the first, given those before it.
+
+        texts: token ids, at least two each.
+        Raises EnvironmentFault for an answer that has not one finite number for each.
+        """
+        ask = _LOGPROBS.get(self.kind, _by_echo)
+
+        def one(ids: Sequence[int]) -> list[float]:
+            try:
+                found = [float(value) for value in ask(self, ids)]
+            except (TypeError, KeyError, ValueError, IndexError):
+                found = []
+            if len(found) != len(ids) - 1 or not all(map(math.isfinite, found)):
+                what = f"gives no log-probability for each token of a prompt (it says that it is {self.kind!r})"
+                fix = "serve with vLLM, SGLang or llama.cpp; of others only those that answer echo with logprobs serve"
+                raise EnvironmentFault(Fault(self.server.address, what, fix, code="SF-SERVER"))
+            return found
+
+        # One after the other: vLLM 0.32 with adapters on a CPU dies of two requests for prompt_logprobs at once.
+        return [one(ids) for ids in texts]
+
+    def dialogue_ids(self, turns: Sequence[Mapping[str, str]]) -> list[int] | int | None:
+        """What the server makes of turns that ask for an answer: token ids; their number alone where it says no more;
+        None where it refuses the turns, as a server without a chat template does.
+
+        turns: role and content of each.
+        """
+        try:
+            return _DIALOGUES.get(self.kind, _counted)(self, list(turns))
+        except (EnvironmentFault, TypeError, KeyError, ValueError):
+            return None
+
+    def ends_with(self, ids: Sequence[int], token: int) -> bool:
+        """Whether an answer is over with this token, which a bias forces the server to choose.
+
+        ids: of a prompt.
+        """
+        said = self.server.post(
+            _PATH,
+            {
+                "model": self.name,
+                "prompt": list(ids),
+                "max_tokens": 2,
+                "temperature": 0,
+                "logit_bias": {str(token): 100 if self.kind != "llamacpp" else _FORCED},
+            },
+        )
+        try:
+            return said["choices"][0]["finish_reason"] == "stop"
+        except (TypeError, KeyError, IndexError):
+            what = "answers without choices and finish_reason"
+            raise EnvironmentFault(Fault(self.server.address + _PATH, what, code="SF-SERVER")) from None
+
+
+def served_model(server: Server, name: str | None) -> ServedModel:
+    """The model `name` of a server; None: its only one, or its only adapter.
+
+    Raises InputError for a name that it does not have, or where there are several to choose from.
+    """
+    where = f"{server.address}/v1/models"
+    said = server.get("/v1/models")
+    try:
+        models = {str(model["id"]): model for model in said["data"]}
+    except (TypeError, KeyError):
+        models = {}
+    if not models:
+        raise EnvironmentFault(Fault(where, "names no model", "is it a server of models?", code="SF-SERVER"))
+    if name is None:
+        adapters = [one for one, model in models.items() if model.get("parent")]
+        candidates = list(models) if len(models) == 1 else adapters
+        if len(candidates) != 1:
+            what = f"serves {len(models)} models: {first_few(list(models), _SHOWN)}"
+            raise InputError(Fault(where, what, "say which with --name", code="SF-USE-FLAG"))
+        name = candidates[0]
+    if name not in models:
+        fix = f"it serves {first_few(list(models), _SHOWN)}"
+        raise InputError(Fault("--name", f"{where} has no model {name!r}", fix, code="SF-USE-FLAG"))
+    return ServedModel(server, name, str(models[name].get("owned_by") or "unknown"))
+
+
+def _of_vllm(model: ServedModel, ids: Sequence[int]) -> list[Any]:
+    body = {"model": model.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    found = model.server.post(_PATH, body)["choices"][0]["prompt_logprobs"]
+    return [one[str(token)]["logprob"] for token, one in zip(ids[1:], found[1:], strict=True)]
+
+
+def _of_sglang(model: ServedModel, ids: Sequence[int]) -> list[Any]:
+    body = {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    # An adapter is named as in /v1/models; a name of the base there would be looked up as an adapter.
+    known = {one["id"]: one for one in model.server.get("/v1/models")["data"]}
+    body |= {"lora_path": model.name} if known[model.name].get("parent") else {}
+    found = model.server.post("/generate", body)["meta_info"]["input_token_logprobs"]
+    if [one[1] for one in found] != list(ids):
+        raise ValueError("other tokens")
+    return [one[0] for one in found[1:]]
+
+
+def _of_llamacpp(model: ServedModel, ids: Sequence[int]) -> list[Any]:
+    """The server tells nothing of prompts. Of a token that it chose it tells the log-probability before the bias, and
+    what it has computed of a prompt it keeps, so a token costs one more step."""
+
+    def next_token(place: int) -> Any:
+        body = {"prompt": list(ids[:place]), "n_predict": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
+        body |= {"logit_bias": [[ids[place], _FORCED]], "ignore_eos": False, "return_tokens": True}
+        said = model.server.post("/completion", body)
+        (found,) = said.get("completion_probabilities") or said["probs"]
+        if found["id"] != ids[place]:
+            raise ValueError("another token")
+        return found["logprob"]
+
+    return [next_token(place) for place in range(1, len(ids))]
+
+
+def _by_echo(model: ServedModel, ids: Sequence[int]) -> list[Any]:
+    body = {"model": model.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0}
+    found = model.server.post(_PATH, body)["choices"][0]["logprobs"]["token_logprobs"]
+    if len(found) not in (len(ids), len(ids) + 1):  # with what it added
+        raise ValueError("other tokens")
+    return found[1 : len(ids)]
+
+
+def _tokenized(model: ServedModel, turns: list[Mapping[str, str]]) -> list[int]:
+    body = {"model": model.name, "messages": turns, "add_generation_prompt": True}
+    return [int(token) for token in model.server.post("/tokenize", body)["tokens"]]
+
+
+def _templated(model: ServedModel, turns: list[Mapping[str, str]]) -> list[int]:
+    """As llama.cpp's chat does: the rendered text with BOS in front, where the model's metadata ask for one."""
+    text = model.server.post("/apply-template", {"messages": turns})["prompt"]
+    body = {"content": text, "add_special": True, "parse_special": True}
+    return [int(token) for token in model.server.post("/tokenize", body)["tokens"]]
+
+
+def _counted(model: ServedModel, turns: list[Mapping[str, str]]) -> int:
+    body = {"model": model.name, "messages": turns, "max_tokens": 1, "temperature": 0}
+    return int(model.server.post("/v1/chat/completions", body)["usage"]["prompt_tokens"])
+
+
+_LOGPROBS: dict[str, Callable[[ServedModel, Sequence[int]], list[Any]]] = {
+    "vllm": _of_vllm,
+    "sglang": _of_sglang,
+    "llamacpp": _of_llamacpp,
+}
+_DIALOGUES: dict[str, Callable[[ServedModel, list[Mapping[str, str]]], list[int] | int]] = {
+    "vllm": _tokenized,
+    "llamacpp": _templated,
+}

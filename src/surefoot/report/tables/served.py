@@ -1,0 +1,84 @@
+"""What `surefoot verify --served` found, as a table, sentences and faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from surefoot.report.tables.evaluation import four_digits, number_table
+from surefoot.system.errors import Fault
+from surefoot.system.messages import counted
+
+if TYPE_CHECKING:
+    from surefoot.evaluate.served import ServedReport
+
+
+def served_table(report: ServedReport) -> Table:
+    """Differences of log-probabilities in nats: the largest, and the mean over all tokens."""
+    rows = (
+        ("served - trained", report.from_trained),
+        ("served - base", report.from_base),
+        ("trained - base", report.effect),
+        ("fp32 - 16 bits", report.rounding),
+    )
+    texts = f"{counted(report.texts, 'text')}, {counted(report.tokens, 'token')}"
+    return number_table(
+        (texts, "largest", "mean"),
+        [(name, four_digits(one.largest), four_digits(one.mean)) for name, one in rows if one is not None],
+    )
+
+
+def served_lines(report: ServedReport) -> Iterator[str]:
+    """What is as it was trained; the rest are faults."""
+    if report.verdict == "trained":
+        strength = "" if report.strength is None else f"; {report.strength:.3f} of what training changed"
+        yield f"weights: what is served is what was trained, within {report.within}{strength}"
+    unknown = sum(one.same is None for one in report.dialogues)
+    if same := sum(bool(one.same) for one in report.dialogues):
+        yield f"template: {counted(same, 'dialogue')} as in training"
+    if unknown:
+        yield f"template: the server does not say how it lays out {counted(unknown, 'dialogue')}"
+    if ending := [token for token, ends in report.stops.items() if ends]:
+        yield f"stop: {', '.join(ending)} ends an answer"
+
+
+def served_faults(report: ServedReport, where: str) -> list[Fault]:
+    """One for each of weights, dialogues and stop tokens that are not as trained. where: server and model."""
+    found = [*_of_weights(report, where)]
+    for one in report.dialogues:
+        if one.same is False:
+            place = "" if one.place is None else f" from token {one.place} on"
+            what = (
+                f"a dialogue of {counted(one.turns, 'turn')} is laid out otherwise{place}: {one.served!r}, in training"
+            )
+            fix = "serve with the tokenizer and chat template that lie beside the trained model"
+            found.append(Fault(where, f"{what} {one.trained!r}", fix, code="SF-SERVED-TEMPLATE"))
+    for token, ends in report.stops.items():
+        if not ends:
+            what = f"{token!r}, with which training ended answers, does not end one here"
+            fix = "serve with the trained model's generation_config.json, or send it as a stop token with every request"
+            found.append(Fault(where, what, fix, code="SF-SERVED-STOP"))
+    return found
+
+
+def _of_weights(report: ServedReport, where: str) -> Iterator[Fault]:
+    if report.verdict == "base":
+        what = "answers as the BASE does: what was trained is not applied"
+        fix = "name the adapter with --name; if it is named, its keys have another prefix than the server's modules"
+        yield Fault(where, what, fix, code="SF-SERVED-BASE")
+    elif report.verdict == "undecided":
+        assert report.effect is not None
+        what = f"training changed {report.effect.largest:.2g} nats at most, less than {report.within} allows: "
+        fix = "serve in fp32, take --data on which training shows, or lower --threshold"
+        yield Fault(where, f"{what}trained model and base cannot be told apart", fix, code="SF-SERVED-UNDECIDED")
+    elif report.verdict == "neither":
+        what = f"is neither the trained model nor its base within {report.limit:.2g} nats"
+        if first := report.first:
+            what += f"; first at text {first.text}, token {first.token} {first.shown!r}: {first.served:.4f} served, "
+            what += f"{first.trained:.4f} trained"
+        if report.strength is not None:
+            what += f"; {report.strength:.2f} of what training changed is there"
+        fix = "see that the server has this adapter, its scale, this base and no quantisation of its own"
+        yield Fault(where, what, fix, code="SF-SERVED-OTHER")
