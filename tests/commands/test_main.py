@@ -46,7 +46,7 @@ SURFACE = {
     "schema": "",
     "train": "config overrides --resume --overwrite --quiet --plan --push --profile --time-every --dry-run --check",
     "translate": "words --out --json --allow-unknown",
-    "verify": "folder --same-as --json",
+    "verify": "folder --same-as --served --name --data --max-samples --threshold --json",
 }
 
 MEASUREMENTS_SURFACE = {
