@@ -16,8 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ from surefoot.models.forward import causal_model
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import is_quantised
 from surefoot.models.served import ServedModel
+from surefoot.report.tables.served import Dialogue, Distance, FirstDifference, ServedReport, Verdict
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted, size_text
@@ -47,81 +47,6 @@ _DIALOGUES = (
     (Turn("user", "Name three rivers."),),
     (Turn("user", "Name three rivers."), Turn("assistant", "Rhine, Nile, Amazon."), Turn("user", "And a lake?")),
 )
-
-Verdict = Literal["trained", "base", "neither", "undecided"]
-
-
-@dataclass(frozen=True)
-class Distance:
-    """|difference| of log-probabilities of the same tokens, in nats."""
-
-    largest: float
-    mean: float
-
-
-@dataclass(frozen=True)
-class FirstDifference:
-    """The first token that is further apart than allowed.
-
-    text: its number, from 1.
-    token: its place in the text, from 0; what stands there is `shown`.
-    served, trained: log-probabilities.
-    """
-
-    text: int
-    token: int
-    shown: str
-    served: float
-    trained: float
-
-
-@dataclass(frozen=True)
-class Dialogue:
-    """A dialogue as the server lays it out and as training does.
-
-    turns: how many.
-    same: None where the server does not say.
-    place: the first token that differs.
-    served, trained: what stands there and behind, as text; the numbers of tokens where the server says no more.
-    """
-
-    turns: int
-    same: bool | None
-    place: int | None = None
-    served: str = ""
-    trained: str = ""
-
-
-@dataclass(frozen=True)
-class ServedReport:
-    """What a server answers with.
-
-    source: of the texts.
-    within: which limit held: fp32, the 16-bit type, or the threshold that was asked for; empty where none did.
-    limit: of the largest difference, the widest that was tried.
-    from_trained, from_base, effect, rounding: served to trained, served to base, trained to base, and fp32 to 16 bits
-        of the trained model; None where there is none.
-    strength: how much of what training changed is served: 1 all, 0 nothing (least squares); None without a base.
-    stops: by token, whether it ends an answer there.
-    """
-
-    verdict: Verdict
-    source: str
-    texts: int
-    tokens: int
-    within: str
-    limit: float
-    from_trained: Distance
-    from_base: Distance | None
-    effect: Distance | None
-    rounding: Distance | None
-    strength: float | None
-    first: FirstDifference | None
-    dialogues: tuple[Dialogue, ...]
-    stops: dict[str, bool]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure_served(
@@ -152,15 +77,15 @@ def measure_served(
     own = _own_logprobs(opened, ids, threshold)
     limits = _limits(own, threshold)
     within = next((limit for limit in limits if limit.holds(_distance(answers, own.trained))), None)
-    as_base = own.base is not None and any(limit.holds(_distance(answers, own.base)) for limit in limits)
+    from_base = effect = strength = None
+    if own.base is not None:
+        from_base, effect = _distance(answers, own.base), _distance(own.trained, own.base)
+        strength = _strength(answers, own.trained, own.base)
     verdict: Verdict = "neither"
-    if within and own.base is not None and within.holds(_distance(own.trained, own.base)):
-        verdict = "undecided"
-    elif within:
-        verdict = "trained"
-    elif as_base:
+    if within:
+        verdict = "undecided" if effect and within.holds(effect) else "trained"
+    elif from_base and any(limit.holds(from_base) for limit in limits):
         verdict = "base"
-    known = own.base is not None
     return ServedReport(
         verdict=verdict,
         source=source,
@@ -169,10 +94,10 @@ def measure_served(
         within=within.name if within else "",
         limit=limits[-1].largest,
         from_trained=_distance(answers, own.trained),
-        from_base=_distance(answers, own.base) if known else None,
-        effect=_distance(own.trained, own.base) if known else None,
+        from_base=from_base,
+        effect=effect,
         rounding=None if own.rounded is None else _distance(own.trained, own.rounded),
-        strength=_strength(answers, own) if known else None,
+        strength=strength,
         first=_first_difference(opened, ids, answers, own.trained, limits[-1].largest),
         dialogues=_dialogues(opened, served),
         stops=_stops(opened, served, ids),
@@ -285,12 +210,11 @@ def _distance(first: np.ndarray, second: np.ndarray) -> Distance:
     return Distance(float(apart.max()), float(apart.mean()))
 
 
-def _strength(answers: np.ndarray, own: _Own) -> float | None:
+def _strength(answers: np.ndarray, trained: np.ndarray, base: np.ndarray) -> float | None:
     """Least squares of served = base + strength (trained - base); None where training changed nothing."""
-    assert own.base is not None
-    changed = own.trained - own.base
+    changed = trained - base
     size = float(changed @ changed)
-    return float((answers - own.base) @ changed) / size if size else None
+    return float((answers - base) @ changed) / size if size else None
 
 
 def _first_difference(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -11,8 +12,80 @@ from surefoot.report.tables.evaluation import four_digits, number_table
 from surefoot.system.errors import Fault
 from surefoot.system.messages import counted
 
-if TYPE_CHECKING:
-    from surefoot.evaluate.served import ServedReport
+Verdict = Literal["trained", "base", "neither", "undecided"]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """|difference| of log-probabilities of the same tokens, in nats."""
+
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first token that is further apart than allowed.
+
+    text: its number, from 1.
+    token: its place in the text, from 0; what stands there is `shown`.
+    served, trained: log-probabilities.
+    """
+
+    text: int
+    token: int
+    shown: str
+    served: float
+    trained: float
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A dialogue as the server lays it out and as training does.
+
+    turns: how many.
+    same: None where the server does not say.
+    place: the first token that differs.
+    served, trained: what stands there and behind, as text; the numbers of tokens where the server says no more.
+    """
+
+    turns: int
+    same: bool | None
+    place: int | None = None
+    served: str = ""
+    trained: str = ""
+
+
+@dataclass(frozen=True)
+class ServedReport:
+    """What a server answers with.
+
+    source: of the texts.
+    within: which limit held: fp32, the 16-bit type, or the threshold that was asked for; empty where none did.
+    limit: of the largest difference, the widest that was tried.
+    from_trained, from_base, effect, rounding: served to trained, served to base, trained to base, and fp32 to 16 bits
+        of the trained model; None where there is none.
+    strength: how much of what training changed is served: 1 all, 0 nothing (least squares); None without a base.
+    stops: by token, whether it ends an answer there.
+    """
+
+    verdict: Verdict
+    source: str
+    texts: int
+    tokens: int
+    within: str
+    limit: float
+    from_trained: Distance
+    from_base: Distance | None
+    effect: Distance | None
+    rounding: Distance | None
+    strength: float | None
+    first: FirstDifference | None
+    dialogues: tuple[Dialogue, ...]
+    stops: dict[str, bool]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def served_table(report: ServedReport) -> Table:
