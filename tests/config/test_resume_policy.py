@@ -60,6 +60,8 @@ WARNED = {
     "ppo.critic_adapter.dropout",
     "ppo.critic_adapter.targets",
     "ppo.critic_adapter.rslora",
+    "ppo.critic_adapter.experts",
+    "ppo.critic_adapter.router",
     "ppo.critic_adapter.modules_to_save",
     "metrics.max_new_tokens",
     "ppo.patience",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from surefoot.families.model_facts import ModelFacts
+from surefoot.models.facts import facts_of
 
 _SIZES = {
     "hidden_size": 32,
@@ -103,3 +108,10 @@ def _one_expert(layer: nn.Module, name: str, number: int, x: torch.Tensor, pairs
     linear.bias = nn.Parameter(getattr(layer, f"{name}_bias")[number].to(x.dtype)) if layer.has_bias else None
     a, b, scale = pairs[name][number]
     return linear(x) + scale * nn.functional.linear(nn.functional.linear(x, a), b)
+
+
+def moe_facts(folder: Path, name: str, **changes: Any) -> ModelFacts:
+    """What planning knows of it, from its config.json in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(moe_config(name, **changes)), encoding="utf-8")
+    return facts_of(folder)

@@ -20,8 +20,14 @@ class AdapterShape(Section):
     dropout: Share = 0.0
     """Dropout on the adapter's input."""
     targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
-    """all-linear (every linear layer but the output head), or module names such as [q_proj, v_proj]; with a dot at its
-    end, as [decoder.layers.], a name takes every linear layer that lies there."""
+    """all-linear (every linear layer but the output head, and every expert), or names such as [q_proj, v_proj] and
+    [experts.down_proj]; with a dot at its end, as [decoder.layers.], a name takes every linear layer that lies
+    there."""
+    experts: Literal["auto"] | Flag = "auto"
+    """Adapters on the experts of a mixture. auto: as adapter.targets says, but a run whose all-linear cannot reach them
+    is refused. true: in any case. false: they stay frozen."""
+    router: Flag = False
+    """Adapters on the routers of a mixture too, which all-linear leaves frozen: tokens then go to other experts."""
     rslora: Flag = False
     """Rank-stabilised scale: alpha / sqrt(rank)."""
     modules_to_save: list[Text] = Field(default=[], examples=[["lm_head"]])

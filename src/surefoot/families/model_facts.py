@@ -94,17 +94,51 @@ _MOST_LAYERS = 10_000  # many times any model's; each is written out, and a wron
 
 
 @dataclass(frozen=True)
+class MatrixFact:
+    """A parameter that tokens are multiplied with outside of a linear layer: one matrix of each expert, or a router's.
+
+    name: within its module. experts: how many matrices it holds.
+    """
+
+    name: str
+    experts: int
+    inputs: int
+    outputs: int
+
+    @property
+    def numbers(self) -> int:
+        return self.experts * self.inputs * self.outputs
+
+    @property
+    def sides(self) -> int:
+        """Inputs and outputs of all matrices: what an adapter has for each rank."""
+        return self.experts * (self.inputs + self.outputs)
+
+
+@dataclass(frozen=True)
 class ModuleFact:
-    """A module that holds parameters of its own. linear: (inputs, outputs) of a linear layer, else None."""
+    """A module that holds parameters of its own.
+
+    linear: (inputs, outputs) of a linear layer, else None.
+    matrices: those of its parameters that tokens are multiplied with, where it is no linear layer.
+    routes: it decides which experts a token goes to, or how much it takes of one that sees all of them.
+    """
 
     name: str  # full name in the transformers model
     parameters: int
     linear: tuple[int, int] | None = None
+    matrices: tuple[MatrixFact, ...] = ()
+    routes: bool = False
 
     @property
     def in_layer(self) -> bool:
         """Inside a decoder layer: these stand in a list, so that the name holds a number."""
         return any(part.isdigit() for part in self.name.split("."))
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is experts, all of them or one; not those that see every token."""
+        return any(one.experts > 1 for one in self.matrices) or (".experts." in f"{self.name}." and not self.routes)
 
 
 @dataclass(frozen=True)
@@ -115,6 +149,7 @@ class ModuleTree:
     modules: those that hold parameters; a tied head too.
     without_sdpa: as in `Family`.
     dropouts: by config key.
+    active: experts that a token goes to, 0 where there are none.
     """
 
     config: Mapping[str, Any]
@@ -123,6 +158,7 @@ class ModuleTree:
     head: str
     without_sdpa: str = ""
     dropouts: tuple[str, ...] = ()
+    active: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,6 +176,9 @@ class ModelFacts:
     fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards.
     rotary_switch: positions beyond which "longrope" takes its other table, for a whole micro-batch.
     stored: dtype on disk.
+    active: experts that a token goes to, 0 where there are none.
+    balance: factor of the load-balancing loss that config.json names, None where the family has none.
+    balances: config.json says to train with it.
     """
 
     model_type: str
@@ -168,6 +207,9 @@ class ModelFacts:
     dropouts: tuple[tuple[str, float], ...] = ()
     rotary_switch: int | None = None
     without_sdpa: str = ""  # why SDPA cannot run this model, as the end of a sentence; empty where it can
+    active: int = 0
+    balance: float | None = None
+    balances: bool = False
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
@@ -195,6 +237,11 @@ class ModelFacts:
     def layer_linears(self) -> tuple[ModuleFact, ...]:
         """The linear layers inside the decoder layers: everything linear but the output head."""
         return tuple(module for module in self.modules if module.linear and module.name != self.head)
+
+    @property
+    def experts(self) -> int:
+        """Of a layer that has any; 0 where none does."""
+        return max((one.experts for module in self.modules for one in module.matrices if not module.routes), default=0)
 
 
 def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
@@ -263,6 +310,9 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         window=_window(keys, family),
         rotary_switch=_rotary_switch(keys),
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
+        active=tree.active if tree else 0,
+        balance=_balance(keys, tree),
+        balances=bool(keys.get("output_router_logits")) if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
     )
     if facts.heads % facts.kv_heads:
@@ -271,6 +321,11 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         if keys.says(refusal.key):
             keys.fault(refusal.key.name, refusal.reason, "it is not a causal language model; use another one")
     return facts
+
+
+def _balance(keys: ConfigKeys, tree: ModuleTree | None) -> float | None:
+    value = keys.get("router_aux_loss_coef") if tree and tree.active else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _gated(structure: Structure | None, tree: ModuleTree | None) -> bool:

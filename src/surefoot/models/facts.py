@@ -7,11 +7,12 @@ seconds, most of them the import, so it is done only where no row has the struct
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.families import find
-from surefoot.families.model_facts import ModelFacts, ModuleFact, ModuleTree, read_model_facts
+from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact, ModuleTree, read_model_facts
 from surefoot.models.folder import read_config
 from surefoot.system.errors import Fault, InputError
 
@@ -96,7 +97,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
             )
         )
     names = {module: name for name, module in model.named_modules()}
-    modules = tuple(fact for module, name in names.items() if (fact := _fact(name, module)))
+    modules = _facts(names)
     values: dict[str, Any] = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
     values["model_type"], values["dtype"] = config.model_type, str(config.dtype or "float32").removeprefix("torch.")
     if values.get("intermediate_size") is None:
@@ -113,6 +114,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         head=names[head],
         without_sdpa="" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}",
         dropouts=tuple(dropouts),
+        active=max((int(getattr(module, "top_k", 0)) for module in names if _is_router(module)), default=0),
     )
 
 
@@ -122,19 +124,52 @@ def _is_dropout(key: str, value: object) -> bool:
     return "drop" in key and not elsewhere and isinstance(value, float) and 0 < value < 1
 
 
-def _fact(name: str, module: nn.Module) -> ModuleFact | None:
-    """None for a module without parameters of its own."""
+def _facts(names: Mapping[nn.Module, str]) -> tuple[ModuleFact, ...]:
+    """Of the modules with parameters of their own."""
+    routed = any(_is_router(module) or _are_experts(module) for module in names)
+    found = []
+    for module, name in names.items():
+        if own := sum(parameter.numel() for parameter in module.parameters(recurse=False)):
+            routes = routed and (_is_router(module) or not _ROUTERS.isdisjoint(name.split(".")))
+            found.append(ModuleFact(name, own, _linear(module), _matrices(module), routes))
+    return tuple(found)
+
+
+def _linear(module: nn.Module) -> tuple[int, int] | None:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    if not own:
-        return None
     if isinstance(module, nn.Linear):
-        return ModuleFact(name, own, (module.in_features, module.out_features))
-    if isinstance(module, Conv1D):
-        return ModuleFact(name, own, (module.nx, module.nf))
-    return ModuleFact(name, own)
+        return module.in_features, module.out_features
+    return (module.nx, module.nf) if isinstance(module, Conv1D) else None
+
+
+# Of a module that routes, a part of its name in the model: of its class in transformers, see `_is_router`.
+_ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
+
+
+def _is_router(module: nn.Module) -> bool:
+    return any(word in type(module).__name__ for word in ("Router", "TopKGat", "MoEGate"))
+
+
+def _are_experts(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Experts")
+
+
+def _matrices(module: nn.Module) -> tuple[MatrixFact, ...]:
+    """Of parameters that transformers multiplies with: experts [E, outputs, inputs], or turned, and routers."""
+    from torch import nn
+
+    if isinstance(module, nn.Linear):
+        return ()
+    own = list(module.named_parameters(recurse=False))
+    if _is_router(module):
+        return tuple(MatrixFact(name, 1, one.shape[1], one.shape[0]) for name, one in own if one.ndim == 2)
+    if not _are_experts(module):
+        return ()
+    turned = bool(getattr(module, "is_transposed", False))
+    sizes = [(name, *one.shape) for name, one in own if one.ndim == 3]
+    return tuple(MatrixFact(name, e, *((a, b) if turned else (b, a))) for name, e, a, b in sizes)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,7 +1,9 @@
 """Which modules carry the adapter, by full name, and how many parameters that trains.
 
 LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module saved in full counts in full. Rows that
-are appended for a new token belong to embedding and head, and count where one of these trains.
+are appended for a new token belong to embedding and head, and count where one of these trains. A mixture's experts, all
+of a layer in one parameter, take as many for each expert; PEFT has no DoRA and no dropout for them. All linear layers
+reach them too unless `experts: false`: in a mixture most weights are theirs. Routers stay as they are unless asked for.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from dataclasses import replace
 
 from surefoot.config.sections import AdapterShape
 from surefoot.families import FAMILIES, counterpart
-from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
+from surefoot.planning.coverage import Shallow, check_depth, coverage
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 from surefoot.system.messages import nearest_word
+
+_DORA = "SF-ADAPTER-DORA"
 
 
 def plan_adapter(
@@ -27,38 +32,104 @@ def plan_adapter(
     """
     model = _with_rows(model, added_rows)
     targets = _targets(request, model, notes, key)
+    matrices = _matrices(request, model)
+    if obstacle := _obstacle(request):
+        matrices = _without(matrices, request, obstacle, notes, key)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)
-    _look_at_rank(request.rank, targets, notes, key)
+    _look_at_rank(request.rank, targets, matrices, notes, key)
     per_output = 1 if request.kind == "dora" else 0
     added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
+    added += sum(request.rank * matrix.sides for _, matrix in matrices)
     names = tuple(target.name for target in targets)
-    if request.targets == "all-linear":
-        choice = Choice(names, f"all {len(names)} linear layers but the output head", "default")
-    else:
-        choice = Choice(names, f"asked for: {', '.join(request.targets)}", "user")
-    return AdapterPlan(
+    plan = AdapterPlan(
         kind=Choice(request.kind, "asked for", "user"),
         rank=request.rank,
         alpha=request.alpha,
         dropout=request.dropout,
         rslora=request.rslora,
-        targets=choice,
+        targets=_choice(request, names, matrices),
         modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
         trainable=added + _size_in_full(saved, model),
+        parameters=tuple(_full_name(module, matrix) for module, matrix in matrices),
     )
+    if request.targets == "all-linear" and request.experts == "auto":
+        check_depth(coverage(model, plan), _why_shallow(request, model, obstacle), notes, key)
+    return plan
 
 
-def _look_at_rank(rank: int, targets: Sequence[ModuleFact], notes: Notes, key: str) -> None:
+_Held = tuple[ModuleFact, MatrixFact]  # a parameter that is no linear layer's, and the module that holds it
+
+
+def _full_name(module: ModuleFact, matrix: MatrixFact) -> str:
+    return f"{module.name}.{matrix.name}"
+
+
+def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Held]) -> Choice[tuple[str, ...]]:
+    of_experts = sum(matrix.experts for module, matrix in matrices if not module.routes)
+    experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
+    if request.targets == "all-linear":
+        return Choice(names, f"all {len(names)} linear layers but the output head{experts}", "default")
+    return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
+
+
+def _obstacle(request: AdapterShape) -> str:
+    """Why PEFT can put no adapter on a parameter that is no linear layer's; empty where it can."""
+    if request.kind == "dora":
+        return "DoRA has no form for parameters that are no linear layers"
+    if request.dropout:
+        return "a parameter that is no linear layer has no input that adapter.dropout could drop from"
+    return ""
+
+
+def _matrices(request: AdapterShape, model: ModelFacts) -> list[_Held]:
+    """The parameters to adapt that are no linear layers'."""
+    held = [(module, matrix) for module in model.modules for matrix in module.matrices if module.in_layer]
+    if request.targets == "all-linear":
+        return [one for one in held if (request.router if one[0].routes else request.experts is not False)]
+
+    def asked(module: ModuleFact, matrix: MatrixFact) -> bool:
+        if request.experts is False and not module.routes:
+            return False
+        names = request.targets if not module.routes else [name for name in request.targets if not name.endswith(".")]
+        own = any(_named(module, name) or _is(_full_name(module, matrix), name) for name in names)
+        return own or (request.router and module.routes) or (request.experts is True and not module.routes)
+
+    return [one for one in held if asked(*one)]
+
+
+def _without(matrices: list[_Held], request: AdapterShape, obstacle: str, notes: Notes, key: str) -> list[_Held]:
+    """None of them, refused where they are asked for."""
+    routers = [one for one in matrices if one[0].routes]
+    named = request.targets != "all-linear" or request.experts is True
+    which, switch = ("experts", f"{key}.experts: false") if len(matrices) > len(routers) else ("", "")
+    if which and named:
+        notes.refuse(f"{key}.targets", f"the experts cannot carry this adapter: {obstacle}", f"set {switch}", _DORA)
+    if routers:
+        what = f"the routers cannot carry this adapter: {obstacle}"
+        notes.refuse(f"{key}.router", what, f"leave {key}.router out, or name them in {key}.modules_to_save", _DORA)
+    return []
+
+
+def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> Shallow:
+    if obstacle and model.experts:
+        change = "adapter.kind: lora" if request.kind == "dora" else "adapter.dropout: 0"
+        return Shallow(f"the experts stay frozen, as {obstacle}", (f"set {change}", "adapter.experts: false"))
+    return Shallow("other weights are in no linear layer", ("train all weights", "name adapter.targets"))
+
+
+def _look_at_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_Held], notes: Notes, key: str) -> None:
     """An update of an m × n matrix has no more than rank min(m, n): from there on an adapter only costs."""
-    reached = [target for target in targets if rank >= min(_sizes(target))]
+    sizes = {target.name: _sizes(target) for target in targets}
+    sizes |= {_full_name(*one): (one[1].inputs, one[1].outputs) for one in matrices}
+    reached = [name for name in sizes if rank >= min(sizes[name])]
     if not reached:
         return
-    narrowest = min(reached, key=lambda target: min(_sizes(target)))
-    inputs, outputs = _sizes(narrowest)
+    narrowest = min(reached, key=lambda name: min(sizes[name]))
+    inputs, outputs = sizes[narrowest]
     side = min(inputs, outputs)
     notes.caution(
-        f"{key}.rank {rank:,} reaches the narrower side of {len(reached)} of {len(targets)} matrices with an adapter"
-        f", such as {narrowest.name} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
+        f"{key}.rank {rank:,} reaches the narrower side of {len(reached)} of {len(sizes)} matrices with an adapter"
+        f", such as {narrowest} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
         f"{side:,}, and its adapter holds more numbers than it does; a lower rank is meant, or full fine-tuning"
     )
 
@@ -76,13 +147,23 @@ def _with_rows(model: ModelFacts, rows: int) -> ModelFacts:
 
 
 def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -> list[ModuleFact]:
+    left_out = {
+        module.name
+        for module in model.modules
+        if (module.routes and not request.router) or (module.of_experts and request.experts is False)
+    }
     if request.targets == "all-linear":
-        return list(model.layer_linears)
+        return [module for module in model.layer_linears if module.name not in left_out]
     for name in request.targets:
-        if not any(_named(module, name) and module.linear for module in model.modules):
+        if not any(_matches(module, name) for module in model.modules):
             what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
             notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True))
-    chosen = [module for module in model.modules if module.linear and any(_named(module, n) for n in request.targets)]
+    chosen = [
+        module
+        for module in model.modules
+        if module.linear
+        and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
+    ]
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
         notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}")
@@ -94,7 +175,18 @@ def _named(module: ModuleFact, name: str) -> bool:
     on whose path it lies."""
     if name.endswith("."):
         return f".{name}" in f".{module.name}"
-    return module.name == name or module.name.endswith(f".{name}")
+    return _is(module.name, name)
+
+
+def _is(full: str, name: str) -> bool:
+    return full == name or full.endswith(f".{name}")
+
+
+def _matches(module: ModuleFact, name: str) -> bool:
+    """Whether a target of this name takes something of the module."""
+    if module.linear:
+        return _named(module, name)
+    return any(_named(module, name) or _is(_full_name(module, matrix), name) for matrix in module.matrices)
 
 
 def _saved_in_full(

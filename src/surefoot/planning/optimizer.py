@@ -97,6 +97,11 @@ def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows
             yield Tensor((outputs, adapter.rank), module.in_layer)
             if adapter.kind.value == "dora":
                 yield Tensor((outputs,), module.in_layer)
+    for module in model.modules:
+        for matrix in module.matrices:
+            if f"{module.name}.{matrix.name}" in adapter.parameters:
+                yield Tensor((adapter.rank * matrix.experts, matrix.inputs), module.in_layer)
+                yield Tensor((matrix.outputs, adapter.rank * matrix.experts), module.in_layer)
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in adapter.modules_to_save)]
     yield from _whole(model, saved, added_rows)
 

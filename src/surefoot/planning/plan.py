@@ -90,6 +90,22 @@ class AdapterPlan:
 
 
 @dataclass(frozen=True)
+class KindCoverage:
+    """How much of one kind of layers learns.
+
+    kind: see `surefoot.planning.coverage`.
+    weights: that exist; a head that is tied to the embedding has none of its own.
+    reached: of these, what an adapter changes, or what trains itself.
+    trained: parameters that train for it: an adapter's, or its own.
+    """
+
+    kind: str
+    weights: int
+    reached: int
+    trained: int
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
     """Forecast of the peak in bytes, by kind."""
 
@@ -246,6 +262,7 @@ class RunPlan:
     ppo: PpoPlan | None = None  # of stage ppo
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
     kernels: KernelsPlan = KernelsPlan()
+    coverage: tuple[KindCoverage, ...] = ()  # of the language model, kind by kind; () in plans from before it was told
     origin: Origin | None = None  # of a config that was another tool's
 
     @property
@@ -287,8 +304,8 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 
 def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:
-    """Values that differ, in the order of the fields. Reasons, cautions, measurements and whose words it was are not
-    compared."""
+    """Values that differ, in the order of the fields. Reasons, cautions, measurements, whose words it was and what
+    follows from the rest (coverage) are not compared."""
     return diff_values(_decisions(old), _decisions(new))
 
 
@@ -300,7 +317,7 @@ def diff_values(old: Any, new: Any) -> list[Difference]:
 
 def _decisions(plan: RunPlan) -> dict[str, Any]:
     values = asdict(plan)
-    del values["measurements"], values["cautions"], values["origin"]
+    del values["measurements"], values["cautions"], values["origin"], values["coverage"]
     return values
 
 

@@ -127,6 +127,10 @@ def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added
         assert work.adapter is not None
         return _Critic(Choice("adapter", f"a second adapter on {there}; {begins}", source), base, work.trainable)
     adapter = plan_adapter(usable, model, 0 if facts else added_rows, notes, _KEY)
+    own = work.adapter.parameters if work.adapter and base == roles.base else adapter.parameters
+    if adapter.parameters and set(adapter.parameters) != set(own):
+        what = "PEFT puts two adapters on the experts of one trunk only where both take the same parameters"
+        notes.refuse(_KEY, what, "give both the same experts and router, or the critic experts: false")
     kind = f"{adapter.kind.value} of rank {adapter.rank} on {there}; {begins}"
     return _Critic(Choice("adapter", kind, source), base, adapter.trainable, adapter=adapter)
 

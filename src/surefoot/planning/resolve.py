@@ -16,6 +16,7 @@ from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
+from surefoot.planning.coverage import coverage
 from surefoot.planning.environment import environment_findings
 from surefoot.planning.fast_paths import plan_kernels
 from surefoot.planning.measurements import (
@@ -42,7 +43,7 @@ from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, Rewa
 from surefoot.planning.ppo import Roles, plan_ppo
 from surefoot.planning.precision import check_packed_base, plan_precision
 from surefoot.planning.reference import plan_reference, reference_bytes
-from surefoot.planning.reward import plan_reward
+from surefoot.planning.reward import plan_reward, without_idle
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.workload import Workload, with_kernels, workload_of
@@ -168,6 +169,7 @@ def resolve(
         ppo=ppo,
         kernels=kernels,
         dropout=plan_dropout(config),
+        coverage=coverage(without_idle(config, model), adapter),
     )
     return replace(plan, environment=environment_findings(environment, plan))
 

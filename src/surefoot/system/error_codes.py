@@ -152,15 +152,19 @@ CODES: dict[str, ErrorCode] = {
         "Use the tokenizer files that belong to the model.",
     ),
     "SF-ADAPTER-TARGETS": ErrorCode(
-        "adapter.targets names modules that do not exist, or that are not linear layers.",
+        "adapter.targets names modules that do not exist, or that no adapter of this kind can stand on.",
         "Use all-linear, or names of the message's list.",
+    ),
+    "SF-ADAPTER-SHALLOW": ErrorCode(
+        "The adapter would leave most of the decoder's weights out, which nobody asked for (the experts of a mixture).",
+        "Take the way that the message names to reach them, or adapter.experts: false to leave them frozen.",
     ),
     "SF-ADAPTER-FIT": ErrorCode(
         "The adapter does not fit: another base, vocabulary or shape, or settings that cannot be carried over.",
         "Name the base that it was trained over.",
     ),
     "SF-ADAPTER-DORA": ErrorCode(
-        "DoRA cannot be used for this weight: its rows have norm zero, or it is an embedding.",
+        "DoRA cannot be used for this weight: its rows have norm zero, or it is an embedding, expert or router.",
         "Leave the module out, or use lora.",
     ),
     "SF-BOS": ErrorCode(

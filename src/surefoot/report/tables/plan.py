@@ -23,8 +23,8 @@ _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on o
 
 
 def plan_table(plan: RunPlan) -> RenderableType:
-    """For `Console.show`: four parts, of which the last two are left out where there is nothing to say."""
-    parts: list[RenderableType] = [_choices(plan), Text(), _memory(plan)]
+    """For `Console.show`: five parts, of which the last two are left out where there is nothing to say."""
+    parts: list[RenderableType] = [_choices(plan), *_coverage(plan), Text(), _memory(plan)]
     if plan.environment:
         parts += [Text(), _environment(plan)]
     for caution in plan.cautions:
@@ -196,7 +196,8 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
     sizes = f"rank {adapter.rank}, alpha {adapter.alpha:g}"
     yield "adapter.scale", sizes, "user", f"scale is {scale}; dropout {adapter.dropout:g}"
     targets = adapter.targets
-    yield "adapter.targets", _last_components(targets.value), targets.source, targets.reason
+    names = _last_components((*targets.value, *adapter.parameters))
+    yield "adapter.targets", names, targets.source, targets.reason
     if adapter.modules_to_save:
         yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
 
@@ -217,6 +218,17 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     verdict = "fits" if fits(memory) else "more than"
     room = f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}"
     yield "total" if plan.parallel.ranks.value == 1 else "total of a rank", size_text(memory.total), room
+
+
+def _coverage(plan: RunPlan) -> list[RenderableType]:
+    """What trains, kind by kind of layers; nothing for a plan from before it was counted."""
+    if not plan.coverage:
+        return []
+    table = _table("layers", "weights", "adapter reaches" if plan.adapter else "train", "parameters that train")
+    for row in plan.coverage:
+        share = f" ({row.reached / row.weights:.0%})" if row.weights and row.reached else ""
+        table.add_row(row.kind, f"{row.weights:,}", f"{row.reached:,}{share}", f"{row.trained:,}")
+    return [Text(), table]
 
 
 def _memory(plan: RunPlan) -> Table:

@@ -1,0 +1,93 @@
+"""How much of each kind of layer exists, how much of it an adapter reaches, and how many parameters train for it.
+
+An adapter reaches a matrix that it adds to, and a module that trains in full beside it. Of a mixture most weights are
+the experts': an adapter that stands on attention alone trains a model of another size than the one that was chosen, and
+nothing in its loss shows that. So one that reaches less than half of the decoder layers' weights, and was not asked to,
+is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import AdapterPlan, KindCoverage
+
+_LEAST = 0.5  # of the decoder layers' weights
+_ATTENTION = ("attn", "attention")
+_STATE = ("mamba", "mixer", "ssm")
+_NORM = ("norm", "ln_")
+_PLACE = ("embed", "wpe")
+# In the order in which they are shown. The first five make up the decoder layers.
+DECODER = ("attention", "MLP", "experts", "router", "state space")
+KINDS = (*DECODER, "norms", "embeddings", "head", "other")
+
+
+def kind_of(module: ModuleFact, model: ModelFacts) -> str:
+    """One of `KINDS`. An expert that sees every token counts as an MLP."""
+    parts = module.name.split(".")
+    if module.name == model.embedding:
+        return "embeddings"
+    if module.name == model.head:
+        return "head"
+    if any(word in parts[-1] for word in _NORM):
+        return "norms"
+    if not module.in_layer:
+        return "embeddings" if any(word in parts[-1] for word in _PLACE) else "other"
+    if module.routes:
+        return "router"
+    if module.of_experts:
+        return "experts"
+    for kind, words in (("attention", _ATTENTION), ("state space", _STATE)):
+        if any(word in part for part in parts for word in words):
+            return kind
+    return "MLP" if module.linear else "other"
+
+
+def coverage(model: ModelFacts, adapter: AdapterPlan | None) -> tuple[KindCoverage, ...]:
+    """Of each kind that the model has, in the order of `KINDS`. adapter: None where all weights train."""
+    found = {kind: [0, 0, 0] for kind in KINDS}
+    for module in model.modules:
+        row = found[kind_of(module, model)]
+        tied = model.tied and module.name == model.head
+        for place, number in enumerate((0 if tied else module.parameters, *_learns(module, model, adapter, tied))):
+            row[place] += number
+    return tuple(KindCoverage(kind, *row) for kind, row in found.items() if any(row))
+
+
+def _learns(module: ModuleFact, model: ModelFacts, adapter: AdapterPlan | None, tied: bool) -> tuple[int, int]:
+    """Weights of the module that are reached, and parameters that train for them."""
+    own = 0 if tied else module.parameters
+    if adapter is None or any(module.name.endswith(name) for name in adapter.modules_to_save):
+        return own, own
+    if module.linear and module.name in adapter.targets.value:
+        inputs, outputs = module.linear
+        dora = outputs if adapter.kind.value == "dora" else 0
+        return min(own, inputs * outputs), adapter.rank * (inputs + outputs) + dora
+    reached = [one for one in module.matrices if f"{module.name}.{one.name}" in adapter.parameters]
+    return sum(one.numbers for one in reached), adapter.rank * sum(one.sides for one in reached)
+
+
+@dataclass(frozen=True)
+class Shallow:
+    """Why an adapter does not get deeper. ways: how to go on."""
+
+    why: str
+    ways: tuple[str, str]
+
+
+def check_depth(rows: tuple[KindCoverage, ...], shallow: Shallow, notes: Notes, key: str) -> None:
+    """Refuse an adapter that reaches less than half of the decoder layers' weights.
+
+    key: where it stands in the config.
+    """
+    decoder = [row for row in rows if row.kind in DECODER]
+    weights, reached = sum(row.weights for row in decoder), sum(row.reached for row in decoder)
+    if reached >= _LEAST * weights:
+        return
+    what = (
+        f"the adapter would reach {reached:,} of the decoder layers' {weights:,} weights ({reached / weights:.0%}): "
+        f"{shallow.why}"
+    )
+    notes.refuse(f"{key}.targets", what, " or, to train so knowingly, ".join(shallow.ways), "SF-ADAPTER-SHALLOW")
