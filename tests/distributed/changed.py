@@ -28,7 +28,7 @@ def says_tensors(rank: int) -> None:
 
     from surefoot.runs import steps
 
-    train = steps.train
+    train = steps.run_loop
 
     def told(*arguments: Any) -> Any:
         found = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
@@ -36,4 +36,4 @@ def says_tensors(rank: int) -> None:
         print(f"rank {rank}: {sum(storages.values())} bytes in memory")
         return train(*arguments)
 
-    steps.train = told
+    steps.run_loop = told

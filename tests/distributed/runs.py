@@ -92,7 +92,7 @@ FAILS_IN_SETUP = """
 FLIPS = """
         import torch
         from dataclasses import replace
-        whole = module.train
+        whole = module.run_loop
         def train(job, *arguments):
             def batches(step):
                 if step == 3:
@@ -100,11 +100,11 @@ FLIPS = """
                     parameter.data.view(torch.int32).view(-1)[0] ^= 1 << 20
                 return job.batches(step)
             return whole(replace(job, batches=batches), *arguments)
-        module.train = train
+        module.run_loop = train
 """
 FULL_DISK = """
         import errno
-        whole = module.train
+        whole = module.run_loop
         def train(job, *arguments):
             proper, calls = job.engine.gathered, []
             def gathered(frozen=True):
@@ -114,7 +114,7 @@ FULL_DISK = """
                 return proper(frozen)
             job.engine.gathered = gathered
             return whole(job, *arguments)
-        module.train = train
+        module.run_loop = train
 """
 LEAVES_FILES = """
         from surefoot.system import disk, durable

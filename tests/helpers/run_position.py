@@ -51,7 +51,7 @@ class Journal:
         from surefoot.runs import run, steps
         from surefoot.training import loop
 
-        train = loop.train
+        train = loop.run_loop
 
         def told_train(job: Any, *arguments: Any) -> Any:
             evaluate = self._told(EVALUATION, job.evaluate) if job.evaluate else None
@@ -59,7 +59,7 @@ class Journal:
             with self.during(BETWEEN, AFTER):
                 return train(told, *arguments)
 
-        steps.train = told_train
+        steps.run_loop = told_train
         loop.train_step = self._told(STEP, loop.train_step)
         loop._save = self._told(SAVE, loop._save)
         run.publish = self._told(PUBLICATION, run.publish)

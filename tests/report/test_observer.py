@@ -17,7 +17,7 @@ from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Job, train
+from surefoot.training.loop import Job, run_loop
 from surefoot.training.objective import LossSum
 from surefoot.training.optimizer import Schedule
 from surefoot.training.optimizer_state import load_optimizer_tensors
@@ -108,7 +108,7 @@ def session(run, *, log_every=1, stop_after=None, die_after=None, evaluated=None
         start_step=state.step,
     ) as observer:
         observer.stop, observer.stop_after, observer.die_after = StopRequest(), stop_after, die_after
-        train(make_job(run, engine, observer), state, observer, observer.stop)
+        run_loop(make_job(run, engine, observer), state, observer, observer.stop)
     return screen.getvalue()
 
 
@@ -223,7 +223,7 @@ def test_a_run_that_diverges_leaves_rows_that_say_so(tmp_path):
     )
     job = dataclasses.replace(make_job(tmp_path, toy_engine(), observer), objective=nan_from_the_third_step)
     with pytest.raises(Diverged), observer:
-        train(job, RunState(), observer, StopRequest())
+        run_loop(job, RunState(), observer, StopRequest())
     bad = [row for row in read_rows(tmp_path / NAME) if row.get("skipped")]
     assert [(row["current_steps"], row["loss"], row["non_finite"]) for row in bad] == [
         (step, None, "loss") for step in (3, 4, 5)

@@ -87,7 +87,7 @@ def config(tmp_path):
 
 
 def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
-    step, calls = steps.train, []
+    step, calls = steps.run_loop, []
 
     def train(job, state, observer, stop):
         objective = job.objective
@@ -100,7 +100,7 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
 
         return step(dataclasses.replace(job, objective=hungry), state, observer, stop)
 
-    monkeypatch.setattr(steps, "train", train)
+    monkeypatch.setattr(steps, "run_loop", train)
     with pytest.raises(EnvironmentFault, match="training: out of memory"):
         stage.train_run(config, "new", Console(io.StringIO()), typed=())
     assert (tmp_path / "run" / "checkpoint-2" / "MANIFEST.json").is_file()

@@ -24,7 +24,7 @@ from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Job, train
+from surefoot.training.loop import Job, run_loop
 from surefoot.training.objective import LossSum
 from surefoot.training.optimizer import Schedule
 from surefoot.training.optimizer_state import load_optimizer_tensors
@@ -136,13 +136,13 @@ def resume(folder, **changes):
 def test_a_step_that_meets_a_limit_of_its_stage_is_told_before_the_run_ends(tmp_path):
     diary = Diary()
     with raises_fault("SF-PPO", "step 3"):
-        train(make_job(tmp_path, toy_engine(), memory=Braked()), RunState(), diary, diary.stop)
+        run_loop(make_job(tmp_path, toy_engine(), memory=Braked()), RunState(), diary, diary.stop)
     assert diary.lines == ["step 1", "step 2", "step 3"]
 
 
 def test_order_of_events(tmp_path):
     diary = Diary()
-    outcome = train(make_job(tmp_path, toy_engine()), RunState(), diary, diary.stop)
+    outcome = run_loop(make_job(tmp_path, toy_engine()), RunState(), diary, diary.stop)
     assert outcome.reason == "finished"
     expected = [f"step {n}" for n in range(1, 13)]
     expected.insert(4, "save 4")
@@ -166,7 +166,7 @@ def took(folder, monkeypatch, slow):
 
     job = dataclasses.replace(job, **{slow: slowed(getattr(job, slow))})
     diary = Diary()
-    state = train(job, RunState(), diary, diary.stop).state
+    state = run_loop(job, RunState(), diary, diary.stop).state
     monkeypatch.undo()
     return {what: seconds for what, seconds in state.beside.items() if seconds}, diary.lines
 
@@ -187,12 +187,12 @@ def test_saving_is_told_of_apart_and_the_next_checkpoint_knows_of_the_last(tmp_p
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path, stops):
     straight, broken = tmp_path / "a", tmp_path / "b"
     whole, diary = toy_engine(dropout=0.3), Diary()
-    final = train(make_job(straight, whole), RunState(), diary, diary.stop).state
+    final = run_loop(make_job(straight, whole), RunState(), diary, diary.stop).state
     losses, lines = {}, []
     job, state = make_job(broken, toy_engine(dropout=0.3)), RunState()
     for stop_after in [*stops, None]:
         part = Diary(stop_after)
-        outcome = train(job, state, part, part.stop)
+        outcome = run_loop(job, state, part, part.stop)
         assert outcome.reason == ("interrupted" if stop_after else "finished")
         losses |= part.losses
         lines += [line for line in part.lines if line.startswith("eval")]
@@ -218,15 +218,15 @@ def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where)
         return save(state)
 
     changes = {"evaluate": interrupted_evaluation} if where == "evaluate" else {"save": interrupted_save}
-    outcome = train(dataclasses.replace(job, **changes), RunState(), diary, diary.stop)
+    outcome = run_loop(dataclasses.replace(job, **changes), RunState(), diary, diary.stop)
     assert (outcome.reason, outcome.state.step) == ("interrupted", 4)
     assert diary.lines.count("save 4") == 1
     assert diary.lines[-1] == "save 4"
     whole, straight = toy_engine(dropout=0.3), Diary()
-    train(make_job(tmp_path / "a", whole, eval_steps=frozenset({4, 12})), RunState(), straight, straight.stop)
+    run_loop(make_job(tmp_path / "a", whole, eval_steps=frozenset({4, 12})), RunState(), straight, straight.stop)
     job, state = resume(tmp_path / "b", eval_steps=frozenset({4, 12}))
     rest = Diary()
-    train(job, state, rest, rest.stop)
+    run_loop(job, state, rest, rest.stop)
     assert same_bits(bits(whole), bits(job.engine))
     evaluations = [line for line in diary.lines + rest.lines if line.startswith("eval")]
     assert evaluations == [line for line in straight.lines if line.startswith("eval")]
@@ -234,22 +234,22 @@ def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where)
 
 def test_twin_resume_without_moments_differs(tmp_path):
     whole, diary = toy_engine(dropout=0.3), Diary()
-    train(make_job(tmp_path / "a", whole), RunState(), diary, diary.stop)
+    run_loop(make_job(tmp_path / "a", whole), RunState(), diary, diary.stop)
     part = Diary(6)
-    train(make_job(tmp_path / "b", toy_engine(dropout=0.3)), RunState(), part, part.stop)
+    run_loop(make_job(tmp_path / "b", toy_engine(dropout=0.3)), RunState(), part, part.stop)
     job, state = resume(tmp_path / "b")
     job.engine.optimizer.state.clear()
     rest = Diary()
-    train(job, state, rest, rest.stop)
+    run_loop(job, state, rest, rest.stop)
     assert not same_bits(bits(whole), bits(job.engine))
 
 
 def test_a_finished_run_does_nothing_more(tmp_path):
     diary = Diary()
-    train(make_job(tmp_path, toy_engine(dropout=0.3)), RunState(), diary, diary.stop)
+    run_loop(make_job(tmp_path, toy_engine(dropout=0.3)), RunState(), diary, diary.stop)
     job, state = resume(tmp_path)
     again = Diary()
-    assert train(job, state, again, again.stop).reason == "finished"
+    assert run_loop(job, state, again, again.stop).reason == "finished"
     assert again.lines == []
 
 
@@ -263,7 +263,7 @@ def test_patience_ends_the_run_and_saves(tmp_path):
         patience=2,
         min_delta=0.1,
     )
-    outcome = train(job, RunState(), diary, diary.stop)
+    outcome = run_loop(job, RunState(), diary, diary.stop)
     assert outcome.reason == "early_stopped"
     assert outcome.state.step == 3  # the first evaluation sets the mark, two more do not beat it
     assert diary.lines[-1] == "save 3"
@@ -306,7 +306,7 @@ def test_three_non_finite_steps_end_the_run_with_names_and_nothing_is_lost(tmp_p
     engine, diary = toy_engine(), Diary()
     job = make_job(tmp_path, engine, objective=poisoned_from(6))
     with pytest.raises(Diverged) as error:
-        train(job, RunState(), diary, diary.stop)
+        run_loop(job, RunState(), diary, diary.stop)
     fault = error.value.faults[0]
     assert (error.value.exit_code, fault.code, fault.where) == (5, "SF-DIVERGED", "step 8")
     assert re.search(r"examples \d+, ", fault.what)
@@ -322,7 +322,7 @@ def test_names_the_module_when_the_weights_are_the_cause(tmp_path):
     with torch.no_grad():
         engine.model.head.weight.fill_(3e38)
     with raises_fault("SF-DIVERGED", "step 3", "head"):
-        train(make_job(tmp_path, engine), RunState(), diary, diary.stop)
+        run_loop(make_job(tmp_path, engine), RunState(), diary, diary.stop)
 
 
 def test_says_so_when_a_replay_is_finite(tmp_path):
@@ -335,14 +335,14 @@ def test_says_so_when_a_replay_is_finite(tmp_path):
 
     diary = Diary()
     with raises_fault("SF-DIVERGED", "step 3", "replay"):
-        train(make_job(tmp_path, toy_engine(), objective=flaky), RunState(), diary, diary.stop)
+        run_loop(make_job(tmp_path, toy_engine(), objective=flaky), RunState(), diary, diary.stop)
 
 
 def test_two_fresh_runs_are_identical(tmp_path):
     first, second = (toy_engine(dropout=0.3) for _ in range(2))
     for name, engine in (("a", first), ("b", second)):
         diary = Diary()
-        train(make_job(tmp_path / name, engine), RunState(), diary, diary.stop)
+        run_loop(make_job(tmp_path / name, engine), RunState(), diary, diary.stop)
     assert same_bits(bits(first), bits(second))
 
 
@@ -361,8 +361,8 @@ class Wishing(StopRequest):
 def test_a_wish_is_granted_after_the_step_and_changes_nothing(tmp_path, wish, after, line):
     plain, asked = Diary(), Diary()
     one, other = toy_engine(dropout=0.3), toy_engine(dropout=0.3)
-    usual = train(make_job(tmp_path / "a", one), RunState(), plain, plain.stop).state
-    state = train(make_job(tmp_path / "b", other), RunState(), asked, Wishing(wish, asked, after)).state
+    usual = run_loop(make_job(tmp_path / "a", one), RunState(), plain, plain.stop).state
+    state = run_loop(make_job(tmp_path / "b", other), RunState(), asked, Wishing(wish, asked, after)).state
     assert [entry for entry in asked.lines if entry not in plain.lines] == [line]
     assert asked.lines[asked.lines.index(line) - 1] == f"step {after}"
     assert same_bits(bits(one), bits(other))
@@ -371,20 +371,20 @@ def test_a_wish_is_granted_after_the_step_and_changes_nothing(tmp_path, wish, af
 
 def test_what_is_due_anyway_is_not_done_twice(tmp_path):
     asked = Diary()
-    train(make_job(tmp_path, toy_engine()), RunState(), asked, Wishing("evaluate", asked, 5))
+    run_loop(make_job(tmp_path, toy_engine()), RunState(), asked, Wishing("evaluate", asked, 5))
     assert [entry for entry in asked.lines if entry.startswith("eval 5")] == ["eval 5 best"]
 
 
 def test_an_evaluation_before_the_first_step_comes_first_and_can_be_the_best(tmp_path):
     diary = Diary()
     job = make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12}))
-    train(job, RunState(), diary, diary.stop)
+    run_loop(job, RunState(), diary, diary.stop)
     assert diary.lines[:3] == ["eval 0 best", "save 0", "step 1"]
 
 
 def test_twin_a_state_that_counts_step_0_as_evaluated_skips_it(tmp_path):
     diary = Diary()
-    train(make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12})), RunState(evaluated=0), diary, diary.stop)
+    run_loop(make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12})), RunState(evaluated=0), diary, diary.stop)
     assert diary.lines[0] == "step 1"
 
 
@@ -409,7 +409,7 @@ LONG = {
 
 def trained(folder, stop_after=None, **changes):
     engine, diary = toy_engine(dropout=0.3), Diary(stop_after)
-    return train(make_job(folder, engine, **LONG | changes), RunState(), diary, diary.stop), engine
+    return run_loop(make_job(folder, engine, **LONG | changes), RunState(), diary, diary.stop), engine
 
 
 def test_a_spike_is_cut_counted_and_told(tmp_path):
@@ -417,7 +417,7 @@ def test_a_spike_is_cut_counted_and_told(tmp_path):
     engine, diary = toy_engine(), Diary()
     diary.step = lambda report, state: reports.append(report)
     job = make_job(tmp_path, engine, **LONG, objective=spiking_at(40))
-    outcome = train(job, RunState(), diary, diary.stop)
+    outcome = run_loop(job, RunState(), diary, diary.stop)
     assert [report.step for report in reports if report.spike] == [40]
     assert reports[39].grad_norm > 100 * reports[39].spike
     assert (outcome.state.guard.spikes, outcome.state.guard.skipped) == (1, 0)
@@ -428,7 +428,7 @@ def test_a_run_that_stopped_after_a_spike_goes_on_as_the_one_that_did_not(tmp_pa
     trained(tmp_path / "b", stop_after=39, objective=spiking_at(38, 41))
     job, state = resume(tmp_path / "b", **LONG, objective=spiking_at(2))  # step 41, the second from here
     rest = Diary()
-    again = train(job, state, rest, rest.stop)
+    again = run_loop(job, state, rest, rest.stop)
     assert same_bits(bits(straight), bits(job.engine))
     assert dataclasses.replace(again.state, seconds=0, beside={}) == dataclasses.replace(
         outcome.state, seconds=0, beside={}
@@ -455,7 +455,7 @@ def test_too_many_steps_that_are_not_finite_within_a_short_time_end_the_run(tmp_
     engine, diary = toy_engine(), Diary()
     job = make_job(tmp_path, engine, **LONG, objective=objective)
     with raises_fault("SF-DIVERGED", "step 20"):
-        train(job, RunState(), diary, diary.stop)
+        run_loop(job, RunState(), diary, diary.stop)
     assert trained(tmp_path / "b", objective=objective, max_recent=10)[0].reason == "finished"
 
 
@@ -490,7 +490,7 @@ def test_an_exception_outside_of_the_step_is_recorded_with_its_phase(tmp_path, p
     error, heard = ZeroDivisionError("planted"), Heard()
     job = crashing(make_job(tmp_path, toy_engine(), recorder=heard), phase, error)
     with pytest.raises(ZeroDivisionError) as caught:
-        train(job, RunState(), Diary(), StopRequest())
+        run_loop(job, RunState(), Diary(), StopRequest())
     assert caught.value is error
     ((attempt, told),) = heard.told
     assert (attempt.phase, attempt.step, told) == (phase, step, error)
@@ -502,7 +502,7 @@ def test_twin_a_refusal_is_not_recorded(tmp_path, phase):
     error, heard = EnvironmentFault(Fault("disk", "is full")), Heard()
     job = crashing(make_job(tmp_path, toy_engine(), recorder=heard), phase, error)
     with pytest.raises(EnvironmentFault):
-        train(job, RunState(), Diary(), StopRequest())
+        run_loop(job, RunState(), Diary(), StopRequest())
     assert heard.told == []
 
 

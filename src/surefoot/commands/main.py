@@ -30,35 +30,35 @@ from surefoot.system.messages import nearest_word
 
 
 class Entry(NamedTuple):
-    """Where a command is, and what the list of commands says about it. plans: whether it trains or says what training
-    takes, and so has the memory of this process as training has it."""
+    """Where a command is, and what the list of commands says about it. trains: whether it takes training steps or
+    forecasts them, and so restarts the process with the memory settings of a run."""
 
     module: str
     help: str
-    plans: bool = False
+    trains: bool = False
 
 
 COMMANDS = {
     "quickstart": Entry(
-        "surefoot.commands.quickstart.command", "Train a tiny model offline and see it learn.", plans=True
+        "surefoot.commands.quickstart.command", "Train a tiny model offline and see it learn.", trains=True
     ),
     "init": Entry("surefoot.commands.init", "Write a commented config for a model and data."),
     "train": Entry(
-        "surefoot.commands.train", "Fine-tune a model as a config says; resumable at any moment.", plans=True
+        "surefoot.commands.train", "Fine-tune a model as a config says; resumable at any moment.", trains=True
     ),
-    "plan": Entry("surefoot.commands.plan", "Show every choice of a run with its reason; trains nothing.", plans=True),
+    "plan": Entry("surefoot.commands.plan", "Show every choice of a run with its reason; trains nothing.", trains=True),
     "doctor": Entry(
-        "surefoot.commands.doctor.command", "Find what makes a machine or a run slow or wrong.", plans=True
+        "surefoot.commands.doctor.command", "Find what makes a machine or a run slow or wrong.", trains=True
     ),
     "tune": Entry(
-        "surefoot.commands.tune.command", "Find the fastest settings of a run by short real trials.", plans=True
+        "surefoot.commands.tune.command", "Find the fastest settings of a run by short real trials.", trains=True
     ),
     "data": Entry("surefoot.commands.data", "Show what the model would learn from, token by token."),
     "generate": Entry("surefoot.commands.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.commands.generate", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.commands.verify", "Check a run or checkpoint bit by bit, or compare two."),
     "replay": Entry(
-        "surefoot.commands.replay", "Run a step again that went wrong: does it go wrong again?", plans=True
+        "surefoot.commands.replay", "Run a step again that went wrong: does it go wrong again?", trains=True
     ),
     "compare": Entry("surefoot.commands.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.commands.board.server", "Watch the runs of a folder on a live local page."),
@@ -68,7 +68,7 @@ COMMANDS = {
     "convert": Entry("surefoot.commands.convert", "Turn weights in any known layout into a normal folder, or back."),
     "push": Entry("surefoot.commands.push", "Upload the model of a finished run to the hub, privately."),
     "translate": Entry("surefoot.commands.translate", "Show another tool's config or command as a surefoot config."),
-    "run": Entry("surefoot.commands.run", "Run another tool's command with surefoot.", plans=True),
+    "run": Entry("surefoot.commands.run", "Run another tool's command with surefoot.", trains=True),
     "migrate": Entry("surefoot.commands.migrate", "Rewrite a config for a model of another family."),
     "compat": Entry("surefoot.commands.compat", "Write scripts under the names that other tools' users call."),
     "explain": Entry("surefoot.commands.keys", "Explain a config key or an error code; list all keys."),
@@ -151,7 +151,7 @@ class LazyGroup(click.Group):
         typed = args[0] if args else extra.pop("args", None)
         words = list(sys.argv[1:] if typed is None else typed)
         command = next((self.table[word] for word in words if word in self.table), None)
-        if typed is None and command is not None and command.plans:  # the command of this program
+        if typed is None and command is not None and command.trains:  # the command of this program
             from surefoot.system import process
 
             process.restart_without_thread_cache()

@@ -49,11 +49,11 @@ def check_run(config: RunConfig, steps: int, origin: Translation | None = None) 
     from surefoot.commands.doctor.steps import check_steps
     from surefoot.interop.translation import in_its_words
 
-    found = Examination(check_steps(config, steps, console.say), {})
-    console.show(doctor_table(found))
-    for line, style in advice(found):
+    examination = Examination(check_steps(config, steps, console.say), {})
+    console.show(doctor_table(examination))
+    for line, style in advice(examination):
         console.say(in_its_words(origin, line) if origin else line, style=style)
-    return found.exit_code
+    return examination.exit_code
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,22 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: boo
     A config of another tool is recognised and translated; surefoot translate shows what becomes of it.
     """
     given = TrainFlags(mode=chosen_mode(resume, overwrite), **flags)
-    found = recognised(config, overrides)
-    if found is None:
-        return _train(load_or_exit(config, overrides).config, given)
-    if found.command != "train":
+    translation = recognised(config, overrides)
+    if translation is None:
+        return _check_or_launch(load_or_exit(config, overrides).config, given)
+    if translation.command != "train":
         advice = f"`surefoot translate {config}` prints the command"
-        raise click.UsageError(f"{config} is for {found.command}, not for training; {advice}")
-    return train_translation(found, given, read_from=config)
+        raise click.UsageError(f"{config} is for {translation.command}, not for training; {advice}")
+    return train_translation(translation, given, read_from=config)
 
 
-def train_translation(found: Translation, flags: TrainFlags, read_from: Path | None = None) -> int:
+def train_translation(translation: Translation, flags: TrainFlags, read_from: Path | None = None) -> int:
     """Train what another tool's words mean.
 
     flags: what they leave out is taken from these words.
     read_from: the file that was recognised, None for a command.
     """
-    words = found.arguments
+    words = translation.arguments
     said = {
         "mode": chosen_mode("--resume" in words, "--overwrite" in words),
         "push": _after("--push", words),
@@ -136,14 +136,14 @@ def train_translation(found: Translation, flags: TrainFlags, read_from: Path | N
         "time_every": int(_after("--time-every", words) or 0) or None,
     }
     flags = replace(flags, **{name: value for name, value in said.items() if getattr(flags, name) is None})
-    return _train(checked(found), flags, found, read_from)
+    return _check_or_launch(checked(translation), flags, translation, read_from)
 
 
 def _after(flag: str, words: Sequence[str]) -> str | None:
     return words[words.index(flag) + 1] if flag in words else None
 
 
-def _train(
+def _check_or_launch(
     config: RunConfig, flags: TrainFlags, origin: Translation | None = None, read_from: Path | None = None
 ) -> int:
     """The exit code. origin: the words of another tool that were translated."""
@@ -151,10 +151,10 @@ def _train(
         return check_run(config, flags.check, origin)
     mode = flags.mode or "new"
     with _explained_interruption(Path(config.output), mode):
-        return _train_in_mode(config, mode, flags, origin, read_from)
+        return _launch(config, mode, flags, origin, read_from)
 
 
-def _train_in_mode(
+def _launch(
     config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translation | None, read_from: Path | None
 ) -> int:
     if config.parallel.engine == "deepspeed" and not flags.dry_run:
@@ -226,8 +226,8 @@ def _typed(origin: Translation | None) -> list[str]:
     if origin is not None and "--" in words:
         at = words.index("--") + 1
         own = process.launch_environment()
-        told = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
-        words[at:at] = [word for word in told if word not in words]
+        assignments = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
+        words[at:at] = [word for word in assignments if word not in words]
     return ["surefoot", *veiled_words(words)]  # run.log keeps it
 
 

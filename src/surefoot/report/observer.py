@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunObserver:
-    """The observer of `training.loop.train`.
+    """The observer of `training.loop.run_loop`.
 
     epoch: step -> passes over the data after it.
     rows: what `cut_to_step` kept; empty at a fresh start.

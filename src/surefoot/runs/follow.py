@@ -33,13 +33,13 @@ _OVER = "over"
 
 def hand_over(session: Session, run: PreparedRun) -> None:
     """The first rank's word to the others: go on with this."""
-    found = run.found
+    existing = run.existing
     session.hand_over(
         {
             "plan": plan_to_json(run.plan),
-            "mode": found.mode,
-            "step": found.checkpoint.step if found.checkpoint else None,
-            "rollbacks": [asdict(one) for one in found.rollbacks],
+            "mode": existing.mode,
+            "step": existing.checkpoint.step if existing.checkpoint else None,
+            "rollbacks": [asdict(one) for one in existing.rollbacks],
             "commits": commits_to_json(run.commits),
             "identity": run.identity,
         }

@@ -54,22 +54,22 @@ _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may chan
 _DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
 
 
-def plan_of(config: RunConfig, found: FolderState, lengths: LengthFacts) -> RunPlan:
+def plan_of(config: RunConfig, existing: FolderState, lengths: LengthFacts) -> RunPlan:
     """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
     of ranks asks for it, and with another dropout those on dropout and attention. A fast path goes where the new
     engine or the new dropout does not allow it."""
-    if found.plan is None:
+    if existing.plan is None:
         return make_plan(config, lengths=lengths)
-    now, then = ranks_facts(config).world, found.plan.parallel.ranks.value
-    keys = {change.key for change in found.changes}
+    now, then = ranks_facts(config).world, existing.plan.parallel.ranks.value
+    keys = {change.key for change in existing.changes}
     drops = _DROPOUT in keys
     if not (drops or keys & _PLANNED or any(key.startswith("parallel") for key in keys) or now != then):
-        return found.plan
+        return existing.plan
     try:
-        anew = make_plan(as_settled(config, found.plan), lengths=lengths, measurements=found.plan.measurements)
+        anew = make_plan(as_settled(config, existing.plan), lengths=lengths, measurements=existing.plan.measurements)
     except InputError as error:
         raise InputError([_remedy_on_resume(fault, drops) for fault in error.faults]) from None
-    plan = replace(found.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
+    plan = replace(existing.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
     if anew.parallel.engine.value in CUTTING:
         plan = _drop_fast_paths(anew, plan, *SWITCHED)
     if drops:
@@ -88,11 +88,11 @@ def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
     return config.model_copy(update=asked)
 
 
-def other_kernels(found: FolderState, plan: RunPlan) -> list[str]:
+def other_kernels(existing: FolderState, plan: RunPlan) -> list[str]:
     """Which fast paths of the saved plan this one no longer has, and why."""
-    if found.plan is None:
+    if existing.plan is None:
         return []
-    before, now = found.plan.kernels, plan.kernels
+    before, now = existing.plan.kernels, plan.kernels
     names = {name: f"kernels.{name}" for name in SWITCHED} | {"documents": "data.packing"}
     return [
         f"{key} was {then.value}, is {choice.value}: {choice.reason}"

@@ -45,7 +45,7 @@ _FEW = 10  # evaluation examples whose mean says little
 
 def prepare(
     config: RunConfig,
-    found: FolderState,
+    existing: FolderState,
     console: Console,
     custom: Custom,
     commits: Commits | None = None,
@@ -63,14 +63,14 @@ def prepare(
     asked, phases = config, phases or Phases()
     with _with_faults_of(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
-        _say_what_was_found(console, found)
-        known = saved_commits(found.folder / DATA) if found.checkpoint else {}
+        _say_what_was_found(console, existing)
+        known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
         config, commits = pin(asked, known if commits is None else commits)
-        draft = found.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
+        draft = existing.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
-    if found.checkpoint is not None:
-        require_base(found.checkpoint, base)
+    if existing.checkpoint is not None:
+        require_base(existing.checkpoint, base)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     kind = FUNCTIONS[config.stage]
     phases.end("planning")
@@ -78,13 +78,13 @@ def prepare(
     check_answers(config, data)
     lengths = lengths_of(config, data)
     phases.end("data")
-    plan = with_template(plan_of(config, found, lengths), data)
+    plan = with_template(plan_of(config, existing, lengths), data)
     plan = replace(plan, origin=origin) if origin else plan
     phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
-    task = make_task(config, plan, data, found.rollbacks)
+    task = make_task(config, plan, data, existing.rollbacks)
     if custom.objective is not None:
         task = replace(task, objective=custom.objective)
     if custom.reward is not None:
@@ -99,24 +99,24 @@ def prepare(
         task.step_tokens,
         eval_at_start=config.eval_at_start,
     )
-    if found.plan is None:
+    if existing.plan is None:
         console.show_summary(run_summary(config, plan, data, base, timetable), [plan_table(plan), audit_report(data)])
-    elif any(change.key.startswith("data.eval") for change in found.changes):
+    elif any(change.key.startswith("data.eval") for change in existing.changes):
         console.show(audit_report(data))
-    if found.checkpoint is not None:
-        _refuse_what_is_over(config, found.checkpoint, timetable.total_steps)
-        _say_where_it_goes_on(console, found, found.checkpoint, plan, timetable)
+    if existing.checkpoint is not None:
+        _refuse_what_is_over(config, existing.checkpoint, timetable.total_steps)
+        _say_where_it_goes_on(console, existing, existing.checkpoint, plan, timetable)
     disk = disk_of(config, plan, len(timetable.save_steps))
     for caution in (
-        *check_disk(found.folder, disk, resumed=found.checkpoint is not None),
+        *check_disk(existing.folder, disk, resumed=existing.checkpoint is not None),
         *_cautions(config, base, task, timetable),
     ):
         console.say(f"caution: {caution}", style="yellow")
     identity = run_identity(asked, plan, base, task.data, custom.objective_name)
-    if found.checkpoint is not None:
-        for caution in check_identity(found.checkpoint, identity, other_kernels(found, plan)):
+    if existing.checkpoint is not None:
+        for caution in check_identity(existing.checkpoint, identity, other_kernels(existing, plan)):
             console.say(caution, style="yellow")
-    return PreparedRun(config, commits, found, plan, base, tokenizer, task, timetable, identity)
+    return PreparedRun(config, commits, existing, plan, base, tokenizer, task, timetable, identity)
 
 
 def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
@@ -181,10 +181,10 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
 
 
 def _say_where_it_goes_on(
-    console: Console, found: FolderState, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
+    console: Console, existing: FolderState, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
 ) -> None:
     """In place of a plan and an audit that the run's first start has shown."""
-    changed = [] if found.plan is None else plan_changes(found.plan, plan)
+    changed = [] if existing.plan is None else plan_changes(existing.plan, plan)
     after, total = checkpoint.step, timetable.total_steps
     here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
     console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
@@ -192,12 +192,12 @@ def _say_where_it_goes_on(
         console.say(f"  {line}")
 
 
-def _say_what_was_found(console: Console, found: FolderState) -> None:
-    for fault in found.rejected:
+def _say_what_was_found(console: Console, existing: FolderState) -> None:
+    for fault in existing.rejected:
         console.say(f"not used: {fault}", style="yellow")
-    for change in found.changes:
+    for change in existing.changes:
         console.say(sentence(change), style="yellow")
-    if found.checkpoint is not None:
-        console.say(f"resuming from {found.checkpoint.folder}")
-    elif found.mode == "resume":
-        console.say(f"no checkpoint in {found.folder}: starting at step 0")
+    if existing.checkpoint is not None:
+        console.say(f"resuming from {existing.checkpoint.folder}")
+    elif existing.mode == "resume":
+        console.say(f"no checkpoint in {existing.folder}: starting at step 0")

@@ -32,14 +32,14 @@ class PreparedRun:
     """All that is known before the model is loaded and the run folder is touched.
 
     config: with the commits in place of the hub's branches.
-    found: what lay in the run folder.
+    existing: what lay in the run folder.
     base: folder of the base model.
     identity: see `run_identity`.
     """
 
     config: RunConfig
     commits: Commits
-    found: FolderState
+    existing: FolderState
     plan: RunPlan
     base: Path
     tokenizer: PreTrainedTokenizerBase
@@ -50,12 +50,12 @@ class PreparedRun:
     @property
     def folder(self) -> Path:
         """Of the run."""
-        return self.found.folder
+        return self.existing.folder
 
     @property
     def resumed(self) -> bool:
         """Whether it goes on from a checkpoint."""
-        return self.found.checkpoint is not None
+        return self.existing.checkpoint is not None
 
 
 def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Task:

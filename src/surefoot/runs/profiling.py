@@ -5,7 +5,7 @@ phases.end("data")          # what went by since the last call
 console.say(phases.sentence())
 
 with profiled(job, wish, arithmetic, run_folder, done, observer) as job:
-    train(job, ...)
+    run_loop(job, ...)
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def read_rollbacks(run: Path) -> tuple[Recorded, ...]:
 
 def add_rollback(run: Path, one: Recorded) -> None:
     """On the disk when this returns. Raises EnvironmentFault where the disk refuses."""
-    told = [asdict(other) for other in (*read_rollbacks(run), one)]
-    durable.write_json(run / RECORD, sealed({"rollbacks": told}))
+    records = [asdict(other) for other in (*read_rollbacks(run), one)]
+    durable.write_json(run / RECORD, sealed({"rollbacks": records}))
 
 
 def note_rollbacks(run: Path) -> None:

@@ -102,19 +102,19 @@ def train_run(
         options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
         with captured_libraries(console):
             _say(console, options.tool_log.started())
-            while (code := _lead(config, mode, console, session, options, traces)) is None:
+            while (code := _lead_run(config, mode, console, session, options, traces)) is None:
                 options = replace(options, imports=0.0, commits=None)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
 
 
-def _origin(found: Translation | None) -> Origin | None:
-    if found is None:
+def _origin(translation: Translation | None) -> Origin | None:
+    if translation is None:
         return None
     from surefoot.interop.translation import said_keys
 
-    return Origin(found.tool, said_keys(found))
+    return Origin(translation.tool, said_keys(translation))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RunOptions:
         return find_tool_log(self.origin)
 
 
-def _lead(
+def _lead_run(
     config: RunConfig, mode: Mode, console: Console, session: Session, options: RunOptions, traces: CrashTraces
 ) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one.
@@ -145,13 +145,13 @@ def _lead(
     """
     phases = Phases(options.imports)
     with session.activity.during("planning and reading the data"):
-        found = _inspect(config, mode, options.custom)
-        if _is_untouched(found):
-            return _nothing_to_do(found, console, session)
+        existing = _inspect(config, mode, options.custom)
+        if _is_untouched(existing):
+            return _nothing_to_do(existing, console, session)
         origin = _origin(options.origin)
-        run = prepare(config, found, console, options.custom, options.commits, phases=phases, origin=origin)
+        run = prepare(config, existing, console, options.custom, options.commits, phases=phases, origin=origin)
     if _is_done(run):
-        return _nothing_to_do(run.found, console, session)
+        return _nothing_to_do(run.existing, console, session)
     if options.dry_run:
         steps = counted(run.timetable.total_steps, "step")
         console.say(f"dry run: {steps} planned; nothing was written to {run.folder}")
@@ -164,7 +164,7 @@ def _lead(
     if run.resumed:
         check_base(run.folder, run.base, base)
     shares = session.gather("share", {**loaded.share, START: phases.to_json()})
-    with lock_folder(run.found) as rejected:  # nothing in the run folder has changed until here
+    with lock_folder(run.existing) as rejected:  # nothing in the run folder has changed until here
         _begin_records(
             run,
             loaded,
@@ -180,7 +180,7 @@ def _lead(
         session.note_with(partial(_note_error, console))
         try:
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
-                return _train_and_publish(run, loaded, console, session, options, phases)
+                return _take_steps_and_publish(run, loaded, console, session, options, phases)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
                 loaded.engine.release()
@@ -216,15 +216,15 @@ def _begin_records(
     rejected: checkpoints that were set aside.
     """
     folder = run.folder
-    mended = _mended(run.found)
+    mended = _mended(run.existing)
     for path in rejected:
         console.say(f"set aside until the run is finished: {path}", style="yellow")
     to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
     records = audit_to_json(run.task.data) | {HUB: commits_to_json(run.commits)} | to_try
-    note_changes(run.found)
+    note_changes(run.existing)
     write_records(config, folder, run.plan, verified, records, options.origin, shares)
     keep_base(folder, base, anew=not run.resumed)
-    death = find_death(folder) if run.found.mode == "resume" else None
+    death = find_death(folder) if run.existing.mode == "resume" else None
     console.log_to(folder / LOG)
     note_rollbacks(folder)
     for sentence in mended:
@@ -232,7 +232,7 @@ def _begin_records(
     console.say(phases.sentence())
     if death is not None:
         console.say(resumed_sentence(death, folder, loaded.state.step), style="yellow")
-    for line in reminder(run.found, command=bool(options.typed)):
+    for line in reminder(run.existing, command=bool(options.typed)):
         console.say(line, style="yellow")
     if options.origin is not None:
         _say(console, options.tool_log.ready(run_facts(run, loaded)))
@@ -244,11 +244,11 @@ def _note_error(console: Console, text: str) -> None:
 
 
 def _went_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
-    config, found = run.config, run.found
+    config, existing = run.config, run.existing
     if config.guard.rollback == "off":
         return False
     try:
-        made = roll_back(found.folder, make_task(config, run.plan, run.task.data), found.rollbacks, error)
+        made = roll_back(existing.folder, make_task(config, run.plan, run.task.data), existing.rollbacks, error)
     except SurefootError as trouble:  # what ended the run is told still
         made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
     console.say(made if isinstance(made, str) else made.sentence, style="yellow")
@@ -266,42 +266,42 @@ def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
         raise InputError([*error.faults, *others]) from None
 
 
-def _mended(found: FolderState) -> list[str]:
+def _mended(existing: FolderState) -> list[str]:
     """What was wrong with the logs of a run that goes on from a checkpoint. Call it before anything is written to
     them."""
-    return mend_logs(found.folder, found.checkpoint.folder) if found.checkpoint else []
+    return mend_logs(existing.folder, existing.checkpoint.folder) if existing.checkpoint else []
 
 
-def _nothing_to_do(found: FolderState, console: Console, session: Session) -> int:
+def _nothing_to_do(existing: FolderState, console: Console, session: Session) -> int:
     """The folder of a finished run is taken only where a log of it is to be mended."""
-    checkpoint = found.checkpoint
+    checkpoint = existing.checkpoint
     if (
         checkpoint
         and has_copies(checkpoint.folder)
-        and any(one.fault for one in check_logs(found.folder, checkpoint.folder))
+        and any(one.fault for one in check_logs(existing.folder, checkpoint.folder))
     ):
-        with lock_folder(found):
-            for sentence in _mended(found):
+        with lock_folder(existing):
+            for sentence in _mended(existing):
                 console.say(sentence, style="yellow")
-    console.say(f"{found.folder} is finished; nothing to do")
+    console.say(f"{existing.folder} is finished; nothing to do")
     return hand_over_end(session)
 
 
-def _is_untouched(found: FolderState) -> bool:
+def _is_untouched(existing: FolderState) -> bool:
     """The run has published its outcome, and nothing that is asked for now changes the training: no need to look on."""
-    published = found.checkpoint is not None and is_published(found.folder, found.checkpoint.step)
-    return published and all(change.policy == "free" for change in found.changes)
+    published = existing.checkpoint is not None and is_published(existing.folder, existing.checkpoint.step)
+    return published and all(change.policy == "free" for change in existing.changes)
 
 
 def _is_done(run: PreparedRun) -> bool:
     """The newest checkpoint stands at the end of the run, and its outcome is published."""
-    checkpoint, stopping = run.found.checkpoint, run.config.early_stopping
+    checkpoint, stopping = run.existing.checkpoint, run.config.early_stopping
     if checkpoint is None or not is_published(run.folder, checkpoint.step):
         return False
     return has_ended(read_state(checkpoint), run.timetable.total_steps, stopping.patience if stopping else None)
 
 
-def _train_and_publish(
+def _take_steps_and_publish(
     run: PreparedRun, loaded: LoadedModels, console: Console, session: Session, options: RunOptions, phases: Phases
 ) -> int:
     folder, tool_log = run.folder, options.tool_log

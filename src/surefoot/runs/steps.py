@@ -35,7 +35,7 @@ from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import verify_checkpoint
 from surefoot.training.failure import CurrentBatch
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Observer, Outcome, train
+from surefoot.training.loop import Observer, Outcome, run_loop
 from surefoot.training.session import Session
 
 _FAST_PATHS = "fast_paths"  # key of environment.json, for each rank
@@ -78,7 +78,7 @@ def _with_batches(run: PreparedRun, plan: RunPlan) -> Task:
     same = plan.kernels.documents.value == run.plan.kernels.documents.value
     if same and plan.batch.micro.value == run.plan.batch.micro.value:
         return run.task
-    other = make_task(run.config, plan, run.task.data, run.found.rollbacks)
+    other = make_task(run.config, plan, run.task.data, run.existing.rollbacks)
     return replace(run.task, step_batches=other.step_batches, eval_batches=other.eval_batches)
 
 
@@ -125,9 +125,9 @@ def take_steps(
         with profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
             state = replace(loaded.state, trackers=trackers)
             if phases is not None:
-                phases.end("first step")
+                phases.end("batches of the first step")
                 state = state.spent("set-up", phases.whole - phases.compiling).spent("compile", phases.compiling)
-            return train(job, state, listener, stop)
+            return run_loop(job, state, listener, stop)
 
 
 def _watched(
@@ -137,23 +137,26 @@ def _watched(
     *,
     rollouts: bool,
 ) -> Callable[[int], Sequence[Weighted]]:
-    """With word on how far this rank has come. rollouts: the model runs before the step, for as long as it takes."""
+    """Report to activity and observer how far this rank has come.
 
-    def told(step: int) -> Sequence[Weighted]:
+    rollouts: the model runs before the step, for as long as it takes.
+    """
+
+    def watched(step: int) -> Sequence[Weighted]:
         activity.step_begins(step)
         with activity.during("running the model before the step") if rollouts else nullcontext():
-            found = batches(step)
+            micro_batches = batches(step)
         activity.tick()
-        observer.begins(step, [batch.examples for batch in found])
-        return found
+        observer.begins(step, [batch.examples for batch in micro_batches])
+        return micro_batches
 
-    return told
+    return watched
 
 
 def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModels:
     """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
-    loaded = load_models(run.config, run.plan, run.base, run.found.checkpoint, session.ranks)
-    loaded = replace(loaded, state=replace(loaded.state, rollbacks=run.found.rollbacks))
+    loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint, session.ranks)
+    loaded = replace(loaded, state=replace(loaded.state, rollbacks=run.existing.rollbacks))
     best = loaded.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.folder / f"checkpoint-{best.step}") if best else []
     if not faults:

@@ -47,8 +47,8 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
     parts: list[RenderableType] = [
         Hanging(Text(f"{name:<12}", "bold"), Text(value) if isinstance(value, str) else value) for name, value in lines
     ]
-    told = [*plan.cautions, *all_cautions(data)]
-    parts += [Hanging(Text("caution: ", "yellow"), Text(one, "yellow")) for one in told]
+    cautions = [*plan.cautions, *all_cautions(data)]
+    parts += [Hanging(Text("caution: ", "yellow"), Text(one, "yellow")) for one in cautions]
     where = f"all of the plan and the data's audit: {config.output}/run.log; here with -v"
     return Group(*parts, Text(where, "dim"))
 

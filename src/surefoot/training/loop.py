@@ -109,7 +109,7 @@ class Outcome:
     reason: Literal["finished", "early_stopped", "interrupted"]
 
 
-def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
+def run_loop(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
     """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
     checkpoint is whole.
 
@@ -117,7 +117,7 @@ def train(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> O
     Diverged for a moment of the optimizer that is not finite; the last checkpoint stays as it is.
     """
     clock = _Clock()
-    outcome = _train(job, state, observer, stop, clock)
+    outcome = _step_until_over(job, state, observer, stop, clock)
     _notify_saved(job, observer, wait=True)
     return replace(outcome, state=outcome.state.spent("saving", clock.lap()))
 
@@ -135,7 +135,7 @@ class _Clock:
         return seconds
 
 
-def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
+def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
     state = _with_memory(job, state)  # a checkpoint may come before the first step
     if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer, clock)
@@ -149,7 +149,7 @@ def _train(job: Job, state: RunState, observer: Observer, stop: StopRequest, clo
         state = state.spent("batches", clock.lap())
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
-        report = _step(job, attempt, spike_ceiling(state.norms) if job.clip_spikes else None, watch)
+        report = _recorded_step(job, attempt, spike_ceiling(state.norms) if job.clip_spikes else None, watch)
         brake: Diverged | None = None
         if job.memory is not None:
             brake = _brake(job, job.memory, attempt, report)
@@ -205,7 +205,7 @@ def _recorded(job: Job, attempt: Attempt) -> Iterator[None]:
         raise
 
 
-def _step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> StepReport:
+def _recorded_step(job: Job, attempt: Attempt, ceiling: float | None, watch: Watch) -> StepReport:
     with _recorded(job, attempt):
         return train_step(
             job.engine,

@@ -45,7 +45,7 @@ from surefoot.training.step import draw_number
 ENVIRONMENT = "environment.json"
 MOST = 4  # folders of one run: the first ones and the newest
 LARGEST = 512 * 2**20  # bytes of weights that are saved with a failure
-_RECENT = 50  # steps before it that are told
+_RECENT = 50  # steps before it that are recorded
 _WORDS = 2000  # letters of an exception's message
 
 
@@ -113,7 +113,7 @@ class FailureRecorder:
             place=place_of_error(error, engine.model) if error else "",
             bad_weights=tuple(self._bad_weights()),
             largest=largest_weight(self._loaded.engine.parameters),
-            rollbacks=self._run.found.rollbacks,
+            rollbacks=self._run.existing.rollbacks,
             phase=attempt.phase,
             examples=self._examples(attempt),
             needs=self._needs(attempt.phase),
@@ -162,10 +162,10 @@ class FailureRecorder:
         return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
 
     def _texts(self) -> dict[str, str]:
-        told = veiled_value(plain_config(self._run.config))
+        config = veiled_value(plain_config(self._run.config))
         lines = recent(self._run.folder)[-_RECENT:]
         return {
-            CONFIG: dump_plain(told),
+            CONFIG: dump_plain(config),
             PLAN: json.dumps({"plan": plan_to_json(self._loaded.plan)}, indent=2) + "\n",
             ENVIRONMENT: json.dumps(hardware.describe(), indent=2) + "\n",
             FLIGHT: "".join(f"{json.dumps(line)}\n" for line in lines),

@@ -51,7 +51,7 @@ from surefoot.training.evaluation import one_pass
 from surefoot.training.failure import CurrentBatch, Failure, Kept, is_device_error, read_failure
 from surefoot.training.guard import is_on_the_way
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import Job, train
+from surefoot.training.loop import Job, run_loop
 from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
@@ -160,7 +160,7 @@ def _from_checkpoint(
         _load(loaded, kept.weights, folder)
     run = with_models(run, loaded, ignore)
     failure, model, reached = kept.failure, loaded.engine.model, False
-    start = (run.found.checkpoint.step if run.found.checkpoint else 0) if _goes_on(kept) else None
+    start = (run.existing.checkpoint.step if run.existing.checkpoint else 0) if _goes_on(kept) else None
     try:
         if _goes_on(kept):
             loaded = replace(loaded, state=_go_on(run, loaded, loaded.state, failure.steps_before))
@@ -178,7 +178,7 @@ def _from_checkpoint(
 
 def set_up_again(run: PreparedRun) -> LoadedModels:
     """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
-    loaded = load_models(run.config, run.plan, run.base, run.found.checkpoint)
+    loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint)
     for path in planned_paths(run.plan):
         path.install(loaded.engine.model)
     return loaded
@@ -313,7 +313,7 @@ def _load(loaded: LoadedModels, weights: Mapping[str, torch.Tensor], folder: Pat
 
 def _go_on(run: PreparedRun, loaded: LoadedModels, state: RunState, last: int) -> RunState:
     """Take the steps after `state` up to step `last`."""
-    return train(job_again(run, loaded, last), state, SilentObserver(), StopRequest()).state
+    return run_loop(job_again(run, loaded, last), state, SilentObserver(), StopRequest()).state
 
 
 def job_again(run: PreparedRun, loaded: LoadedModels, last: int) -> Job:

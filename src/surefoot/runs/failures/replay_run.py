@@ -48,7 +48,7 @@ from surefoot.system.redaction import veiled
 from surefoot.training.diagnose import place_of_error
 from surefoot.training.followed import followed
 from surefoot.training.interrupt import StopRequest
-from surefoot.training.loop import train
+from surefoot.training.loop import run_loop
 from surefoot.training.profile import Part, Watch, unwatched
 from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
@@ -89,8 +89,8 @@ def take_again(
     with silent_console() as silence:
         name = read_json(run / PLAN).get("verified", {}).get("objective")
         check_loss(run, name, custom, "go on with it from Python, with the same objective and resume=True")
-        found = FolderState(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
-        prepared = prepare(config, found, silence, custom)
+        existing = FolderState(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
+        prepared = prepare(config, existing, silence, custom)
     for caution in check_identity(checkpoint, prepared.identity) if checkpoint else (_UNCHECKED,):
         tell("caution", caution)
     with device_faults("replay", prepared.config, prepared.plan):
@@ -106,16 +106,18 @@ def _take(
 
         def batches(number: int) -> Sequence[Weighted]:
             tell("step", str(number))
-            found = job.batches(number)
+            micro_batches = job.batches(number)
             if number == step:
                 if begun is not None:
-                    _check_examples(run.folder, begun, list(for_rank(found, 0, ranks)))
+                    _check_examples(run.folder, begun, list(for_rank(micro_batches, 0, ranks)))
                 stack.enter_context(followed(loaded.engine.model, tell))
-            return found
+            return micro_batches
 
         last = _Last(step, tell)
         try:
-            train(replace(job, batches=batches, watch=_told_parts(step, tell)), loaded.state, last, StopRequest())
+            run_loop(
+                replace(job, batches=batches, watch=_reported_parts(step, tell)), loaded.state, last, StopRequest()
+            )
         except SurefootError:
             raise
         except Exception as error:  # of a device too: it is this process's own, which ends now
@@ -132,14 +134,14 @@ def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]
         )
 
 
-def _told_parts(step: int, tell: Tell) -> Callable[[int], Watch]:
+def _reported_parts(step: int, tell: Tell) -> Callable[[int], Watch]:
     @contextmanager
-    def told(part: Part) -> Iterator[None]:
+    def reported(part: Part) -> Iterator[None]:
         tell("part", part)
         yield
         tell("part", "")
 
-    return lambda number: told if number == step else unwatched
+    return lambda number: reported if number == step else unwatched
 
 
 class _Last(SilentObserver):

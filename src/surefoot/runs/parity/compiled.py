@@ -1,7 +1,7 @@
 """A compiled model is tried before step 1: against the same model as it is written, on the run's own examples.
 
 Two micro-batches go forward and backward both ways. What compiled code computes may differ by rounding, within the
-limits of `differences`; a run that asks for code that differs by more ends, and names the key. Times are told,
+limits of `differences`; a run that asks for code that differs by more ends, and names the key. Times are shown,
 so that nobody compiles in vain, and decide nothing: what compiles is what the config says.
 """
 
@@ -62,9 +62,9 @@ def try_compiled(
             raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
         warn(f"compile: {what}; {STAYS}")
     gain, compiling = eager_seconds / seconds, max(first_seconds - seconds, 0.0)
-    told = f"compile: {plan.compile.value} took {compiling:.0f} s and makes a pass {gain:.2f} times as fast"
+    line = f"compile: {plan.compile.value} took {compiling:.0f} s and makes a pass {gain:.2f} times as fast"
     if gain > 1:
-        say(told)
+        say(line)
     else:
-        warn(f"{told}; {_OFF} in another run")
+        warn(f"{line}; {_OFF} in another run")
     return record | {"compiling": compiling, "seconds": seconds, "eager_seconds": eager_seconds}

@@ -22,7 +22,7 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
     """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
 
     settled: the run's plan without the paths that were taken out.
-    say: is told of smaller micro-batches, and of a forecast that does not fit; the plan keeps the line.
+    say: called with a line on smaller micro-batches, or on a forecast that does not fit; the plan keeps it.
     Every rank must ask.
     """
     if run.resumed or settled.kernels == run.plan.kernels:
@@ -44,11 +44,11 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
         what = (
             f"batch.micro: with the plain path the forecast is {size_text(memory.total)} of {room}; if memory runs out"
         )
-        return _told(replace(settled, memory=memory), f"{what}, lower it", say)
+        return _with_caution(replace(settled, memory=memory), f"{what}, lower it", say)
     reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, as a fast path was taken out: "
     reason += f"the plain path takes {size_text(memory.total)} so"
     batch = replace(batch, micro=Choice(batch.micro.value, reason, "measured"))
-    return _told(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
+    return _with_caution(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
 
 
 def _of_the_first_rank(batch: BatchPlan, engine: Engine) -> BatchPlan:
@@ -58,6 +58,6 @@ def _of_the_first_rank(batch: BatchPlan, engine: Engine) -> BatchPlan:
     return replace(batch, micro=replace(batch.micro, value=micro), accumulation=accumulation, tokens=tokens or None)
 
 
-def _told(plan: RunPlan, line: str, say: Callable[[str], None]) -> RunPlan:
+def _with_caution(plan: RunPlan, line: str, say: Callable[[str], None]) -> RunPlan:
     say(line)
     return replace(plan, cautions=(*plan.cautions, line))
