@@ -1,4 +1,4 @@
-"""What `surefoot train` imports before step 1: a LoRA run needs no translator, no doctor, no tuning and no pictures."""
+"""What `surefoot train` imports before step 1: a LoRA run needs no translator, doctor, tuning, pictures or other method."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from pathlib import Path
 import pytest
 
 from helpers.trained_runs import heron_config, heron_folder
+from surefoot.methods.table import functions_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from start import FIRST_LINE, STEP_1, measure
 
 PRINTED = "surefoot.interop.tool_log"  # the empty log lines of a run of our own
 ROOMS = ("surefoot.interop", "surefoot.evaluate", "surefoot.commands.doctor", "surefoot.commands.tune")
+METHODS = (
+    "surefoot.methods.ppo",
+    "surefoot.methods.preference",
+    "surefoot.methods.reference",
+    "surefoot.methods.reward",
+    "surefoot.methods.losses.ppo",
+    "surefoot.methods.losses.preference",
+    "surefoot.methods.losses.kto",
+)
 LIBRARIES = ("matplotlib", "datasets", "pandas", "pyarrow", "deepspeed", "lm_eval", "torchvision", "wandb", "mlflow")
 
 
 def needless(modules: list[str]) -> set[str]:
-    """What a LoRA run on a JSON file does not need."""
+    """What a supervised LoRA run on a JSON file does not need."""
     wanted = {"surefoot.interop", PRINTED}
-    names = (*ROOMS, *LIBRARIES)
+    names = (*ROOMS, *METHODS, *LIBRARIES)
     return {one for one in modules if one not in wanted and any(f"{one}.".startswith(f"{name}.") for name in names)}
 
 
@@ -36,6 +46,12 @@ def test_a_lora_run_imports_only_what_it_needs_before_step_1(place):
     assert "peft" in found[STEP_1]["modules"]
     assert not {"torch", "transformers", "numpy"} & set(found[FIRST_LINE]["modules"])
     assert found[FIRST_LINE]["processor"] < found[STEP_1]["processor"]
+
+
+def test_twin_what_other_methods_compute_is_imported_with_their_row():
+    for method in ("ppo", "dpo", "reward"):
+        functions_of(method)
+    assert {*METHODS} <= needless(list(sys.modules))
 
 
 def test_twin_a_config_of_another_tool_imports_the_dialects(place):

@@ -17,7 +17,8 @@ from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, 
 from surefoot.method_facts.methods import METHODS, SECTIONS
 from surefoot.methods.losses.preference import LOSSES
 from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.method import MethodFunctions
+from surefoot.methods.table import FUNCTIONS, functions_of
 
 SRC = ROOT / "src" / "surefoot"
 NAMES = frozenset({*METHODS, *PAIR_LOSSES, *REWARD_LOSSES})
@@ -93,6 +94,7 @@ def test_the_config_takes_the_names_of_the_rows():
 
 def test_every_row_has_its_functions_and_every_section_its_keys():
     assert FUNCTIONS.keys() == METHODS.keys()
+    assert {name: type(functions_of(name)) for name in METHODS} == dict.fromkeys(METHODS, MethodFunctions)
     assert LOSSES.keys() == PAIR_LOSSES.keys()
     assert OF_REWARD_MODELS.keys() == REWARD_LOSSES.keys()
     for section in SECTIONS:

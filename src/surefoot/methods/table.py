@@ -1,28 +1,63 @@
-"""What each method computes, by the name that the config's `stage` gives it."""
+"""What each method computes, by the name that the config's `stage` gives it.
+
+Each row imports its own modules when it is asked for, so a run loads those of its method alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from surefoot.method_facts.losses import joined
 from surefoot.method_facts.methods import METHODS
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import MethodFunctions
-from surefoot.methods.ppo.models import build_ppo
-from surefoot.methods.ppo.start import start_ppo
-from surefoot.methods.ppo.task import ppo_task, prepare_ppo
-from surefoot.methods.preference import dpo_task, kto_task, start_dpo, start_kto
-from surefoot.methods.reward import build_reward, reward_task
-from surefoot.methods.sft import sft_task
 
-FUNCTIONS: Mapping[str, MethodFunctions] = joined(
+
+def functions_of(method: str) -> MethodFunctions:
+    """Of a key of `FUNCTIONS`."""
+    return FUNCTIONS[method]()
+
+
+def _sft() -> MethodFunctions:
+    from surefoot.methods.sft import sft_task
+
+    return MethodFunctions(prepare_examples, sft_task)
+
+
+def _reward() -> MethodFunctions:
+    from surefoot.methods.reward import build_reward, reward_task
+
+    return MethodFunctions(prepare_examples, reward_task, build_reward)
+
+
+def _dpo() -> MethodFunctions:
+    from surefoot.methods.preference import dpo_task, start_dpo
+
+    return MethodFunctions(prepare_examples, dpo_task, start=start_dpo)
+
+
+def _kto() -> MethodFunctions:
+    from surefoot.methods.preference import kto_task, start_kto
+
+    return MethodFunctions(prepare_examples, kto_task, start=start_kto)
+
+
+def _ppo() -> MethodFunctions:
+    from surefoot.methods.ppo.models import build_ppo
+    from surefoot.methods.ppo.start import start_ppo
+    from surefoot.methods.ppo.task import ppo_task, prepare_ppo
+
+    return MethodFunctions(prepare_ppo, ppo_task, build_ppo, start_ppo)
+
+
+FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
     METHODS,
     {
-        "pretrain": MethodFunctions(prepare_examples, sft_task),
-        "sft": MethodFunctions(prepare_examples, sft_task),
-        "reward": MethodFunctions(prepare_examples, reward_task, build_reward),
-        "dpo": MethodFunctions(prepare_examples, dpo_task, start=start_dpo),
-        "kto": MethodFunctions(prepare_examples, kto_task, start=start_kto),
-        "ppo": MethodFunctions(prepare_ppo, ppo_task, build_ppo, start_ppo),
+        "pretrain": _sft,
+        "sft": _sft,
+        "reward": _reward,
+        "dpo": _dpo,
+        "kto": _kto,
+        "ppo": _ppo,
     },
 )

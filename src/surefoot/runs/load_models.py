@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built, LoadedModels
 from surefoot.methods.policy import load_policy, write_policy
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
@@ -86,7 +86,7 @@ def load_models(
     at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
     policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
-    build = FUNCTIONS[config.stage].build
+    build = functions_of(config.stage).build
     found = verify_model(policy, plan, at_first.type)
     built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
     if checkpoint is not None:

@@ -22,7 +22,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.templates import is_file
 from surefoot.methods.sources import settled
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.planning.fast_paths import CUTTING
@@ -44,7 +44,7 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
     draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
     try:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)
-        data = FUNCTIONS[config.stage].prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
+        data = functions_of(config.stage).prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
     except SurefootError as error:
         return make_plan(config), str(error)
     return with_template(make_plan(config, lengths=lengths_of(config, data)), data), ""

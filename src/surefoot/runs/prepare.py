@@ -15,7 +15,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
 from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Task
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder, stored_tensors
 from surefoot.models.load import layout_caution
 from surefoot.planning.packing import without_packing
@@ -72,7 +72,7 @@ def prepare(
     if existing.checkpoint is not None:
         require_base(existing.checkpoint, base)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
-    kind = FUNCTIONS[config.stage]
+    kind = functions_of(config.stage)
     phases.end("planning")
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)

@@ -19,7 +19,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.method import CRITIC, LoadedModels, Notify, Task
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.table import functions_of
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
 from surefoot.runs.run_folder import FolderState
@@ -60,7 +60,7 @@ class PreparedRun:
 
 def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Task:
     """The data under a plan, in the order of a run with these rollbacks."""
-    task = FUNCTIONS[config.stage].task(config, plan, data)
+    task = functions_of(config.stage).task(config, plan, data)
     if not rollbacks:
         return task
     batches, places, order = task.step_batches, task.step_places, partial(data_step, tuple(rollbacks))
@@ -74,7 +74,7 @@ def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: S
 
 def with_models(run: PreparedRun, loaded: LoadedModels, notify: Notify) -> PreparedRun:
     """The run whose task has its models, which it may run. notify: also called during the steps."""
-    start = FUNCTIONS[run.config.stage].start
+    start = functions_of(run.config.stage).start
     return run if start is None else replace(run, task=start(run, loaded, notify))
 
 

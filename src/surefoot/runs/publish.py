@@ -16,7 +16,6 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import TOKENIZER_FILES
-from surefoot.methods.reward import evaluated_ranking
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
@@ -144,6 +143,8 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
 
 def _about_ranking(results: Mapping[str, Any]) -> list[str]:
     """What is to be said of a reward model before anything is made to follow it."""
+    from surefoot.methods.reward import evaluated_ranking
+
     ranking = evaluated_ranking(results)
     if ranking is None:
         return ["no pairs were held out, so nobody knows how often it prefers the better answer; set data.eval: 0.05"]

@@ -106,7 +106,8 @@ def apart(monkeypatch) -> None:
             config, replace(plan, ppo=replace(plan.ppo, reward=APART, reference=APART)), policy, base
         )
 
-    monkeypatch.setitem(kinds.FUNCTIONS, "ppo", replace(kinds.FUNCTIONS["ppo"], build=build))
+    own = replace(kinds.functions_of("ppo"), build=build)
+    monkeypatch.setitem(kinds.FUNCTIONS, "ppo", lambda: own)
 
 
 def outcome(run: Path) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
@@ -275,7 +276,8 @@ def test_a_critic_trains_in_fp32_what_its_reward_model_trained_in_full(world, tm
             seen.append({one.dtype for one in build(*given).model.parameters() if one.requires_grad})
         raise EnvironmentFault("seen")
 
-    monkeypatch.setitem(kinds.FUNCTIONS, "ppo", replace(kinds.FUNCTIONS["ppo"], build=built))
+    own = replace(kinds.functions_of("ppo"), build=built)
+    monkeypatch.setitem(kinds.FUNCTIONS, "ppo", lambda: own)
     with pytest.raises(EnvironmentFault, match="seen"):
         train(config_of(world, tmp_path / "run", reward=str(tmp_path / "reward")) | {"precision": "bf16"})
     assert seen == [{torch.float32}, {torch.float32, torch.bfloat16}]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import prefetched
-from surefoot.methods.table import FUNCTIONS
+from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.modes import eager_mode
 from surefoot.models.product_flops import ProductFlops
@@ -123,4 +123,6 @@ def in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
     """The first step's, of so many examples each, packed where the run packs them."""
     run = one.run
     batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro), tokens=None)
-    return FUNCTIONS[run.config.stage].task(run.config, replace(run.plan, batch=batch), run.task.data).step_batches(1)
+    return (
+        functions_of(run.config.stage).task(run.config, replace(run.plan, batch=batch), run.task.data).step_batches(1)
+    )
