@@ -1,4 +1,4 @@
-"""What `surefoot train` imports before step 1: a LoRA run needs no translator, doctor, tuning, pictures or other method."""
+"""What `surefoot train` imports before step 1: a LoRA run needs no translator, doctor, pictures or other method."""
 
 from __future__ import annotations
 

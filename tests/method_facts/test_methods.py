@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,7 @@ from helpers.doc_pages import ROOT
 from surefoot.config.methods import AlignmentConfig, RewardConfig
 from surefoot.config.schema import RunConfig
 from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, read_by
-from surefoot.method_facts.methods import METHODS, SECTIONS
+from surefoot.method_facts.methods import METHODS, SECTIONS, MethodFacts
 from surefoot.methods.losses.preference import LOSSES
 from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
 from surefoot.methods.method import MethodFunctions
@@ -126,6 +127,71 @@ def test_a_key_of_some_losses_names_them():
     losses = {"a": LossFacts(reference=True, keys=("margin",)), "b": LossFacts(reference=False)}
     assert read_by("margin", losses) == ("a",)
     assert read_by("beta", losses) == ()
+
+
+def in_words(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def text_of(section: str) -> dict[str, str]:
+    """Key -> the text under it, which `surefoot explain` and the schema show."""
+    fields = type(RunConfig.model_fields[section].default).model_fields
+    return {key: " ".join((field.description or "").split()) for key, field in fields.items()}
+
+
+def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> list[str]:
+    """Keys whose text names other methods or losses than the rows of the methods that read the section."""
+    found = []
+    for name, method in methods.items():
+        for key in said:
+            readers = in_words(read_by(key, method.losses)) if read_by(key, method.losses) else ""
+            only = readers or (name if key in method.own_keys else "")
+            if only and not re.match(rf"{only} only[.:] ", said[key]):
+                found.append(key)
+        if method.losses:
+            named = re.findall(r"(?:^|\. )([a-z]+): ", said["loss"])
+            found += ["loss"] if {*named} != {*method.losses} else []
+        if method.reference and method.losses:
+            free = in_words([loss for loss, row in method.losses.items() if not row.reference])
+            found += [] if f"Without a reference: {free}." in said["loss"] else ["reference"]
+            found += [] if at_one(method.losses) in said["sft"] else ["sft"]
+    return found
+
+
+def at_one(losses: Mapping[str, LossFacts], quote: str = "") -> str:
+    (weight,) = {row.sft for row in losses.values() if row.sft}
+    names = in_words([f"{quote}{name}{quote}" for name, row in losses.items() if row.sft])
+    return f"t {weight:g} by definition: {names}"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_texts_of_keys_name_the_losses_of_the_rows(section):
+    readers = {name: one for name, one in METHODS.items() if one.section == section}
+    assert unlike_rows(text_of(section), readers) == []
+
+
+def test_twins_a_row_that_changes_makes_the_texts_untrue():
+    said, dpo = text_of("alignment"), METHODS["dpo"]
+    changes = {
+        "label_smoothing": {"ipo": replace(PAIR_LOSSES["ipo"], keys=("label_smoothing",))},
+        "reference": {"orpo": replace(PAIR_LOSSES["orpo"], reference=True)},
+        "sft": {"simpo": replace(PAIR_LOSSES["simpo"], sft=1.0)},
+        "loss": {"slic": LossFacts(reference=True)},
+    }
+    for key, change in changes.items():
+        assert unlike_rows(said, {"dpo": replace(dpo, losses={**PAIR_LOSSES, **change})}) == [key]
+    assert unlike_rows(said, {"dpo": replace(dpo, own_keys=("good",))}) == ["good"]
+
+
+def test_the_page_names_the_losses_of_the_rows():
+    page = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")
+    assert at_one(PAIR_LOSSES, "`") in page
+    rows = re.findall(r"^\| (`[^|]+`) with `(\w+):", page, re.M)
+    assert rows
+    assert {key: " or ".join(f"`{name}`" for name in read_by(key, PAIR_LOSSES)) for _, key in rows} == {
+        key: names for names, key in rows
+    }
 
 
 def imports(file: Path) -> set[str]:

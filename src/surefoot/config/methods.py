@@ -36,8 +36,8 @@ class RewardConfig(Section):
 class AlignmentConfig(Section):
     loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024, simpo: Meng et al. 2024 and cpo: Xu et al. 2024, which need no reference. FILE.py:FUNCTION or
-    MODULE:FUNCTION: a loss of your own, (pairs, constants) -> the loss of each pair."""
+    et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION or MODULE:FUNCTION: a loss of your own,
+    (pairs, constants) -> the loss of each pair. Without a reference: orpo, simpo and cpo."""
     beta: Positive = 0.1
     """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo, cpo: scale of
     the reward."""
@@ -46,7 +46,8 @@ class AlignmentConfig(Section):
     margin: NonNegative = 0.5
     """simpo only: by how much the better answer's reward should be higher, gamma in the paper."""
     sft: NonNegative = 0.0
-    """Weight of the cross entropy of the better answers, added to the loss; orpo and cpo have it at 1 by themselves."""
+    """dpo only: weight of the cross entropy of the better answers, added to the loss. At 1 by definition: orpo and
+    cpo."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""
     bad: NonNegative = 1.0
