@@ -50,7 +50,7 @@ CASES = {  # the place that is named, and the code; "" of what click refuses
     "train run.yaml model=CUT": ("CUT/model.safetensors: ", "SF-MODEL-WEIGHTS"),
     "train run.yaml adapter.kind=lora adapter.rank=2 adapter.targets=[q_prj]": (
         "adapter.targets: ",
-        "SF-CONFIG-CONFLICT",
+        "SF-ADAPTER-TARGETS",
     ),
     "convert none --out out": ("none: ", "SF-FILE-MISSING"),
     "convert rows.json --out out": ("rows.json: ", "SF-MODEL-WEIGHTS"),
@@ -144,7 +144,7 @@ def test_an_output_folder_in_use_hides_no_conflict_of_the_config(place):
     assert (found["torch"], found["exit"]) == (False, 2)
     assert [line.rpartition(" ")[2] for line in found["stderr"].splitlines()] == [
         "[SF-USE-OUTPUT]",
-        "[SF-CONFIG-CONFLICT]",
+        "[SF-ADAPTER-TARGETS]",
     ]
 
 

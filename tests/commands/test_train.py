@@ -261,7 +261,7 @@ def test_overwrite_replaces_a_run_once_all_checks_have_passed_but_not_a_stranger
     (trial.output / "thesis.txt").unlink()
     assert trial()[0] == 0
     before = trial.files()
-    assert trial.codes("--overwrite", "adapter.targets=[nothing_proj]") == (2, ["SF-CONFIG-CONFLICT"])
+    assert trial.codes("--overwrite", "adapter.targets=[nothing_proj]") == (2, ["SF-ADAPTER-TARGETS"])
     (trial.folder / "train.json").write_text('[{"instruction": "x"}]')
     assert trial.codes("--overwrite") == (2, ["SF-DATA-FORMAT"])
     assert trial.files() == before

@@ -640,7 +640,7 @@ def test_what_fills_the_disk_beside_a_cache_is_told(run, file, tmp_path, monkeyp
 
     monkeypatch.setattr("surefoot.system.disk.write", full)
     monkeypatch.setattr("tempfile.mkdtemp", lambda *_: str(tmp_path))
-    with raises_fault("SF-FILE-WRITE", tmp_path):
+    with raises_fault("SF-DISK-FULL", tmp_path):
         run(file, cache=tmp_path / "taken" / "cache")
 
 

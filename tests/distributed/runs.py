@@ -36,7 +36,7 @@ ENDLESS = {"duration": "100000 steps", "eval_every": None}
 _CHANGED = """
 import os, sys, importlib.abc, importlib.util
 
-NAMES = ["surefoot.training." + name for name in ("watchdog", "session", "beat")] + ["{of}"]
+NAMES = ["surefoot.training." + name for name in ("watchdog", "session", "activity")] + ["{of}"]
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):

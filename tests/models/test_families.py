@@ -265,5 +265,5 @@ def test_targets_of_another_family_are_refused_with_what_exists(tmp_path, name, 
     facts = model_facts(tmp_path, CONFIGS[name])
     plan_adapter(run_config(adapter={"kind": "lora", "targets": [target]}).adapter, facts, 0, notes)
     (fault,) = notes.faults
-    assert (fault.where, fault.code) == ("adapter.targets", "SF-CONFIG-CONFLICT")
+    assert (fault.where, fault.code) == ("adapter.targets", "SF-ADAPTER-TARGETS")
     assert all(module in f"{fault.what} {fault.fix}" for module in there)

@@ -294,7 +294,7 @@ class TestOccupy:
     def test_what_another_process_did_since_the_claim_is_seen(self, config, stopped):
         found = inspect_folder(config(), "resume")
         (stopped / "checkpoint-6").mkdir()
-        with raises_fault("SF-RESUME-CHANGED", stopped), lock_folder(found):
+        with raises_fault("SF-FOLDER-BUSY", stopped), lock_folder(found):
             pass
         assert (stopped / "checkpoint-6").is_dir()
 

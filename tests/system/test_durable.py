@@ -36,7 +36,8 @@ def refused(number: int, path: Path):
     with pytest.raises(EnvironmentFault) as caught:
         yield
     (fault,) = caught.value.faults
-    assert (fault.code, fault.where, caught.value.__cause__.errno) == ("SF-FILE-WRITE", str(path), number)
+    code = "SF-DISK-FULL" if number == errno.ENOSPC else "SF-FILE-WRITE"
+    assert (fault.code, fault.where, caught.value.__cause__.errno) == (code, str(path), number)
     assert bool(fault.fix) == (number not in (errno.ENOTDIR, errno.EIO))
 
 

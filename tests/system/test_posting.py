@@ -76,7 +76,7 @@ def test_what_is_no_address_is_refused():
     for address in ["ftp://a", "http://", "http://a:b", "localhost:8000", "http://a:99999"]:
         with pytest.raises(InputError) as caught:
             server(address, "ppo.vllm_url")
-        assert [(one.where, one.code) for one in caught.value.faults] == [("ppo.vllm_url", "SF-SERVER")]
+        assert [(one.where, one.code) for one in caught.value.faults] == [("ppo.vllm_url", "SF-CONFIG-VALUE")]
 
 
 def test_a_password_is_not_repeated():

@@ -52,7 +52,7 @@ class Capture:
                 tensor = file.get_tensor(entry["tensor"])
         except (OSError, SafetensorError) as error:
             raise InputError(
-                Fault(str(path), f"cannot be read: {error}", "capture again", code="SF-EVALUATE")
+                Fault(str(path), f"cannot be read: {error}", "capture again", code="SF-FILE-UNREADABLE")
             ) from None
         if list(tensor.shape) != entry["shape"]:
             what = f"{name} is {list(tensor.shape)}, and the index says {entry['shape']}"

@@ -20,6 +20,7 @@ from surefoot.planning.plan import AdapterPlan, Choice
 from surefoot.system.messages import nearest_word
 
 _DORA = "SF-ADAPTER-DORA"
+_TARGETS = "SF-ADAPTER-TARGETS"
 
 
 def plan_adapter(
@@ -157,7 +158,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
     for name in request.targets:
         if not any(_matches(module, name) for module in model.modules):
             what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
-            notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True))
+            notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True), _TARGETS)
     chosen = [
         module
         for module in model.modules
@@ -166,7 +167,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
     ]
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
-        notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}")
+        notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}", _TARGETS)
     return chosen
 
 
@@ -196,7 +197,7 @@ def _saved_in_full(
     for name in names:
         if not any(module.name.endswith(name) for module in model.modules):
             fix = _suggestion(name, model, linear=False)
-            notes.refuse(f"{key}.modules_to_save", f"no module is called {name!r}", fix)
+            notes.refuse(f"{key}.modules_to_save", f"no module is called {name!r}", fix, _TARGETS)
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in names)]
     for module in saved:
         if module in targets:

@@ -92,12 +92,14 @@ def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
             read_text(Path(name))
         except InputError as error:
             for fault in error.faults:
-                notes.refuse("data.template", f"{fault.where}: {fault.what}", fault.fix)
+                notes.refuse("data.template", f"{fault.where}: {fault.what}", fault.fix, fault.code)
     elif name == OWN:
         if tokenizer.chat_template is None:
-            notes.refuse("data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}")
+            notes.refuse(
+                "data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
+            )
     elif isinstance(fault := named_row(name, tokenizer.is_special), Fault):
-        notes.refuse(fault.where, fault.what, fault.fix)
+        notes.refuse(fault.where, fault.what, fault.fix, fault.code)
 
 
 def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:

@@ -20,6 +20,7 @@ from surefoot.planning.plan import Choice, Source, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
 from surefoot.system.messages import nearest_word
 
+_CODE = "SF-TOKENIZER"  # of a tokenizer that lacks a token, or is another model's
 ADDED_PAD = "<|pad|>"
 # Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
 USUAL_LENGTH = 2048
@@ -69,7 +70,7 @@ def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, 
         return Choice(positions, "asked for: all positions of the model", "user")
     if request > positions:
         what = f"is {request}, but the model has {positions} positions"
-        notes.refuse("data.max_length", what, f"use at most {positions}")
+        notes.refuse("data.max_length", what, f"use at most {positions}", "SF-DATA-LENGTH")
     return Choice(request, "asked for", "user")
 
 
@@ -77,7 +78,7 @@ def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> N
     """A token without an embedding row would index past the end."""
     if tokenizer.ordinary_size > model.vocab:
         what = f"the tokenizer has ids up to {tokenizer.ordinary_size - 1}, the model only {model.vocab} embedding rows"
-        notes.refuse("model", what, "use the tokenizer that belongs to the model")
+        notes.refuse("model", what, "use the tokenizer that belongs to the model", _CODE)
     elif tokenizer.size > model.vocab:
         beyond = [text for number, text in sorted(tokenizer.special.items()) if number >= model.vocab]
         notes.caution(f"special tokens without an embedding row are never used: {', '.join(beyond)}")
@@ -120,7 +121,7 @@ def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: 
     if token not in tokenizer.ids:
         near = nearest_word(token, list(tokenizer.special.values()))
         fix = f"did you mean {near}?" if near else "use auto, add, or a special token of this tokenizer"
-        notes.refuse("tokenizer.pad", f"the tokenizer has no token {token!r}", fix)
+        notes.refuse("tokenizer.pad", f"the tokenizer has no token {token!r}", fix, _CODE)
     elif not tokenizer.is_special(token):
         what = f"{token!r} is an ordinary token (id {choice.id}): text can contain it"
         notes.refuse("tokenizer.pad", what, "use auto, add, or a special token")
@@ -244,7 +245,8 @@ def _stop(template: str, family: Family | None, tokenizer: TokenizerFacts, notes
     if tokenizer.eos is None:
         missing = tokenizer.missing.get("eos")
         what = f"its EOS {missing!r} is not in the vocabulary" if missing else "names no EOS token"
-        notes.refuse("tokenizer", f"{what}: no answer could end", "set eos_token in the model's tokenizer_config.json")
+        fix = "set eos_token in the model's tokenizer_config.json"
+        notes.refuse("tokenizer", f"{what}: no answer could end", fix, _CODE)
         return Choice((), "none", "default")
     ends = turn_ends(template, family, tokenizer)
     found = [tokenizer.eos.id, *(tokenizer.ids[text] for text in ends), *tokenizer.stops]

@@ -32,7 +32,7 @@ def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda reco
     for number, record in _numbered(path):
         if record is None or not is_sound(record):
             raise IntegrityError(
-                Fault(f"{path}:{number}", f"is not {kind}", "delete this line", code="SF-CHECKPOINT-DAMAGED")
+                Fault(f"{path}:{number}", f"is not {kind}", "delete this line", code="SF-FILE-UNREADABLE")
             )
         records.append(record)
     return records

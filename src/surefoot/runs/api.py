@@ -89,7 +89,7 @@ def train(
                 "train",
                 "resume continues a run and overwrite replaces it",
                 "give one of them",
-                code="SF-CONFIG-CONFLICT",
+                code="SF-USE-FLAG",
             )
         )
     chosen = _config(config, overrides)
@@ -123,7 +123,7 @@ def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(overrides, str):
         raise InputError(
-            Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]', code="SF-CONFIG-CONFLICT")
+            Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]', code="SF-CONFIG-OVERRIDE")
         )
     if isinstance(config, str | os.PathLike):
         return load_config(os.fspath(config), overrides).config
@@ -133,7 +133,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
                 "overrides",
                 "are for a config file",
                 "change the mapping or the config itself",
-                code="SF-CONFIG-CONFLICT",
+                code="SF-CONFIG-OVERRIDE",
             )
         )
     if isinstance(config, LoadedConfig):
@@ -144,7 +144,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
         return check_config(config)
     what = f"{config!r:.60} is no config"
     raise InputError(
-        Fault("config", what, "give the path of a YAML file, or a mapping with its keys", code="SF-CONFIG-CONFLICT")
+        Fault("config", what, "give the path of a YAML file, or a mapping with its keys", code="SF-USE-FLAG")
     )
 
 

@@ -87,7 +87,7 @@ def _claimed(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
             return FolderState(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
     what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
-    raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-CHECKPOINT-NONE"))
+    raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-RANKS-DIFFER"))
 
 
 def _compare(own: Mapping[str, Any], first: Mapping[str, Any]) -> None:

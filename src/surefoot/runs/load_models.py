@@ -56,7 +56,7 @@ def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenize
         tokenizer.add_special_tokens({"pad_token": pad})
     if tokenizer.pad_token_id != tokens.pad_id:
         what = f"planned PAD {pad} as id {tokens.pad_id}, but the tokenizer gives it {tokenizer.pad_token_id}"
-        raise InputError(Fault("tokenizer.pad", what, "name an existing special token", code="SF-PLAN-BROKEN"))
+        raise InputError(Fault("tokenizer.pad", what, "name an existing special token", code="SF-TOKENIZER"))
     return tokenizer
 
 

@@ -92,7 +92,7 @@ def lock_folder(found: FolderState) -> Iterator[list[Path]]:
                     str(folder),
                     "another process trained in it meanwhile",
                     "start this one again",
-                    code="SF-RESUME-CHANGED",
+                    code="SF-FOLDER-BUSY",
                 )
             )
         if not is_free(folder):

@@ -336,8 +336,6 @@ def faults_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        advice = _ADVICE.get(error.errno or 0, "")
-        raise EnvironmentFault(
-            Fault(str(path), f"cannot be written: {reason}", advice, code="SF-FILE-WRITE")
-        ) from error
+        what = f"cannot be written: {error.strerror or error}"
+        code = "SF-DISK-FULL" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "SF-FILE-WRITE"
+        raise EnvironmentFault(Fault(str(path), what, _ADVICE.get(error.errno or 0, ""), code=code)) from error

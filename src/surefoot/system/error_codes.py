@@ -23,7 +23,7 @@ class ErrorCode(NamedTuple):
 CODES: dict[str, ErrorCode] = {
     # The command line
     "SF-USE-FLAG": ErrorCode(
-        "A flag, argument or key does not exist here, lacks its value, or does not go with the others.",
+        "A flag, argument or key does not exist here, lacks its value or has a wrong one, or contradicts another.",
         "Read the command's --help.",
     ),
     "SF-USE-OUTPUT": ErrorCode(
@@ -83,7 +83,10 @@ CODES: dict[str, ErrorCode] = {
         "A record is faulty.",
         "Mend or remove it; the message names file, line and row. `surefoot data` shows all of them.",
     ),
-    "SF-DATA-EMPTY": ErrorCode("There is nothing to learn from.", "Check the file and the share that is taken of it."),
+    "SF-DATA-EMPTY": ErrorCode(
+        "A file or a prompt is empty, or nothing to learn from is left of the data.",
+        "Check the file and the share that is taken of it.",
+    ),
     "SF-DATA-DESCRIPTION": ErrorCode(
         "dataset_info.json describes a data set in a way that cannot be followed.",
         "Mend the entry; docs/sources.md says what it may hold.",
@@ -152,7 +155,7 @@ CODES: dict[str, ErrorCode] = {
         "Use the tokenizer files that belong to the model.",
     ),
     "SF-ADAPTER-TARGETS": ErrorCode(
-        "adapter.targets names modules that do not exist, or that no adapter of this kind can stand on.",
+        "adapter.targets or modules_to_save names modules that do not exist, or weights that cannot carry an adapter.",
         "Use all-linear, or names of the message's list.",
     ),
     "SF-ADAPTER-SHALLOW": ErrorCode(
@@ -194,11 +197,11 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-DEVICE": ErrorCode("The device failed.", "Go on with --resume; if it fails again, test the device."),
     "SF-PARALLEL": ErrorCode(
-        "The processes of the run do not fit together: their number, the launcher's variables, or the engine.",
+        "The processes of a run do not fit together (number, launcher's variables, engine) or cannot reach each other.",
         "docs/several-processes.md says how to start them.",
     ),
     "SF-RANKS-DIFFER": ErrorCode(
-        "Processes of one run hold different values, or a process is gone.",
+        "Processes of one run hold different values or see different files, or a process is gone.",
         "Give all machines the same files, then go on with --resume.",
     ),
     "SF-PACKAGE": ErrorCode(

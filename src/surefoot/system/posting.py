@@ -56,10 +56,12 @@ def server(address: str, key: str, **limits: Any) -> Server:
         usable = False
     if "@" in address:
         raise InputError(
-            Fault(key, "an address with a user or password in it is not asked", "leave them out", code="SF-SERVER")
+            Fault(
+                key, "an address with a user or password in it is not asked", "leave them out", code="SF-CONFIG-VALUE"
+            )
         )
     if not usable:
-        raise InputError(Fault(key, f"{address!r} is no address such as http://127.0.0.1:8000", code="SF-SERVER"))
+        raise InputError(Fault(key, f"{address!r} is no address such as http://127.0.0.1:8000", code="SF-CONFIG-VALUE"))
     return Server(address.rstrip("/"), **limits)
 
 

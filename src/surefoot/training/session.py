@@ -230,6 +230,6 @@ def _meet(ranks: Ranks, limit: float) -> Store:
     except (RuntimeError, ValueError) as error:
         what = f"rank {ranks.rank} of {ranks.world} does not reach the others: {' '.join(str(error).split())[:200]}"
         raise EnvironmentFault(
-            Fault("MASTER_ADDR", what, "check the address, the port and the network", code="SF-RANKS-DIFFER")
+            Fault("MASTER_ADDR", what, "check the address, the port and the network", code="SF-PARALLEL")
         ) from None
     return PrefixStore("surefoot", found)

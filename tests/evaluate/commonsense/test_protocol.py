@@ -183,8 +183,8 @@ def test_a_missing_set_says_what_the_layout_is(tmp_path):
         "SF-FILE-MISSING", f"{tmp_path}/dataset/piqa/test.json", remedy=["dataset/SET/test.json", "SET/test.json"]
     ):
         read_set(tmp_path, BY_NAME["piqa"])
-    with raises_fault("SF-EVALUATE", tmp_path / "datasets", remedy=[tmp_path / "dataset"]):  # not a file in it
+    with raises_fault("SF-FILE-MISSING", tmp_path / "datasets", remedy=[tmp_path / "dataset"]):  # not a file in it
         read_set(tmp_path / "datasets", BY_NAME["piqa"])
     (tmp_path / "boolq.json").write_text("[]")
-    with raises_fault("SF-EVALUATE", f"{tmp_path}/boolq.json", remedy=[tmp_path]):
+    with raises_fault("SF-USE-FOLDER", f"{tmp_path}/boolq.json", remedy=[tmp_path]):
         read_set(tmp_path / "boolq.json", BY_NAME["boolq"])

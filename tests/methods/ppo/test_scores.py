@@ -122,7 +122,7 @@ def test_a_server_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
     with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER", stub.address):
         open_scorer(stub.address)(PROMPTS, RESPONSES)
-    with raises_fault("SF-SERVER", "ppo.reward"):
+    with raises_fault("SF-CONFIG-VALUE", "ppo.reward"):
         open_scorer("http://")
 
 

@@ -109,7 +109,7 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
         raise _refusal(f"{name}/{DESCRIPTION}", "is not UTF-8", "save the file as UTF-8") from None
     except OSError as error:
         raise EnvironmentFault(
-            Fault(f"{name}/{DESCRIPTION}", f"cannot be read: {error.strerror or error}", code="SF-DATA-DESCRIPTION")
+            Fault(f"{name}/{DESCRIPTION}", f"cannot be read: {error.strerror or error}", code="SF-FILE-UNREADABLE")
         ) from None
     entries = read_value(f"{name}/{DESCRIPTION}", text)
     described = isinstance(entries, dict) and all(

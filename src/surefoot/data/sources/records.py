@@ -372,4 +372,6 @@ def named(name: str) -> Iterator[None]:
     except IsADirectoryError:
         raise InputError(Fault(name, "is a folder, not a file", code="SF-DATA-FILE")) from None
     except OSError as error:
-        raise EnvironmentFault(Fault(name, f"cannot be read: {error.strerror or error}", code="SF-DATA-FILE")) from None
+        raise EnvironmentFault(
+            Fault(name, f"cannot be read: {error.strerror or error}", code="SF-FILE-UNREADABLE")
+        ) from None

@@ -132,9 +132,12 @@ def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[
     """
     path = set_file(data, one)
     if not data.is_dir():
-        what = "is a file" if data.exists() else "no such folder"
-        fix = f"give the folder: {data.parent}" if data.exists() else nearest_path(data, ())
-        raise InputError(Fault(str(data), f"{what}; the sets lie in a folder as {_LAYOUTS}", fix, code="SF-EVALUATE"))
+        layouts = f"the sets lie in a folder as {_LAYOUTS}"
+        if data.exists():
+            fix = f"give the folder: {data.parent}"
+            raise InputError(Fault(str(data), f"is a file; {layouts}", fix, code="SF-USE-FOLDER"))
+        fix = nearest_path(data, ())
+        raise InputError(Fault(str(data), f"no such folder; {layouts}", fix, code="SF-FILE-MISSING"))
     if not path.is_file():
         raise InputError(
             Fault(
