@@ -98,7 +98,7 @@ SHALLOW = [("SF-ADAPTER-SHALLOW", "adapter.targets")]
         ({"kind": "dora", "experts": True}, [("SF-ADAPTER-DORA", "adapter.targets")]),
         ({"kind": "dora", "targets": ["q_proj", "experts.down_proj"]}, [("SF-ADAPTER-DORA", "adapter.targets")]),
         ({"kind": "dora", "experts": False, "router": True}, [("SF-ADAPTER-DORA", "adapter.router")]),
-        ({"targets": ["experts.w1"]}, [("SF-CONFIG-CONFLICT", "adapter.targets")]),
+        ({"targets": ["experts.w1"]}, [("SF-ADAPTER-TARGETS", "adapter.targets")]),
     ],
 )
 def test_what_would_train_shallowly_unasked_is_refused(options, expected, tmp_path):
