@@ -5,6 +5,7 @@ The calibration of a reward model in the report: the last evaluation's, its poin
 
 from __future__ import annotations
 
+import base64
 import math
 
 import pytest
@@ -21,7 +22,6 @@ from surefoot.report.calibration import (
     last_calibration,
 )
 from surefoot.report.html import write_report
-from surefoot.report.pictures.plots import png
 
 EXACT = 1e-12  # float64, a handful of operations
 
@@ -71,14 +71,13 @@ SUMS = [[0.0, 0.0, 0.0]] * 4 + [[10.0, 5.0, 7.25], [30.0, 30.0, 22.9]] + [[0.0, 
 
 def test_points_stand_where_the_bins_are():
     view = calibration_view(7, SUMS)
-    assert (view.step, view.pairs, len(view.points)) == (7, 40, 2)
-    first, second = view.points
-    assert first.text == "25.0% of pairs: 72.5% sure, 50.0% right"
-    assert first.x < second.x
-    assert first.y > second.y  # more often right is higher up
-    assert second.radius > first.radius
+    assert (view.step, view.pairs) == (7, 40)
     assert view.error == f"{0.25 * 0.225 + 0.75 * (1 - 22.9 / 30):.1%}"
     assert [row[0] for row in view.table.rows] == ["70% to 75%", "75% to 80%"]
+    (points,) = calibration_picture(SUMS, "a model").axes[0].collections
+    assert points.get_offsets().tolist() == [[7.25 / 10, 0.5], [pytest.approx(22.9 / 30), 1.0]]
+    first, second = points.get_sizes()
+    assert second - 30 == pytest.approx(3 * (first - 30))  # areas are the shares, over a least one
 
 
 def test_the_report_shows_that_of_the_last_evaluation(tmp_path):
@@ -87,10 +86,9 @@ def test_the_report_shows_that_of_the_last_evaluation(tmp_path):
     assert last_calibration(rows) == calibration_view(20, SUMS)
     run = write_run(tmp_path / "run", rows)
     page = write_report(run).read_text()
-    assert "After step 20, on 40 pairs" in page
-    assert page.count("<circle") == 2
+    assert f'src="data:image/png;base64,{calibration_view(20, SUMS).picture}"' in page
     other = write_run(tmp_path / "other", log_rows(10))  # twin: a run without one
-    assert "calibration-words" not in write_report(other).read_text()
+    assert 'id="calibration-view"' not in write_report(other).read_text()
 
 
 def test_a_damaged_table_costs_the_section_and_no_more(tmp_path):
@@ -100,9 +98,11 @@ def test_a_damaged_table_costs_the_section_and_no_more(tmp_path):
 
 
 def test_the_picture_is_drawn():
-    assert png(calibration_picture(SUMS, "a model")).startswith(b"\x89PNG")
+    assert base64.b64decode(calibration_view(1, SUMS).picture).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("sums", [[[0.0, 0.0, 0.0]] * 10])
-def test_no_pairs_no_points(sums):
-    assert calibration_view(1, sums).points == ()
+def test_no_pairs_no_points():
+    sums = [[0.0, 0.0, 0.0]] * 10
+    assert calibration_view(1, sums).table.rows == ()
+    (points,) = calibration_picture(sums, "a model").axes[0].collections
+    assert len(points.get_offsets()) == 0

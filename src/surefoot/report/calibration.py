@@ -12,11 +12,12 @@ per bin, on the diagonal where the two agree; its area is the bin's share of all
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefoot.report.pictures.plots import finish_axes
+from surefoot.report.pictures.plots import finish_axes, png
 from surefoot.report.rows import Row
 from surefoot.report.views import Table
 
@@ -82,38 +83,20 @@ def calibration_error(sums: Sums) -> float:
     return sum(one.share * abs(one.right - one.confidence) for one in calibration_bins(sums))
 
 
-_LEFT, _TOP, _WIDTH, _HEIGHT = 52.0, 16.0, 340.0, 226.0  # of the drawing, in units of its view box
-_LARGEST = 13.0  # radius of a bin that holds all pairs
-_SMALLEST = 2.5
-
-
-@dataclass(frozen=True)
-class Point:
-    """In units of the view box. text: the bin in words."""
-
-    x: float
-    y: float
-    radius: float
-    text: str
-
-
 @dataclass(frozen=True)
 class Calibration:
-    """The last calibration as the report draws it.
+    """The calibration of an evaluation, as the report shows it.
 
-    points: of the drawing.
-    across, up: place and label of each tick, along x and along y.
-    diagonal: its ends, x and y of each.
+    error: the expected calibration error.
+    picture: a PNG in base64; words: the same for readers who do not see it.
     table: the bins as numbers.
     """
 
     step: int
     pairs: int
     error: str
-    points: tuple[Point, ...]
-    across: tuple[tuple[float, str], ...]
-    up: tuple[tuple[float, str], ...]
-    diagonal: tuple[float, float, float, float]
+    picture: str
+    words: str
     table: Table
 
 
@@ -125,15 +108,12 @@ def last_calibration(rows: Sequence[Row]) -> Calibration | None:
 
 def calibration_view(step: int, sums: Sums) -> Calibration:
     bins = calibration_bins(sums)
-    points = tuple(Point(_x(one.confidence), _y(one.right), _radius(one.share), in_words(one)) for one in bins)
     return Calibration(
         step=step,
         pairs=round(sum(pairs for pairs, _, _ in sums)),
         error=f"{calibration_error(sums):.1%}",
-        points=points,
-        across=tuple((_x(value), f"{value:.0%}") for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
-        up=tuple((_y(value), f"{value:.0%}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)),
-        diagonal=(_x(0.5), _y(0.5), _x(1.0), _y(1.0)),
+        picture=base64.b64encode(png(calibration_picture(sums, "Calibration"))).decode(),
+        words=". ".join(map(in_words, bins)),
         table=bins_table(bins),
     )
 
@@ -152,7 +132,7 @@ def in_words(one: Bin) -> str:
 
 
 def calibration_picture(sums: Sums, title: str) -> Figure:
-    """The same for a file."""
+    """A point for each bin; an area for its share of all pairs."""
     from matplotlib.figure import Figure
 
     bins = calibration_bins(sums)
@@ -177,15 +157,3 @@ def calibration_picture(sums: Sums, title: str) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
     axes.legend(frameon=False, fontsize=9, loc="lower right", markerscale=0.5)
     return figure
-
-
-def _x(confidence: float) -> float:
-    return round(_LEFT + (confidence - 0.5) * 2 * _WIDTH, 1)
-
-
-def _y(share: float) -> float:
-    return round(_TOP + (1 - share) * _HEIGHT, 1)
-
-
-def _radius(share: float) -> float:
-    return round(max(_SMALLEST, _LARGEST * share**0.5), 1)
