@@ -15,7 +15,7 @@ from helpers.doc_pages import ROOT
 from surefoot.config.methods import AlignmentConfig, RewardConfig
 from surefoot.config.schema import RunConfig
 from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, read_by
-from surefoot.method_facts.methods import METHODS, SECTIONS, MethodFacts
+from surefoot.method_facts.methods import COUNTED, METHODS, SECTIONS, MethodFacts, Records
 from surefoot.methods.losses.preference import LOSSES
 from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
 from surefoot.methods.method import MethodFunctions
@@ -105,6 +105,10 @@ def test_every_row_has_its_functions_and_every_section_its_keys():
             key for one in owners for key in (*one.own_keys, *(k for loss in one.losses.values() for k in loss.keys))
         }
         assert read <= keys.keys()
+
+
+def test_every_kind_of_records_has_a_word_for_what_is_counted():
+    assert {*COUNTED} == {*get_args(Records)}
 
 
 @pytest.mark.parametrize("half", ["facts", "functions"])

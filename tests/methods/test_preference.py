@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -234,6 +235,9 @@ def test_kto_tells_good_from_bad(train, adapter):
 
 def test_the_best_checkpoint_by_a_metric_of_the_stage(train):
     _, result = train(checkpoint={"best": "reward_accuracy"})
+    found = re.findall(r"\b(\d+) evaluation (\w+)", said(result))
+    assert ("4", "pairs") in found
+    assert "8" not in dict(found)  # twin: each pair is two examples
     assert result.results["eval_reward_accuracy"] >= 0.5
     with pytest.raises(InputError) as caught:
         train("sft", checkpoint={"best": "reward_margin"})

@@ -27,6 +27,7 @@ from surefoot.data.tokenize.dataset import (
 )
 from surefoot.data.tokenize.encode import TrainOn
 from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.method_facts.methods import COUNTED
 
 _SAMPLES = 3
 _MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more
@@ -199,7 +200,7 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
 
 def cautions(audit: Audit) -> tuple[str, ...]:
     """Sentences that the user should read before believing the run."""
-    source, found = audit.source, list(audit.source.notes)
+    source, found, unit = audit.source, list(audit.source.notes), COUNTED[audit.kind]
     if source.unused:
         found.append(f"fields that nothing reads: {', '.join(source.unused)}")
     if source.placeholders:
@@ -213,9 +214,9 @@ def cautions(audit: Audit) -> tuple[str, ...]:
             why = "prompts left out, because they leave no room for an answer within max_length"
         found.append(f"{why}: {len(source.dropped)} ({_places(source.dropped)})")
     if audit.truncated > _CUT_SHARE * audit.kept:
-        unit, ends = "examples", f"the end of an answer was lost in {audit.stop_lost}"
+        ends = f"the end of an answer was lost in {audit.stop_lost}"
         if audit.kind == "pairs":
-            unit, ends = "pairs", f"{audit.stop_lost} of their {2 * audit.kept} answers lost the end"
+            ends = f"{audit.stop_lost} of their {2 * audit.kept} answers lost the end"
         found.append(
             f"{unit} cut to max_length: {audit.truncated} of {audit.kept}; what the user says lost its beginning in "
             f"{audit.prompt_cut}, and was lost whole in {audit.prompt_lost}; {ends}; whole answers lost: "
@@ -227,11 +228,11 @@ def cautions(audit: Audit) -> tuple[str, ...]:
         found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
     if audit.duplicates:
         where = _places(audit.duplicate_places)
-        found.append(f"examples that are exact copies of others: {audit.duplicates} ({where})")
+        found.append(f"{unit} that are exact copies of others: {audit.duplicates} ({where})")
     if audit.overlap:
         where = _places(audit.overlap_places)
         found.append(
-            f"evaluation examples that the training data hold as well: {audit.overlap} of {audit.kept} ({where})"
+            f"evaluation {unit} that the training data hold as well: {audit.overlap} of {audit.kept} ({where})"
         )
     if audit.pairs:
         found += pair_cautions(audit.pairs)

@@ -21,6 +21,11 @@ Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
 """What a batch's weight counts, and a loss is the mean over: tokens that are learned, pairs of answers, answers, or
 tokens of the policy's own responses."""
 
+COUNTED: Mapping[Records, str] = MappingProxyType(
+    {"answers": "examples", "pairs": "pairs", "judged": "answers", "prompts": "prompts"}
+)
+"""What users count, by what a record becomes: batch.size, held-out records and audits are in these."""
+
 FORMATS: Mapping[str, Records] = MappingProxyType(
     {
         "alpaca": "answers",
@@ -50,7 +55,6 @@ class MethodFacts:
     records: what a record of its data becomes, see `surefoot.data.sources.records`.
     formats: what data.format may name beside auto and custom; None: any.
     unit: what its loss is a mean over.
-    counted: what batch.size counts.
     rows: rows of a batch that one example becomes.
     section: of the config, that the method reads; None: it has no section of its own.
     own_keys: keys of that section which no other method reads.
@@ -79,7 +83,6 @@ class MethodFacts:
     records: Records
     formats: tuple[str, ...] | None
     unit: Unit = "tokens"
-    counted: str = "examples"
     rows: int = 1
     section: str | None = None
     own_keys: tuple[str, ...] = ()
@@ -99,6 +102,11 @@ class MethodFacts:
     proposed: bool = False
     first_rate: float | None = None
     large_rate: float | None = None
+
+    @property
+    def counted(self) -> str:
+        """What batch.size counts."""
+        return COUNTED[self.records]
 
 
 _RANKED = ("reward_accuracy", "reward_margin")
@@ -129,7 +137,6 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             records="pairs",
             formats=formats_for("pairs"),
             unit="pairs",
-            counted="pairs",
             rows=2,
             section="reward",
             losses=REWARD_LOSSES,
@@ -146,7 +153,6 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             records="pairs",
             formats=formats_for("pairs"),
             unit="pairs",
-            counted="pairs",
             rows=2,
             section="alignment",
             own_keys=("loss", "label_smoothing", "margin", "sft"),
@@ -163,7 +169,6 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             records="judged",
             formats=formats_for("judged"),
             unit="answers",
-            counted="answers",
             rows=2,
             section="alignment",
             own_keys=("good", "bad"),
@@ -180,7 +185,6 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             records="prompts",
             formats=None,
             unit="response_tokens",
-            counted="prompts",
             section="ppo",
             metrics=("reward", "ended"),
             compared="log-probabilities before and after an update are compared",

@@ -7,16 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.method_facts.methods import COUNTED
 from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:  # the board and reports show audits without torch
     from surefoot.data.audit import Audit
     from surefoot.data.prepare import PreparedData
-    from surefoot.data.sources.records import Kind
     from surefoot.data.tokenize.dataset import Place
 
 _LISTED = 100  # dropped records named in data.json
-UNITS: Mapping[Kind, str] = {"pairs": "pairs", "prompts": "prompts"}  # else examples
 AuditJson = Mapping[str, Any]  # of one data set or file, as `audit_to_json` writes it
 
 
@@ -60,7 +59,7 @@ def record_facts(audit: AuditJson) -> dict[str, str]:
     parts += [f"{audit['dropped']:,} dropped", f"{audit['truncated']:,} cut to length"]
     return {
         "format": f"{audit['format']} ({audit['format_reason']}), template {audit['template']}",
-        UNITS.get(kind, "examples"): ", ".join(parts),
+        COUNTED.get(kind, "examples"): ", ".join(parts),
     }
 
 

@@ -40,7 +40,7 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
-_FEW = 10  # evaluation examples whose mean says little
+_FEW = 10  # evaluation examples or pairs whose mean says little
 
 
 def prepare(
@@ -158,10 +158,10 @@ def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -
     if warmup >= timetable.total_steps:
         takes = counted(warmup, "step")
         yield f"optim.warmup takes {takes} and the run has {timetable.total_steps}: optim.lr is never reached"
-    count = _FEW if task.data.eval is None else len(task.data.eval)
+    count = _FEW if task.data.eval is None else len(task.data.eval) // task.data.rows_per_item
     if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
-        few = counted(count, "evaluation example") + (" decides" if count == 1 else " decide")
-        yield f"{few} which checkpoint is best: chance will, too"
+        few = counted(count, f"evaluation {config.method.counted.removesuffix('s')}")
+        yield f"{few} {'decides' if count == 1 else 'decide'} which checkpoint is best: chance will, too"
 
 
 def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
+from surefoot.method_facts.methods import COUNTED
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work
 from surefoot.planning.measurements import measurements_from_json
@@ -39,7 +40,7 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
         *_besides(shown),
         *_data(data),
         ("example", _example(data)),
-        ("batch", _batch(plan, shown, times)),
+        ("batch", _batch(config.method.counted, plan, shown, times)),
         ("memory", f"{size_text(plan.memory.total)} by the forecast, of {size_text(usable(plan.memory.available))}"),
         ("speed", _speed(config, plan, data, base, times)),
         *_environment(plan),
@@ -101,7 +102,7 @@ def _files(sources: tuple[Audit, ...]) -> str:
 def _counts(audit: Audit) -> str:
     """In tokens, of which some are learned where anything is."""
     learned = "" if audit.kind == "prompts" else f", {audit.supervised_share:.1%} of them learned"
-    return f"{audit.kept:,} of {audit.source.rows:,} records, {audit.tokens:,} tokens{learned}"
+    return f"{audit.kept:,} {COUNTED[audit.kind]} of {audit.source.rows:,} records, {audit.tokens:,} tokens{learned}"
 
 
 def _example(data: PreparedData) -> Text:
@@ -110,11 +111,12 @@ def _example(data: PreparedData) -> Text:
     return Text(f"row {sample.number}: ") + sample_text(sample, _SAMPLE, _SAMPLE // 4, lines=False)
 
 
-def _batch(plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:
+def _batch(unit: str, plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:
+    """unit: what the batch size counts."""
     epochs = f"{times.epoch(times.total_steps):.3g}"
     steps = f"{counted(times.total_steps, 'step')} ({epochs} epoch{'' if epochs == '1' else 's'})"
     packed = f"packing {shown['data.packing']}"
-    return f"{plan.batch.size.value} examples a step, in passes of {shown['batch.micro']}; {packed}; {steps}"
+    return f"{plan.batch.size.value} {unit} a step, in passes of {shown['batch.micro']}; {packed}; {steps}"
 
 
 def _speed(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> str:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from surefoot.method_facts.methods import COUNTED
 from surefoot.report.console import Hanging
-from surefoot.report.data_audit import UNITS, AuditJson, end_facts, file_json, record_facts, size_facts, token_facts
+from surefoot.report.data_audit import AuditJson, end_facts, file_json, record_facts, size_facts, token_facts
 from surefoot.report.views import Table
 from surefoot.report.wording import shortened
 
@@ -64,7 +65,7 @@ def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableT
         one = file_json(audit)
         lines = {**record_facts(one), **size_facts(one), **end_facts(one)}
         parts += _block(f"{title}: {audit.source.file}", lines, cautions(audit))
-    unit = UNITS.get(whole.kind, "examples")
+    unit = COUNTED[whole.kind]
     return parts + _block(
         f"{title} together: {whole.kept:,} {unit} of {len(sources)} sources",
         {**size_facts(together), **token_facts(together)},
@@ -88,7 +89,7 @@ def _mixture(data: PreparedData) -> list[RenderableType]:
         for count, quota in zip(data.mixture.counts, data.mixture.quotas, strict=True)
     ]
     wide = [max(map(len, column)) for column in zip(*numbers, strict=True)]
-    heading = Text(f"mixture: {total:,} {UNITS.get(data.audit.kind, 'examples')} in an epoch", "bold")
+    heading = Text(f"mixture: {total:,} {COUNTED[data.audit.kind]} in an epoch", "bold")
     rows = []
     for audit, texts in zip(data.sources, numbers, strict=True):
         quota, share, passes, count = (f"{text:>{width}}" for text, width in zip(texts, wide, strict=True))
