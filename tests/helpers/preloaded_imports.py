@@ -1,4 +1,5 @@
-"""What processes of tests are forked from: everything is imported here, and nothing computed.
+"""What processes of tests are forked from: everything is imported here, tables that libraries build at their first use
+are built, and nothing is computed.
 
 Preloaded by the fork server of multiprocessing (`tests/helpers/two_ranks.py`, `tests/helpers/forked_command.py`).
 """
@@ -15,14 +16,20 @@ import matplotlib.backends.backend_agg  # noqa: E402
 import matplotlib.figure  # noqa: E402, F401
 import pytest  # noqa: E402, F401
 import transformers.models.llama.modeling_llama  # noqa: E402, F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
 
 import surefoot.commands.launching  # noqa: E402
 import surefoot.commands.train  # noqa: E402
 import surefoot.runs.run  # noqa: E402, F401
+from surefoot.report.html import _templates  # noqa: E402
 from surefoot.system.libraries import import_deepspeed, is_installed  # noqa: E402
 
 if is_installed("deepspeed"):
     import_deepspeed("cpu")
+
+get_checkpoint_conversion_mapping("llama")  # of all families at once
+for name in _templates().list_templates(["html"]):
+    _templates().get_template(name)
 
 gc.collect()
 gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over
