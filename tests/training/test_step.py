@@ -11,7 +11,7 @@ from surefoot.training import step as step_module
 from surefoot.training.guard import Verdict
 from surefoot.training.objective import LossSum
 from surefoot.training.state import LossScale
-from surefoot.training.step import train_step
+from surefoot.training.step import draw_seed, seed_micro_batch, train_step
 
 # Sums of some dozens of fp32 terms in another order.
 REORDERED_SUM = 2e-6
@@ -153,6 +153,22 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch():
     assert losses(1, noise=0) == losses(1, noise=99)
     assert losses(1, noise=0) != losses(2, noise=0)
     assert len(set(losses(1, noise=0))) == 2
+
+
+def test_without_an_accelerator_draws_are_those_of_torchs_own_seeding(monkeypatch):
+    """Which is asked where there is one, for the generators of all devices."""
+    asked = []
+    own = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda number: asked.append(number) or own(number))
+    draws = []
+    for there in (False, True):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda there=there: there)
+        seed_micro_batch(3, 2, 1)
+        draws.append(torch.rand(4))
+    assert torch.equal(*draws)
+    assert asked == [draw_seed(3, 2, 1)]
+    seed_micro_batch(3, 2, 2)
+    assert not torch.equal(torch.rand(4), draws[0])
 
 
 def test_report_counts_what_was_seen():

@@ -286,4 +286,8 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
 
     micro_batch: see `draw_number`.
     """
-    torch.manual_seed(draw_seed(seed, step, micro_batch))
+    number = draw_seed(seed, step, micro_batch)
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:  # it would keep a stack trace for each kind of device that may come yet, which takes longer than all draws
+        torch.default_generator.manual_seed(number)
