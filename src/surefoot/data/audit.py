@@ -43,7 +43,10 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class SamplePart:
-    """Neighbouring tokens with one label state. control: control tokens, not text that looks like them."""
+    """Neighbouring tokens with one label state.
+
+    control: control tokens, not text that looks like them.
+    """
 
     text: str
     supervised: bool

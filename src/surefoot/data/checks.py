@@ -70,9 +70,14 @@ def prove(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some examples end to end. ids, mask: [tokens]; begins: place of each example's first token; flags: its flags.
-    start: index of the first example in the data set. Nothing but ids and mask is as long as the text: whole numbers
-    beside every token would take most of the time."""
+    """Some examples end to end. Nothing but ids and mask is as long as the text: whole numbers beside every token would
+    take most of the time.
+
+    start: index of the first example in the data set.
+    ids, mask: [tokens].
+    begins: place of each example's first token.
+    flags: of each example.
+    """
 
     dataset: TokenisedDataset
     start: int

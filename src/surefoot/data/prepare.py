@@ -228,7 +228,10 @@ def _not_read(names: Sequence[str]) -> str:
 def _audits(
     loaded: Sequence[Loaded], settings: TokenizeSettings, pad_id: int, training: TokenisedDataset | None = None
 ) -> tuple[Audit, ...]:
-    """Of each source; copies are looked for across all of them. training: what evaluation data may have copies of."""
+    """Of each source; copies are looked for across all of them.
+
+    training: what evaluation data may have copies of.
+    """
     parts = [_by_file(one) for one in loaded]
     prints = [item_prints(examples, settings.kind) for own in parts for _, examples in own]
     known = None if training is None else item_prints(training, settings.kind)

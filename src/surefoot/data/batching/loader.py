@@ -65,7 +65,10 @@ def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[B
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
-    """The same batches. on_batch: called before each with the number of examples that went before it."""
+    """The same batches.
+
+    on_batch: called before each with the number of examples that went before it.
+    """
     done = 0
     for batch in batches:
         on_batch(done)

@@ -89,8 +89,10 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
 
 @dataclass(frozen=True)
 class _Check:
-    """A rendering of the first `turns` turns, taken apart: pieces[i] stands before content i. since: the first turn
-    whose content is read from it."""
+    """A rendering of the first `turns` turns, taken apart: pieces[i] stands before content i.
+
+    since: the first turn whose content is read from it.
+    """
 
     turns: int
     generation_prompt: bool
@@ -306,7 +308,10 @@ def _quote(text: str) -> str:
 
 
 def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:
-    """The segments from turn `done` on to where the answer begins. closing: what has already been laid out of it."""
+    """The segments from turn `done` on to where the answer begins.
+
+    closing: what has already been laid out of it.
+    """
     if not pieces[done].startswith(closing):
         raise RowFault(f"the chat template ends turn {done} differently once others follow", _OTHER_TEMPLATE)
     segments = [Segment(pieces[done].removeprefix(closing), done)]

@@ -156,8 +156,10 @@ def _joined(values: Iterable[Any], separator: Any = "") -> str:
 
 
 def _check(name: str, value: Any, args: tuple[Any, ...]) -> None:
-    """What a filter or method of this name would make of the value, before it does. args: of a method, or a filter's
-    behind the value, by name or by place."""
+    """What a filter or method of this name would make of the value, before it does.
+
+    args: of a method, or a filter's behind the value, by name or by place.
+    """
     if name == "join" and args:
         _fits(len(str(args[0])) * len(value) if isinstance(value, Sized) else 0, 0)
     elif name == "replace" and len(args) > 1:

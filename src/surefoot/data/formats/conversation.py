@@ -217,7 +217,12 @@ _NEXT = {
 
 
 def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str:
-    """What the turn's field `name` stands for. roles: word -> role. RowFault for any other word."""
+    """What the turn's field `name` stands for.
+
+    roles: word -> role.
+
+    RowFault for any other word.
+    """
     written = text(turn, name)
     if written not in roles:
         like = nearest_words(written.lower(), roles, 1)

@@ -257,7 +257,10 @@ def is_open_dialogue(text: str) -> bool:
 
 
 def read_dialogue_text(text: str, name: str) -> list[Turn]:
-    """Its turns, each without blanks around it; an answer may be empty. name: the field, for RowFaults."""
+    """Its turns, each without blanks around it; an answer may be empty.
+
+    name: the field, for RowFaults.
+    """
     parts = _MARK.split(text)
     turns = [Turn("system", parts[0].strip())] if parts[0].strip() else []
     for speaker, words in zip(parts[1::2], parts[2::2], strict=True):

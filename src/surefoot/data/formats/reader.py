@@ -58,8 +58,12 @@ class Reading:
     def __init__(
         self, source: Source, kind: Kind, limit: int | None, *, texts_alone: bool = False, read: Reader | None = None
     ):
-        """limit: only the first so many records. texts_alone: records that have turns are refused. read: of records
-        whose format is custom."""
+        """To be read by `batches`.
+
+        limit: only the first so many records.
+        texts_alone: records that have turns are refused.
+        read: of records whose format is custom.
+        """
         self._source, self._limit = source, limit
         self._kind: Kind = kind
         self._texts_alone, self._read = texts_alone, read

@@ -127,7 +127,10 @@ FOR_ANSWERS = tuple(name for name in LAYOUTS if FORMATS[name] == "answers")
 
 
 def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
-    """The layout of the first record and the reason. name: the file, for the error when none of `among` fits."""
+    """The layout of the first record and the reason.
+
+    name: the file, for the error when none of `among` fits.
+    """
     first = row.value
     for layout in among:
         if LAYOUTS[layout].fits(first):
@@ -183,8 +186,13 @@ class Seen:
     """
 
     def __init__(self, kind: Kind, asked: str, first: Row, name: str, *, texts: bool = False):
-        """kind: what is to be learned from them. asked: auto or a layout's name. name: the file. texts: a `text` field
-        is taken before any other layout. InputError for a record that a stage of this kind cannot learn from."""
+        """InputError for a record that a stage of this kind cannot learn from.
+
+        kind: what is to be learned from them.
+        asked: auto or a layout's name.
+        name: the file.
+        texts: a `text` field is taken before any other layout.
+        """
         self._name, self._for_all = name, kind == "answers" and asked == "auto"
         self.layout, self._how = _layout_of(kind, asked, first, name, texts)
         self._form = LAYOUTS[self.layout].form if kind != "answers" else None

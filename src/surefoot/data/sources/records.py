@@ -151,7 +151,10 @@ def _all_rows(source: Source) -> Iterator[Row]:
 
 
 def parse_record(value: dict[str, Any], source: Source, where: str) -> dict[str, Any]:
-    """One record's fields under the layout's names, lists that a table keeps as text read. where: for InputErrors."""
+    """One record's fields under the layout's names, lists that a table keeps as text read.
+
+    where: for InputErrors.
+    """
     return _parse_cells(_renamed(value, source), where, source.kind)
 
 

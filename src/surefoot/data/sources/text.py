@@ -124,7 +124,10 @@ def read_lines(name: str, pieces: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 def read_line(name: str, line: str, number: int, *, last: bool) -> Iterator[tuple[int, Any]]:
-    """(number, value) of one line, nothing for a blank one. last: nothing comes after it, so it may be cut off."""
+    """(number, value) of one line, nothing for a blank one.
+
+    last: nothing comes after it, so it may be cut off.
+    """
     start = _skip_blank(line, 0)
     if start == len(line):
         return
@@ -280,7 +283,10 @@ class _Window(_Place):
 
 
 def read_value(where: str, text: str) -> Any:
-    """One JSON value that stands alone, such as a cell of a table. where: named by the InputError."""
+    """One JSON value that stands alone, such as a cell of a table.
+
+    where: named by the InputError.
+    """
     place = _Place(where, text, 1, last=True)
     value, end = place.decode(_skip_blank(text, 0))
     if (rest := _skip_blank(text, end)) != len(text):

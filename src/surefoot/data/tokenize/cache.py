@@ -187,7 +187,10 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarray]:
-    """Of some examples what `TokenisedFile` has of all. width: of an id."""
+    """Of some examples what `TokenisedFile` has of all.
+
+    width: of an id.
+    """
     rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
     ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
     mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])

@@ -26,8 +26,13 @@ CHUNK = 4096  # examples looked at together where all are looked at
 class TokenisedFile:
     """M examples that lie one after the other.
 
-    name: the file's, for messages. ids[tokens] (uint16 or uint32), mask[tokens] (bool), offsets[M + 1], rows[M, 4]:
-        number, line, flags and lost answers of each example. Computed from these: supervised[M], prints[M] (V16).
+    name: the file's, for messages.
+    ids: [tokens] uint16 or uint32.
+    mask: [tokens] bool, True where the token is learned.
+    offsets: [M + 1] int64, where each example begins, and the end.
+    rows: [M, 4] int64: number, line, flags and lost answers of each example.
+    supervised: [M] int64, computed from mask.
+    prints: [M] V16, hashes of ids and mask.
     """
 
     name: str
@@ -52,7 +57,9 @@ class TokenisedFile:
 class Chunk:
     """C examples end to end.
 
-    start: the first one's index. lengths[C]; ids[tokens] as files hold them; mask[tokens].
+    start: the first one's index.
+    lengths: [C] int64.
+    ids, mask: [tokens], as files hold them.
     """
 
     start: int
@@ -68,7 +75,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TokenisedDataset:
-    """N examples chosen among those of all files. chosen[N]: their places, the files laid one after the other."""
+    """N examples chosen among those of all files.
+
+    chosen[N]: their places, the files laid one after the other.
+    """
 
     files: tuple[TokenisedFile, ...]
     chosen: np.ndarray
@@ -172,7 +182,10 @@ class TokenisedDataset:
         return file, place, slice(int(file.offsets[place]), int(file.offsets[place + 1]))
 
     def _run(self, number: int, first: int, count: int) -> tuple[TokenisedFile, slice]:
-        """A file and the tokens of `count` examples of it that lie one after the other. first: as in `chosen`."""
+        """A file and the tokens of `count` examples of it that lie one after the other.
+
+        first: as in `chosen`.
+        """
         file, place = self.files[number], first - int(self._starts[number])
         return file, slice(int(file.offsets[place]), int(file.offsets[place + count]))
 
@@ -226,7 +239,9 @@ Place = tuple[str, int, int]  # file, number of the record and line where it sta
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """sha256: of the file.
+    """What is known of a file and of how its records were read.
+
+    sha256: of the file.
     content: hash of all that decides which conversations its records are.
     layout, template: as used.
     rows: records of the file.
@@ -264,7 +279,10 @@ class SourceFacts:
 
 
 def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
-    """The facts of several files as one. name: of the whole; None: all their names."""
+    """The facts of several files as one.
+
+    name: of the whole; None: all their names.
+    """
     if len(facts) == 1:
         return facts[0]
     return SourceFacts(

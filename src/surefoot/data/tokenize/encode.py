@@ -70,7 +70,10 @@ class Encoded(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A conversation laid out and encoded in parts, before anything is cut. learned: turns whose answers are."""
+    """A conversation laid out and encoded in parts, before anything is cut.
+
+    learned: turns whose answers are.
+    """
 
     conversation: Conversation
     runs: Sequence[Run]

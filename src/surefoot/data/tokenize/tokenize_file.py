@@ -187,8 +187,12 @@ def _examples(
     name: str,
     dropped: list[tuple[int, int]],
 ) -> Iterator[list[Encoded]]:
-    """Those that are kept, some at a time. dropped: gets number and line of the others' records. Raises _Unwritten at
-    the end: what is wrong with the records, whatever the template, goes before."""
+    """Those that are kept, some at a time.
+
+    dropped: gets number and line of the others' records.
+
+    Raises _Unwritten at the end: what is wrong with the records, whatever the template, goes before.
+    """
     why: InputError | None = None
     for batch in batches:
         if why is not None:
@@ -208,8 +212,10 @@ def _examples(
 
 
 def _record(reading: Reading, template: Template, fault: str, dropped: list[tuple[int, int]]) -> dict[str, Any]:
-    """What stands in the cache beside the examples, once all of them were written. fault: what hindered the template
-    that was wanted before all others."""
+    """What stands in the cache beside the examples, once all of them were written.
+
+    fault: what hindered the template that was wanted before all others.
+    """
     return {
         "layout": reading.layout,
         "layout_reason": reading.reason,
