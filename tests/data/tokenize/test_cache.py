@@ -215,7 +215,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk, "write", full)
-    with raises_fault("SF-FILE-WRITE", f"{tmp_path}/key") as caught:
+    with raises_fault("SF-DISK-FULL", f"{tmp_path}/key") as caught:
         write_cache(tmp_path / "key", "d.json", EXAMPLES, RECORD, vocabulary=9)
     assert str(tmp_path / "key") in str(caught.value)
     assert list(tmp_path.iterdir()) == []

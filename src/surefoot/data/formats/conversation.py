@@ -217,11 +217,9 @@ _NEXT = {
 
 
 def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str:
-    """What the turn's field `name` stands for.
+    """What the turn's field `name` stands for; RowFault for a word that is none of these.
 
     roles: word -> role.
-
-    RowFault for any other word.
     """
     written = text(turn, name)
     if written not in roles:
