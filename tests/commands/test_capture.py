@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from helpers.faults import prints_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.evaluate import capture_comparison as capture_pictures
@@ -68,7 +69,7 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     result = call("capture", model, "--seq-len", 4, "--out", tmp_path / "mine", "--overwrite")
     assert result.exit_code == 2
-    assert "is not empty and no capture: it has no index.json" in result.stderr
+    assert prints_fault(result.stderr, "SF-USE-OUTPUT", tmp_path / "mine", "index.json")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
     assert call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").exit_code == 0
     assert "give --overwrite" in call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").stderr

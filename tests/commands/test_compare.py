@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from helpers.faults import prints_fault
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
@@ -183,7 +184,7 @@ def test_a_cut_file_of_weights_is_one_line_that_names_it(runs: Path, tmp_path: P
 def test_what_is_no_run_is_refused(runs: Path) -> None:
     result = call("compare", runs / "a", runs / "base")
     assert result.exit_code == 2
-    assert "is no run folder: it has no plan.json" in result.stderr
+    assert prints_fault(result.stderr, "SF-USE-FOLDER", runs / "base", "plan.json")
 
 
 def row(step: int, loss: float, **more: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from helpers import zoo
+from helpers.faults import prints_fault
 from helpers.hub_stub import client_of, serve
 from surefoot.commands.main import main as cli
 from surefoot.config.load import load_config
@@ -69,7 +70,7 @@ def test_twin_without_the_override_the_file_is_blamed(place):
     (place / "run.yaml").write_text(CONFIG.replace("model: opt", "model: not-here"), encoding="utf-8")
     result = migrate("run.yaml", "--to", "llama3")
     assert result.exit_code == 2
-    assert "run.yaml:2:8: error: model.path: folder not-here does not exist" in result.output
+    assert prints_fault(result.output, "SF-FILE-MISSING", "run.yaml:2:8: error: model.path", "not-here")
 
 
 def said_at_once(output):

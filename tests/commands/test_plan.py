@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from helpers.faults import prints_fault
 from helpers.model_layouts import LLAMA32_1B, llama3_tokenizer, model_facts
 from surefoot.commands.main import main
 from surefoot.planning.plan import plan_from_json, plan_to_json
@@ -58,7 +59,7 @@ def test_overrides_change_the_plan(config):
 def test_an_unknown_machine(config):
     result = run(config, "--hardware", "h2000")
     assert result.exit_code == 2
-    assert "did you mean h200?" in result.stderr
+    assert prints_fault(result.stderr, "SF-USE-FLAG", "--hardware", "h2000", "h200")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from helpers import zoo
+from helpers.faults import prints_fault
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import verify_folder
@@ -100,7 +101,7 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
     holder.kill()
     holder.communicate()
     assert found == 3
-    assert f"is in use by process {holder.pid} on {socket.gethostname()}" in log
+    assert prints_fault(log, "SF-FOLDER-BUSY", output, holder.pid, socket.gethostname())
     assert (output / durable.LOCK).is_file()  # killed: the file stays, the lock does not
     assert train()[0] == 0
 
@@ -111,7 +112,7 @@ def test_a_folder_whose_lock_is_a_link_is_refused(train, output, tmp_path):
     (output / durable.LOCK).symlink_to(tmp_path / "thesis.txt")
     code, log = train()
     assert code == 3
-    assert f"{output}: cannot be written: .lock is a link; remove it, or name another folder" in log
+    assert prints_fault(log, "SF-FILE-WRITE", output, ".lock")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert [path.name for path in output.iterdir()] == [durable.LOCK]
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from helpers.faults import prints_fault
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
@@ -76,7 +77,8 @@ def test_what_is_not_installed_is_refused_at_plan_time(
 ) -> None:
     monkeypatch.setattr("surefoot.report.trackers.adapters.is_installed", lambda name: name != "wandb")
     for command in ("plan", "train"):
-        result = CliRunner().invoke(main, [command, str(write_config(tmp_path, base))])
+        path = write_config(tmp_path, base)
+        result = CliRunner().invoke(main, [command, str(path)])
         assert result.exit_code == 3
-        assert "wandb is not installed; pip install wandb" in result.stderr
+        assert prints_fault(result.stderr, "SF-PACKAGE", f"{path}:14:1: error: report_to", "wandb")
         assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from helpers import zoo
+from helpers.faults import prints_fault
 from helpers.fork_server import ForkServer
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
@@ -164,7 +165,8 @@ def test_keys_of_our_own_stand_before_the_dashes():
 def test_a_file_of_ours_is_no_file_of_another_tool(tmp_path):
     (tmp_path / "ours.yaml").write_text("stage: sft\nmodel: m\n")
     result = translate(str(tmp_path / "ours.yaml"))
-    assert (result.exit_code, "is no config of a tool" in result.stderr) == (2, True)
+    assert result.exit_code == 2
+    assert prints_fault(result.stderr, "SF-TRANSLATE-COMMAND", tmp_path / "ours.yaml")
 
 
 def test_what_is_wrong_with_a_value_is_shown_at_the_word(written, tmp_path):

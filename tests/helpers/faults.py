@@ -2,6 +2,7 @@
 
     with raises_fault("SF-DATA-ROW", f"{path}:3"):
         read(path)
+    assert prints_fault(result.stderr, "SF-DATA-ROW", f"{path}:3")
     assert refused_settings(lambda: translate_file("run.json", text, [], Options())) == ["lora_rank"]
 
 `test_faults.py` beside this shows what it does not accept.
@@ -48,6 +49,21 @@ def raises_fault(
     ]
     missing += [value for value in remedy if not gives(faults[0].fix, value)]
     assert not missing, faults
+
+
+def prints_fault(text: str, code: str, where: object, *values: object) -> bool:
+    """Whether the command line printed this fault and no other, in one line "error: PLACE: … [CODE]"; of a key of a
+    config file, "FILE:LINE:COLUMN: error: KEY: … [CODE]" with `where` all up to the message.
+
+    text: what the command wrote.
+    """
+    (line,) = [line for line in text.splitlines() if re.search(r" \[SF-[A-Z-]+\]$", line)]
+    message = line.removeprefix("error: ")
+    return (
+        message.startswith(f"{where}: ")
+        and message.endswith(f" [{code}]")
+        and all(gives(message.removeprefix(f"{where}: "), value) for value in values)
+    )
 
 
 def gives(text: str, value: object) -> bool:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from helpers.faults import gives, raises_fault
+from helpers.faults import gives, prints_fault, raises_fault
 from surefoot.system.errors import Fault, InputError
 
 ROW = Fault("d.json:13", "row 3 has 1,024 tokens and p1.bias", "raise data.max_length to 1024", code="SF-DATA-ROW")
@@ -65,6 +65,17 @@ def test_twin_no_fault():
 def test_twin_an_error_that_is_not_ours_stays_what_it_is():
     with pytest.raises(ValueError, match=r"^x$"), raises_fault("SF-DATA-ROW", "d.json:13"):
         raise ValueError("x")
+
+
+def test_a_fault_that_was_printed():
+    line = "error: d.json:13: row 3 has no answer [SF-DATA-ROW]"
+    assert prints_fault(f"reading\n{line}\n", "SF-DATA-ROW", "d.json:13", 3)
+    assert not prints_fault(line, "SF-DATA-FILE", "d.json:13")
+    assert not prints_fault(line, "SF-DATA-ROW", "d.json")
+    assert not prints_fault(line, "SF-DATA-ROW", "d.json:13", 13)
+    for text in (f"{line}\n{line}", ""):
+        with pytest.raises(ValueError, match="unpack"):
+            prints_fault(text, "SF-DATA-ROW", "d.json:13")
 
 
 @pytest.mark.parametrize(

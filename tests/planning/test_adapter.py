@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from helpers.faults import gives
 from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
 from surefoot.planning import adapter as module
 from surefoot.planning.adapter import plan_adapter
@@ -134,13 +135,13 @@ def test_names_are_full_and_without_the_head(decide):
 
 def test_all_faults_name_what_exists(decide):
     _, notes = decide(targets=["q_prj", "wq"], modules_to_save=["haed"])
-    assert [fault.where for fault in notes.faults] == [
-        "adapter.targets",
-        "adapter.targets",
-        "adapter.modules_to_save",
+    assert [(fault.code, fault.where) for fault in notes.faults] == [
+        ("SF-ADAPTER-TARGETS", "adapter.targets"),
+        ("SF-ADAPTER-TARGETS", "adapter.targets"),
+        ("SF-ADAPTER-TARGETS", "adapter.modules_to_save"),
     ]
-    assert "did you mean q_proj?" in str(notes.faults[0])
-    assert "gate_proj" in str(notes.faults[1])
+    assert gives(notes.faults[0].fix, "q_proj")
+    assert gives(notes.faults[1].fix, "gate_proj")
 
 
 def test_what_cannot_carry_an_adapter_is_refused(decide):

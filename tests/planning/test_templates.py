@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.faults import gives
 from helpers.model_layouts import LLAMA3_CHAT, LLAMA31_8B, model_facts, small_tokenizer
 from surefoot.families import FAMILIES
 from surefoot.families.llama_like import LLAMA
@@ -49,8 +50,10 @@ def test_what_is_recommended_everywhere_works_everywhere():
 
 
 def test_a_misspelt_name_is_recognised(decide):
-    assert "did you mean chatml?" in str(decide("chat-ml")[1].faults[0])
-    assert all(name in str(decide("klingon")[1].faults[0]) for name in NAMES)
+    (near,), (unknown,) = (decide(name)[1].faults for name in ("chat-ml", "klingon"))
+    assert {(fault.code, fault.where) for fault in (near, unknown)} == {("SF-DATA-TEMPLATE", "data.template")}
+    assert gives(near.fix, "chatml")
+    assert all(gives(unknown.fix, name) for name in NAMES)
 
 
 def test_a_file_is_read_for_its_turn_ends_and_refused_where_it_is_missing(decide, tmp_path):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from helpers.faults import gives
 from helpers.model_layouts import (
     LLAMA2_7B,
     LLAMA3_CHAT,
@@ -138,7 +139,8 @@ class TestPad:
         ordinary = small(ordinary=["!", *"abcdefgh", "<|pad|>"])
         _, notes = decide(ordinary, SMALL | {"vocab_size": 20}, tokenizer={"pad": "add"})
         assert keys(notes) == ["tokenizer.pad"]
-        assert "text can contain it" in str(notes.faults[0])
+        assert gives(notes.faults[0].what, 9)  # its id
+        assert gives(notes.faults[0].what, "<|pad|>")
         plan, notes = decide(ordinary, SMALL | {"vocab_size": 20})  # nor does it get a spare row
         assert (pad(plan), notes.faults) == (("</s>", 11, 0), [])
 
@@ -154,7 +156,7 @@ class TestPad:
         missing = decide(small(), tokenizer={"pad": "</S>"})[1]
         assert keys(ordinary) == keys(missing) == ["tokenizer.pad"]
         assert "ordinary" in str(ordinary.faults[0])
-        assert "did you mean </s>?" in str(missing.faults[0])
+        assert gives(missing.faults[0].fix, "</s>")
 
     def test_a_named_token_needs_a_row(self, decide, small):
         _, notes = decide(small(specials=["<s>", "</s>", "<pad>"]), tokenizer={"pad": "<pad>"})
@@ -242,7 +244,8 @@ class TestTemplate:
             assert not notes.faults
             assert (plan.template.value, plan.template.source) == (name, "user")
         _, notes = decide(small(), data={"train": "unused.jsonl", "template": "alpacca"})
-        assert "did you mean alpaca?" in str(notes.faults[0])
+        assert [(fault.code, fault.where) for fault in notes.faults] == [("SF-DATA-TEMPLATE", "data.template")]
+        assert gives(notes.faults[0].fix, "alpaca")
 
     def test_the_tokenizers_own_must_exist(self, decide, small):
         _, notes = decide(small(), data={"train": "unused.jsonl", "template": "tokenizer"})
@@ -283,7 +286,8 @@ class TestStop:
     def test_without_eos_the_run_is_refused(self, decide, small):
         assert keys(decide(small(roles={"bos_token": "<s>"}))[1]) == ["tokenizer"]
         _, notes = decide(small(roles={"bos_token": "<s>", "eos_token": "<end>"}))
-        assert "'<end>' is not in the vocabulary" in str(notes.faults[0])
+        assert [(fault.code, fault.where) for fault in notes.faults] == [("SF-TOKENIZER", "tokenizer")]
+        assert gives(notes.faults[0].what, "<end>")
 
 
 class TestUntrainedChatTokens:
