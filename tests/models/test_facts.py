@@ -101,10 +101,6 @@ def test_dropout_and_windows_are_seen(tmp_path):
         ({"model_type": "gemma3", "text_config": {}}, ["gemma3"]),
         ({"model_type": "t5"}, ["t5"]),
         ({"model_type": "novel"}, ["novel"]),
-        (
-            {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 70},
-            ["num_attention_heads", "max_position_embeddings"],
-        ),
     ],
 )
 def test_what_cannot_be_trained_here_is_refused(tmp_path, config, names):
@@ -120,3 +116,30 @@ def test_an_encoder_in_a_causal_class_is_found(monkeypatch):
     monkeypatch.setattr(verify, "_relative", lambda found, wanted: 0.0)  # twin
     assert verify_head(model, CPU) == 0.0
     assert forward.output_head(model) is model.get_output_embeddings()
+
+
+# layers, and what they do along a row: softmax attention, and a state or a convolution
+RECURRENT = {
+    "mamba2": ({"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}, (False, True)),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, (True, True)),
+    "qwen3_5_text": ({"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}, (True, True)),
+    "kimi_linear": ({"layer_types": ["linear_attention"] * 2, "n_routed_experts": 2, "num_experts": 2}, (False, True)),
+    "olmo2": ({}, (True, False)),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_what_layers_do_along_a_row(tmp_path, kind):
+    keys, expected = RECURRENT[kind]
+    found = facts(tmp_path, SIZES | {"num_hidden_layers": 2} | keys | {"model_type": kind})
+    assert (found.attends, found.recurrent) == expected
+    assert found.without_sdpa == "" if found.attends else found.without_sdpa
+
+
+def test_infinity_as_transformers_writes_it(tmp_path):
+    limit = {"__float__": "Infinity"}
+    keys = {"model_type": "mamba2", "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1}
+    found = facts(tmp_path, SIZES | keys | {"time_step_limit": [0.0, limit]})
+    assert found.parameters > 0
+    with raises_fault("SF-MODEL-KIND", tmp_path / "config.json"):
+        facts(tmp_path, SIZES | keys | {"hidden_size": limit})

@@ -5,8 +5,12 @@ from __future__ import annotations
 from surefoot.families.family import Family
 from surefoot.families.gpt_like import GPT2, OPT
 from surefoot.families.llama_like import GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from surefoot.families.state_spaces import FALCON_H1, MAMBA, NEMOTRON_H
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2)
+FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2),
+    *(MAMBA, FALCON_H1, NEMOTRON_H),
+)
 
 
 def find(model_type: str) -> Family | None:

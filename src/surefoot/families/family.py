@@ -162,6 +162,8 @@ class Family:
         the run's chat template writes it or, in a run without one, where the tokenizer adds it.
     templates: rows of `families.templates` that lay dialogues out as its chat models know them. They stand in for the
         tokenizer's own template on records that it cannot write; where it is empty, such records are refused.
+    without_adapter: names of linear layers whose weights fused kernels read past the module, so that an adapter on
+        them would act on some machines alone; PEFT refuses them.
     structure: None where layers differ from each other (experts, state spaces, wrapped language models): it is then
         read from the model, built without weights (`surefoot.models.facts`).
     """
@@ -181,3 +183,4 @@ class Family:
     untrained_turns: UntrainedTurns | None = None
     hazards: tuple[Hazard, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    without_adapter: tuple[str, ...] = ()

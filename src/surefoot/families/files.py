@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ TOKENIZER_FILES = (
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises InputError for a missing or unreadable file, bad JSON, or no object."""
     try:
-        value = json.loads(plain_files.read_text(path))
+        value = json.loads(plain_files.read_text(path), object_hook=_as_float)
     except FileNotFoundError:
         raise InputError(
             Fault(str(path), "file does not exist", "the folder of a model holds it", code="SF-FILE-MISSING")
@@ -43,6 +44,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object", code="SF-FILE-UNREADABLE"))
     return value
+
+
+_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _as_float(value: dict[str, Any]) -> Any:
+    """transformers writes an infinite number as {"__float__": "Infinity"}, such as the limit of Mamba's time steps."""
+    return _FLOATS.get(value.get("__float__", ""), value) if value.keys() == {"__float__"} else value
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:

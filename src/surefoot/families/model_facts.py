@@ -150,6 +150,8 @@ class ModuleTree:
     without_sdpa: as in `Family`.
     dropouts: by config key.
     active: experts that a token goes to, 0 where there are none.
+    attends: some layer has attention over tokens (softmax); state spaces and linear attention alone have none.
+    recurrent: some layer carries a state, or a convolution, along the row.
     """
 
     config: Mapping[str, Any]
@@ -159,6 +161,8 @@ class ModuleTree:
     without_sdpa: str = ""
     dropouts: tuple[str, ...] = ()
     active: int = 0
+    attends: bool = True
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class ModelFacts:
     active: experts that a token goes to, 0 where there are none.
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
+    attends, recurrent: as in `ModuleTree`.
     """
 
     model_type: str
@@ -210,6 +215,8 @@ class ModelFacts:
     active: int = 0
     balance: float | None = None
     balances: bool = False
+    attends: bool = True
+    recurrent: bool = False
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
@@ -313,6 +320,8 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         active=tree.active if tree else 0,
         balance=_balance(keys, tree),
         balances=bool(keys.get("output_router_logits")) if tree else False,
+        attends=tree.attends if tree else True,
+        recurrent=tree.recurrent if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
     )
     if facts.heads % facts.kv_heads:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from surefoot.config.schema import RunConfig
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
+from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 from surefoot.models.load import load_model
 from surefoot.models.modes import set_dropout
@@ -49,7 +50,7 @@ def load_policy(
     if plan.memory.gradient_checkpointing.value:
         enable_gradient_checkpointing(model, plan.memory.recomputed)
     if plan.compile.value != "off":
-        model.get_decoder().compile(mode=plan.compile.value, dynamic=True)
+        decoder_of(model).compile(mode=plan.compile.value, dynamic=True)
     if plan.adapter is None:
         if plan.reward is not None:
             freeze_output_head(model)

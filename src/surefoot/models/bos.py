@@ -33,7 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from surefoot.data.batching.batch import Batch
-from surefoot.models.decoder import decoder_layers
+from surefoot.models.decoder import decoder_layers, decoder_of
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.forward import causal_model, hidden_states, model_inputs, packed_forward
 from surefoot.models.modes import eager_mode, eval_mode
@@ -113,7 +113,7 @@ def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
     if scale == 1:
         return None
     inner = unwrapped(model)
-    decoder = inner.get_decoder()
+    decoder = decoder_of(inner)
     if "inputs_embeds" not in inspect.signature(decoder.forward).parameters:
         what = "reads token ids alone, so its embeddings cannot be scaled"
         raise EnvironmentFault(Fault(type(inner).__name__, what, "leave bos.scale out", code="SF-BOS"))
@@ -121,7 +121,7 @@ def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
 
 
 def installed_scaling(model: nn.Module) -> BosScaling | None:
-    return getattr(unwrapped(model).get_decoder(), _INSTALLED, None)
+    return getattr(decoder_of(unwrapped(model)), _INSTALLED, None)
 
 
 @contextmanager
@@ -321,7 +321,7 @@ def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False)
             embedded = inner.get_input_embeddings()(inputs["input_ids"]).clone()
             embedded[_first_places(batch)] = 0
             with packed_forward() if batch.documents else nullcontext():
-                inner.get_decoder()(**inputs | {"input_ids": None, "inputs_embeds": embedded})
+                decoder_of(inner)(**inputs | {"input_ids": None, "inputs_embeds": embedded})
         else:
             hidden_states(inner, batch)
         return seen[0][:, : batch.input_ids.shape[1]]

@@ -23,8 +23,13 @@ from surefoot.models.peft import LoraLayer
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """The list of decoder layers: the first module list of transformers' decoder."""
-    decoder = causal_model(model).get_decoder()
-    return next(module for module in decoder.children() if isinstance(module, nn.ModuleList))
+    return next(module for module in decoder_of(causal_model(model)).children() if isinstance(module, nn.ModuleList))
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """What is between ids and output head. transformers' own answer for Llama 4 is the whole model."""
+    found = model.get_decoder()
+    return language_models(next(model.children()))[0] if found is model else found
 
 
 def decoder_matrices(model: nn.Module) -> frozenset[str]:
@@ -122,7 +127,7 @@ class _Call:
 def _calls(base: PreTrainedModel, layer: nn.Module) -> list[_Call]:
     """The layer's, then those of the modules in it and of the decoder's other children, in the order in which they
     ended. All tensors are kept, so that no two are the same by chance."""
-    decoder = base.get_decoder()
+    decoder = decoder_of(base)
     parents = {child: parent for parent in layer.modules() for child in parent.children()}
     watched = dict.fromkeys(
         [layer, *parents, *(one for one in decoder.children() if not isinstance(one, nn.ModuleList))]

@@ -37,6 +37,7 @@ _KEYS = (
     "rope_parameters",
     "original_max_position_embeddings",
 )
+_UNBOUNDED = 2**20  # positions of a model that has no table of them and no limit
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 
 
@@ -106,16 +107,45 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     named = next((name for name in _ATTENTION_DROPOUT if hasattr(config, name)), None)
     values["attention_dropout"] = getattr(config, named) if named else 0.0
     values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
+    if not (attends := _attends(config)):
+        values["num_attention_heads"] = values["num_key_value_heads"] = 1
+    if values.get("max_position_embeddings") is None:
+        values["max_position_embeddings"] = _UNBOUNDED
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
     return ModuleTree(
         config=config.to_dict() | dropouts | values,
         modules=modules,
         embedding=names[embedding],
         head=names[head],
-        without_sdpa="" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}",
+        without_sdpa=_without_sdpa(model, attends),
         dropouts=tuple(dropouts),
         active=max((int(getattr(module, "top_k", 0)) for module in names if _is_router(module)), default=0),
+        attends=attends,
+        recurrent=not attends or _is_recurrent(model),
     )
+
+
+def _is_recurrent(model: PreTrainedModel) -> bool:
+    """By what state spaces, gated linear attention and short convolutions have in common: a convolution along the row;
+    linear attention without one says its name in the config."""
+    from torch import nn
+
+    kinds = getattr(model.config, "layer_types", None) or ()
+    return "linear_attention" in kinds or any(isinstance(module, nn.Conv1d) for module in model.modules())
+
+
+def _without_sdpa(model: PreTrainedModel, attends: bool) -> str:
+    if not attends:
+        return "no layer of the model has attention"
+    return "" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}"
+
+
+def _attends(config: PreTrainedConfig) -> bool:
+    """By the kinds of layers where the config lists them, else by whether there are heads."""
+    kinds = getattr(config, "layer_types", None)
+    if not isinstance(kinds, list | tuple):
+        return hasattr(config, "num_attention_heads")
+    return any(("attention" in kind and kind != "linear_attention") or kind == "hybrid" for kind in kinds)
 
 
 def _is_dropout(key: str, value: object) -> bool:

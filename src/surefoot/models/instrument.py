@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.adapter_targets import is_linear
-from surefoot.models.decoder import decoder_layers, is_norm
+from surefoot.models.decoder import decoder_layers, decoder_of, is_norm
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import LoraLayer
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -65,7 +65,7 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     names = {id(module): name for name, module in base.named_modules()}
     structure = facts.structure
     if structure is None:
-        last = [module for module in base.get_decoder().children() if is_norm(module)]
+        last = [module for module in decoder_of(base).children() if is_norm(module)]
         final = Part(names[id(last[-1])], "norm") if last else None
         return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
     linears = [

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from surefoot.data.batching.batch import Batch
+from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 
 # Of the padded tokens of whole rows; beyond it, the second pass and its mask cost what the first one saves. Measured on
@@ -72,7 +73,7 @@ def states_behind(model: nn.Module, rows: Batch, prefixes: Sequence[int]) -> tup
     seen = torch.arange(longest, device=device) < begin  # [2P, longest]: the cache of a shorter prefix ends in padding
     mask = torch.cat([seen, torch.ones_like(places, dtype=torch.bool)], dim=1).long()
     inner = causal_model(model)
-    decoder, cache = inner.get_decoder(), DynamicCache(config=inner.config)
+    decoder, cache = decoder_of(inner), DynamicCache(config=inner.config)
     decoder(input_ids=rows.input_ids[:count, :longest], past_key_values=cache, use_cache=True)
     cache.batch_select_indices(torch.arange(count, device=device).repeat(2))
     found = decoder(

@@ -153,7 +153,9 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         for module in model.modules
         if (module.routes and not request.router) or (module.of_experts and request.experts is False)
     }
+    barred = model.family.without_adapter if model.family else ()
     if request.targets == "all-linear":
+        left_out |= {module.name for module in model.layer_linears if module.name.rpartition(".")[2] in barred}
         return [module for module in model.layer_linears if module.name not in left_out]
     for name in request.targets:
         if not any(_matches(module, name) for module in model.modules):
@@ -165,6 +167,9 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         if module.linear
         and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
     ]
+    if never := sorted({short for one in chosen if (short := one.name.rpartition(".")[2]) in barred}):
+        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights past an adapter"
+        notes.refuse(f"{key}.targets", what, "leave them out", "SF-ADAPTER-TARGETS")
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
         notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}", _TARGETS)

@@ -12,6 +12,7 @@ on, heads up to 256, no mask; mem_efficient any dtype, bf16 from 8.0 on; cuDNN a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from surefoot.config.schema import AttentionConfig
 from surefoot.planning.measurements import AttentionTrial, times_of
@@ -78,6 +79,7 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
 # How many times as fast a form must be to replace the default: then a step that spends half of its time on attention
 # gains a fifth. A smaller lead could turn round on the next start of the same run.
 _GAIN = 1.5
+NONE = "none"  # the kernel of a model without attention
 EAGER_ROUNDS = "attention: eager rounds"  # a caution begins with it, which doctor tells in another line
 _FIRST = "the first of them that torch can use here"
 
@@ -93,6 +95,7 @@ def plan_attention(
     notes: Notes,
     masked: str = "",
     without_sdpa: str = "",
+    attends: bool = True,
 ) -> AttentionPlan:
     """The implementation of attention, the SDPA kernels that torch may dispatch to, and the expected one.
 
@@ -101,7 +104,11 @@ def plan_attention(
     trials: empty if nobody measured.
     masked: why SDPA gets a mask (`kernels.mask_reason`).
     without_sdpa: why the model has no SDPA, empty where it has.
+    attends: some layer has attention; where none has, `without_sdpa` says so.
     """
+    if not attends:
+        plan = _eager_only(without_sdpa, request.implementation == "sdpa" or bool(_switches(request)), notes)
+        return replace(plan, expected=Choice(NONE, without_sdpa, "family"))
     obstacles: dict[SdpaKernel, str] = {
         kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked) for kernel in ORDER
     }

@@ -95,6 +95,8 @@ def open_forms(
         return f"attention: {config.attention.implementation} was asked for"
     if model.without_sdpa:
         return model.without_sdpa
+    if model.recurrent:
+        return "some layers carry a state along the row, and so from one document into the next"
     if model.attention_dropout:
         return f"no form has dropout, and the model has attention_dropout {model.attention_dropout:g}"
     if masked := mask_reason(model.window, longest):

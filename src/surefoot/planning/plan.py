@@ -53,7 +53,9 @@ class PrecisionPlan:
 class AttentionPlan:
     implementation: Choice[str]  # eager | sdpa | flash_attention_2
     kernels: Choice[tuple[SdpaKernel, ...]]  # what torch may dispatch to; empty for other implementations
-    expected: Choice[str]  # the kernel that the run must be seen to use; the implementation itself outside SDPA
+    expected: Choice[
+        str
+    ]  # the kernel that the run must be seen to use; the implementation itself outside SDPA; none without attention
 
 
 @dataclass(frozen=True)

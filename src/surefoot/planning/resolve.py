@@ -104,6 +104,7 @@ def resolve(
         notes=notes,
         masked=mask_reason(model.window, longest),
         without_sdpa=model.without_sdpa,
+        attends=model.attends,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     if precision.base.value == "nf4":

@@ -100,7 +100,7 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with pytest.raises(Exception, match="lets one document move another"):
         train(workplace, tmp_path / "run")
-    assert leaks[0][0] > fast_paths.NO_LEAK
+    assert leaks[0][0] > fast_paths.most_leak(torch.bfloat16)
 
 
 def test_where_something_is_dropped_packed_rows_come_first_and_the_others_together(workplace, tmp_path):

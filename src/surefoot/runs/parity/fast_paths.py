@@ -34,10 +34,11 @@ from surefoot.methods.method import LoadedModels
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
-from surefoot.models.fast.packing import NAME, NO_LEAK, packed_attention, reason_of
+from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.models.modes import highest_dropout, without_randomness
+from surefoot.models.precision import TORCH_DTYPE
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
@@ -126,6 +127,7 @@ class _Comparison:
         self._rows = [in_padded_rows(batch, pad) for batch in self._batches]
         short = short_batch(run.task, loaded.engine, self._step)
         self._exact = check_in_fp32(loaded, run.task, paths, short, in_padded_rows(short, pad), self._step)
+        self._most_leak = most_leak(TORCH_DTYPE[loaded.plan.precision.compute.value])
         self._plain: dict[bool, Pass] = {}
 
     def records(self, paths: list[FastPath]) -> Records:
@@ -196,13 +198,16 @@ class _Comparison:
             if other is None:
                 return {path.name: self._record(path, used=False, fault=fault) for path in paths}
             seen = judged(differences(engine, plain, other), loaded.plan, resumed=self._resumed)
-            leaks = not leak <= NO_LEAK  # NaN does, too
+            leaks = not leak <= self._most_leak  # NaN does, too
             if leaks or any(self._exact.error_of(path) is not None for path in paths):
                 seen |= {"used": self._resumed, "outside": True}
             elif seen["outside"] and all(map(self._exact.is_right, paths)):
                 rounds = rounds_as_plain(loaded, task, self._rows, self._step, plain, other)
                 seen |= {"used": True, "outside": False, **rounds} if rounds else {}
-        return {path.name: self._record(path, **seen, **_leak(path, leak)) for path in paths}
+        return {path.name: self._record(path, **seen, **self._leak(path, leak)) for path in paths}
+
+    def _leak(self, path: FastPath, leak: float) -> dict[str, float]:
+        return {"leak": leak, "leak_limit": self._most_leak} if path.name == NAME else {}
 
     def _record(self, path: FastPath, **seen: Any) -> dict[str, Any]:
         return seen | self._exact.record(path) | ({"form": path.form} if path.form else {})
@@ -210,10 +215,6 @@ class _Comparison:
 
 def _packs(paths: Sequence[FastPath]) -> bool:
     return any(path.name == NAME for path in paths)
-
-
-def _leak(path: FastPath, leak: float) -> dict[str, float]:
-    return {"leak": leak} if path.name == NAME else {}
 
 
 def _is_right(record: Mapping[str, Any]) -> bool:
@@ -237,9 +238,9 @@ def describe_difference(record: Mapping[str, Any], plain: str = "the plain path"
     others = "together with others " if record.get("together") else ""
     if "fault" in record:
         return f"{others}fails on this model ({record['fault']})"
-    if not record.get("leak", 0.0) <= NO_LEAK:
+    if not record.get("leak", 0.0) <= record.get("leak_limit", 0.0):
         moves = f"lets one document move another by {record['leak']:.2g} of what it moves itself, on this model"
-        return f"{others}{moves}; allowed is {NO_LEAK:g}"
+        return f"{others}{moves}; allowed is {record['leak_limit']:.2g}"
     exact = record.get("fp32", {})
     if exact and not exact.get("differs", 0.0) <= exact.get("limit", 0.0):
         return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; allowed is {exact['limit']:.4g}"

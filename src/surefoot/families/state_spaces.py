@@ -1,0 +1,19 @@
+"""Families with state spaces in place of attention, or beside it: Mamba and what was built on it."""
+
+from __future__ import annotations
+
+from surefoot.families.family import Family
+
+# The fused kernels of mamba-ssm take these weights themselves and never call the layers.
+_PAST_THE_MODULE = ("out_proj", "conv1d")
+
+MAMBA = Family(
+    name="mamba",
+    model_types=("mamba", "mamba2", "falcon_mamba"),
+    uses_bos=None,
+    without_adapter=_PAST_THE_MODULE,
+)
+# Attention and Mamba 2 side by side in every layer.
+FALCON_H1 = Family(name="falcon_h1", model_types=("falcon_h1",), uses_bos=None, without_adapter=_PAST_THE_MODULE)
+# Mamba 2, attention and MLPs, one of them in each layer.
+NEMOTRON_H = Family(name="nemotron_h", model_types=("nemotron_h",), uses_bos=None, without_adapter=_PAST_THE_MODULE)
