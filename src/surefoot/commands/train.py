@@ -167,14 +167,14 @@ def _launch(
         console = open_console(stream, process.terminal_wishes(), full=flags.full or flags.dry_run)
         if origin is not None:
             console.say(_read_as(origin, read_from))
-        commits = None
+        checked = None
         if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
             from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 
             console.say(_beginning(config))
             with captured_libraries(console):
-                commits = check_before_torch(config, mode)
+                checked = check_before_torch(config, mode)
             if count > 1:
                 from surefoot.commands.launching import start_ranks
 
@@ -200,7 +200,7 @@ def _launch(
             dry_run=flags.dry_run,
             profile=ProfileOptions(flags.time_every, flags.profile),
             origin=origin,
-            commits=commits,
+            checked=checked,
         )
         if push is not None and code == 0 and not flags.dry_run:
             from surefoot.commands.push import push_run

@@ -40,12 +40,13 @@ from surefoot.runs.identity import Digests, check_base, hashed_beside, keep_base
 from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.plan_with_data import is_on_texts
+from surefoot.runs.precheck import Checked
 from surefoot.runs.prepare import conflicts, prepare
 from surefoot.runs.prepared import PreparedRun, make_task
 from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileOptions
 from surefoot.runs.publish import Published, is_published, publish
 from surefoot.runs.requirements import check_several, find_ranks
-from surefoot.runs.revisions import HUB, Commits, commits_to_json
+from surefoot.runs.revisions import HUB, commits_to_json
 from surefoot.runs.rollback import note_rollbacks, roll_back
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder, note_changes, reminder, write_records
 from surefoot.runs.steps import load_and_check, take_steps
@@ -77,7 +78,7 @@ def train_run(
     custom: Custom = NOTHING,
     profile: ProfileOptions = NO_PROFILE,
     origin: Translation | None = None,
-    commits: Commits | None = None,
+    checked: Checked | None = None,
 ) -> int:
     """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
 
@@ -88,7 +89,7 @@ def train_run(
     custom: functions of the caller's own.
     profile: which steps are timed.
     origin: the words of another tool that the config came from; its log lines are printed besides surefoot's.
-    commits: what names on the hub mean, where somebody has asked.
+    checked: what `check_before_torch` has found.
     """
     imports = hardware.process_seconds() if typed else 0.0
     custom = with_named(config, custom)
@@ -99,11 +100,11 @@ def train_run(
                 while (code := follow(config, session, custom, silence, profile)) is None:
                     gc.collect()
                 return code
-        options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, commits, imports)
+        options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, checked, imports)
         with captured_libraries(console):
             _say(console, options.tool_log.started())
             while (code := _lead_run(config, mode, console, session, options, traces)) is None:
-                options = replace(options, imports=0.0, commits=None)
+                options = replace(options, imports=0.0, checked=None)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
@@ -128,7 +129,7 @@ class RunOptions:
     custom: Custom
     profile: ProfileOptions
     origin: Translation | None
-    commits: Commits | None
+    checked: Checked | None
     imports: float
 
     @property
@@ -143,13 +144,22 @@ def _lead_run(
 
     Returns the exit code, or None where the run went back to a checkpoint and is to be resumed.
     """
-    phases = Phases(options.imports)
+    phases, checked = Phases(options.imports), options.checked or Checked()
     with session.activity.during("planning and reading the data"):
         existing = _inspect(config, mode, options.custom)
         if _is_untouched(existing):
             return _nothing_to_do(existing, console, session)
         origin = _origin(options.origin)
-        run = prepare(config, existing, console, options.custom, options.commits, phases=phases, origin=origin)
+        run = prepare(
+            config,
+            existing,
+            console,
+            options.custom,
+            checked.commits,
+            draft=checked.draft,
+            phases=phases,
+            origin=origin,
+        )
     if _is_done(run):
         return _nothing_to_do(run.existing, console, session)
     if options.dry_run:
