@@ -72,6 +72,12 @@ def run_again(path, *arguments):
     return result.exit_code, result.output
 
 
+def found_again(path, *arguments):
+    """Exit code, and what a script is told."""
+    code, said = run_again(path, *arguments, "--json")
+    return code, json.loads(said)
+
+
 def test_a_weight_that_is_not_finite_is_found_again_bit_for_bit(folder, monkeypatch):
     before_step(monkeypatch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
     result = train(folder, "weight", kernels={"adapter": "plain"})
@@ -82,13 +88,13 @@ def test_a_weight_that_is_not_finite_is_found_again_bit_for_bit(folder, monkeypa
     assert origin.module.endswith("layers.1.mlp.up_proj.lora_B.default")
     assert origin.phase == "forward"
     monkeypatch.undo()
-    code, said = run_again(kept)
-    assert code == 0, said
-    assert "reproduced: the same value at the same module, bit for bit" in said
-    assert "weights that were not finite: base_model.model.model.layers.1.mlp.up_proj.lora_B" in said
-    code, said = run_again(kept, "--plain")
-    assert code == 0, said
-    assert "the weights, the data or the model are to blame" in said
+    (weight,) = read_failure(kept).failure.bad_weights
+    assert weight.startswith("base_model.model.model.layers.1.mlp.up_proj.lora_B")
+    code, found = found_again(kept)
+    assert (code, found["same"], found["same_bits"]) == (0, True, True), found
+    assert weight in run_again(kept)[1]
+    code, found = found_again(kept, "--plain")
+    assert (code, found["plain"], found["same"]) == (0, True, True), found
     events = (folder / "weight" / "events.jsonl").read_text()
     assert "failure-3" in events
     assert sorted(path.name for path in (folder / "weight").glob("failure-*")) == ["failure-3", "failure-4"]
@@ -199,11 +205,9 @@ def test_packed_rows_are_run_again_packed_and_by_the_plain_path_padded(folder, m
     kept = folder / "packed" / "failure-3"
     assert read_failure(kept).batches[0].documents
     monkeypatch.undo()
-    code, said = run_again(kept)
-    assert code == 0, said
-    assert "bit for bit" in said
-    code, said = run_again(kept, "--plain")
-    assert "too" in said or "same module" in said
+    code, found = found_again(kept)
+    assert (code, found["same_bits"]) == (0, True), found
+    assert found_again(kept, "--plain")[1]["now"] is not None
 
 
 def test_base_and_data_that_have_been_moved_are_named_and_held_against_the_run(tmp_path, monkeypatch):
@@ -221,9 +225,8 @@ def test_base_and_data_that_have_been_moved_are_named_and_held_against_the_run(t
     assert f"file {tmp_path / 'train.json'} does not exist" in said
     assert f"surefoot replay {kept} model.path=…" in said
     there = [f"model.path={base}", f"data.train={data}"]
-    code, said = run_again(kept, *there)
-    assert code == 0, said
-    assert "bit for bit" in said
+    code, found = found_again(kept, *there)
+    assert (code, found["same_bits"]) == (0, True), found
     code, said = run_again(kept, *there, "optim.lr=1")
     assert code == 2
     assert "override optim.lr=1" in said
@@ -283,13 +286,11 @@ def test_a_gradient_spoilt_in_one_module_is_found_there_again(folder, monkeypatc
     assert failure.bad_weights == ()
     assert all(abs(loss) < float("inf") for loss in failure.finding.losses)
     around_find_origin(monkeypatch, act)
-    code, said = run_again(folder / "backward" / "failure-3")
-    assert code == 0, said
-    assert "bit for bit" in said
+    code, found = found_again(folder / "backward" / "failure-3")
+    assert (code, found["same_bits"]) == (0, True), found
     monkeypatch.setattr(LlamaMLP, "forward", plain)  # twin: with a sound kernel the step is finite
-    code, said = run_again(folder / "backward" / "failure-3")
-    assert code == 6
-    assert "suspect the memory, the device or a kernel" in said
+    code, found = found_again(folder / "backward" / "failure-3")
+    assert (code, found["same"], found["now"], found["error"]) == (6, False, None, "")
 
 
 def test_an_overflow_of_fp16_is_not_there_in_fp32(folder, monkeypatch):
@@ -306,12 +307,10 @@ def test_an_overflow_of_fp16_is_not_there_in_fp32(folder, monkeypatch):
     origin = read_failure(kept).failure.finding.origin
     assert origin.tensor.dtype == "float16"
     assert ".layers.1.mlp.down_proj" in origin.module
-    code, said = run_again(kept)
-    assert code == 0, said
-    assert "bit for bit" in said
-    code, said = run_again(kept, "--plain")
-    assert code == 6
-    assert "the precision or a kernel of the run is to blame" in said
+    code, found = found_again(kept)
+    assert (code, found["same_bits"]) == (0, True), found
+    code, found = found_again(kept, "--plain")
+    assert (code, found["same"], found["now"], found["error"]) == (6, False, None, "")
 
 
 def test_an_exception_in_a_module_is_kept_and_raised_again(folder, monkeypatch):
@@ -335,9 +334,9 @@ def test_an_exception_in_a_module_is_kept_and_raised_again(folder, monkeypatch):
     refusing.on = False
     assert run_again(kept)[0] == 6
     around_find_origin(monkeypatch, lambda engine: setattr(refusing, "on", True))
-    code, said = run_again(kept)
-    assert code == 0, said
-    assert "reproduced: the same exception at the same place" in said
+    code, found = found_again(kept)
+    assert (code, found["kind"], found["same"]) == (0, "crash", True), found
+    assert found["error"].startswith("RuntimeError")
 
 
 def raising(error):
