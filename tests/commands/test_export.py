@@ -56,11 +56,11 @@ def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{run}", "--out", "{out}", "--max-shard-size", "big"], "'big' is no size; write it like 5GB or 500MB"),
+        (["{run}", "--out", "{out}", "--max-shard-size", "big"], "'big' is not a size; write it like 5GB or 500MB"),
         (["{run}", "--out", "{out}", "--dtype", "int4"], "'int4' is not one of 'stored', 'bf16', 'fp16', 'fp32'"),
         (["{run}", "--merge"], "missing option '--out'"),
         (["{base}/gone", "--merge", "--out", "{out}"], "no such folder"),
-        (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], "is no adapter"),
+        (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], "is not an adapter"),
         (["{base}", "--merge", "--out", "{out}"], "there is nothing to merge; leave --merge out"),
         (["{run}", "--out", "{out}", "--gguf"], "is for whole models, and this is an adapter; give --merge as well"),
         (["{run}", "--merge", "--out", "{run}"], "is not empty and no export"),

@@ -304,7 +304,9 @@ RUNTIME = [
         ("config.yaml:1:2", "not valid YAML", "restore it"),
     ),
     *(
-        Case("R15", f"a FIFO for {name}", resumed(waiting(name)), code, (name, "is no regular file"), writes=code == 4)
+        Case(
+            "R15", f"a FIFO for {name}", resumed(waiting(name)), code, (name, "is not a regular file"), writes=code == 4
+        )
         for name, code in (("plan.json", 2), ("config.yaml", 2), ("trainer_log.jsonl", 4))
     ),
     *(
@@ -357,7 +359,7 @@ POLICY = [
         "a policy for a reward model",
         lambda place: ppo("", reward=str(place.base))(place),
         2,
-        ("base", "is no reward model", "stage: reward"),
+        ("base", "is not a reward model", "stage: reward"),
     ),
     Case(
         "K4", "no room for an answer", ppo("return []", max_new_tokens=64), 2, ("data.max_length", "ppo.max_new_tokens")

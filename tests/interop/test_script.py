@@ -1,4 +1,4 @@
-"""Scripts: literals are read from the syntax tree, nothing runs, and what is no literal is told with its place."""
+"""Scripts: literals are read from the syntax tree, nothing runs, and what is not a literal is told with its place."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"arguments": ", learning_rate=pick()"}, "train.py:7:58: learning_rate: pick() is no literal"),
+        ({"arguments": ", learning_rate=pick()"}, "train.py:7:58: learning_rate: pick() is not a literal"),
         ({"arguments": ", learning_rte=1e-4"}, "did you mean learning_rate?"),
         ({"data": "make()"}, "train.py:8:47: make(): makes the data in the script"),
         ({"data": "data.filter(f)"}, "changes the data with .filter"),
@@ -139,7 +139,7 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
         ({"before": "DPOTrainer()"}, "scripts around DPOTrainer are not read"),
         ({"before": "SFTTrainer()"}, "has 2 calls of Trainer or SFTTrainer"),
         ({"before": "def"}, "is not valid Python"),
-        ({"arguments": ", **settings"}, "**settings is no literal"),
+        ({"arguments": ", **settings"}, "**settings is not a literal"),
         ({"arguments": ", deepspeed='ds.json'"}, "cannot be read here"),
     ],
 )

@@ -61,7 +61,7 @@ WORDS = {
     second_name: ".lock is a second name of another file",
     link: ".lock is a link",
     dangling: ".lock is a link",
-    fifo: ".lock is no regular file",
+    fifo: ".lock is not a regular file",
 }
 
 

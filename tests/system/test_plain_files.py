@@ -22,7 +22,7 @@ def test_a_file_is_read_and_so_is_what_a_link_leads_to(tmp_path):
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero")):
-        with pytest.raises(OSError, match="is no regular file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             read_bytes(path)
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)

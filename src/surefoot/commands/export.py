@@ -28,7 +28,7 @@ class ByteSize(click.ParamType[int]):
         found = _SIZE.fullmatch(str(value).strip())
         size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found and found[2] != "IB" else 0
         if size < 1:
-            self.fail(f"{value!r} is no size; write it like 5GB or 500MB", param, ctx)
+            self.fail(f"{value!r} is not a size; write it like 5GB or 500MB", param, ctx)
         return size
 
 

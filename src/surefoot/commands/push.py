@@ -87,7 +87,7 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
     require_run(run)
     if not is_finished(run):
         raise InputError(
-            Fault(str(run), "is no finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
+            Fault(str(run), "is not a finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
         )
     checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
     if faults := [check.fault for check in checks if check.fault and check.name != CARD]:

@@ -65,7 +65,7 @@ def _best(config: RunConfig) -> Iterator[Problem]:
     if best not in ("loss", "none", *own, *names):
         has = f"metrics.names has {', '.join(names)}" if names else "metrics.names is empty"
         fix = f"add {best} to metrics.names, or use {', '.join(own)}{', ' if own else ''}loss or none"
-        yield _problem("checkpoint.best", f"{best} is no metric of this run: {has}", fix, "metrics.names")
+        yield _problem("checkpoint.best", f"{best} is not a metric of this run: {has}", fix, "metrics.names")
 
 
 def _plain_texts(config: RunConfig) -> Iterator[Problem]:

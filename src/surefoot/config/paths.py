@@ -142,7 +142,7 @@ def _data_path(key: str, text: str) -> Iterator[Problem]:
     path = Path(text)
     if not os.path.exists(path) and key.startswith("data.eval") and (share := _PERCENT.fullmatch(text)):
         fix = f"write {float(share[1]) / 100:g} to hold out {share[1]} % of the training data"
-        yield _problem(key, f"{text} is no file, and a share is a number below 1", fix)
+        yield _problem(key, f"{text} is not a file, and a share is a number below 1", fix)
     elif not os.path.exists(path):
         extra = ("none",) if key.startswith("data.eval") else ()
         yield _problem(key, f"file {text} does not exist", nearest_path(path, DATA_SUFFIXES, extra))

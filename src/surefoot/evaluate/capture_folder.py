@@ -75,7 +75,7 @@ def open_capture(folder: Path) -> Capture:
         raise InputError(
             Fault(
                 str(folder),
-                f"is no capture: it has no {INDEX} of one",
+                f"is not a capture: it has no {INDEX} of one",
                 "name a folder of `capture`",
                 code="SF-USE-FOLDER",
             )

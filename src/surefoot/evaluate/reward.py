@@ -76,7 +76,7 @@ def measure_reward(
         config = saved_config(opened.trained)
         held_out = held_out_data(opened) if config and config.method.scores else None
         if held_out is None:
-            what = "is needed: MODEL is no run that held pairs out"
+            what = "is needed: MODEL is not a run that held pairs out"
             raise InputError(Fault("DATA", what, "name preference records", code="SF-USE-FLAG"))
         data, max_length = held_out, opened.tokens.max_length.value
     else:

@@ -101,7 +101,7 @@ def translate_file(path: str, text: str, overrides: Sequence[str], options: Opti
         raise command_error(path, "is a config of surefoot's own already", fix)
     if tool is None or tool.from_file is None:
         known = ", ".join(tool.name for tool in tools())
-        raise command_error(path, "is no config of a tool that surefoot understands", f"it reads {known}")
+        raise command_error(path, "is not a config of a tool that surefoot understands", f"it reads {known}")
     found = tool.from_file(path, text, overrides, options)
     check_resumed(found, options)
     return found

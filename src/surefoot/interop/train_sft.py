@@ -33,7 +33,7 @@ def _dtype(value: Any) -> str | None:
     names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
     names |= {"float32": "fp32", "fp32": "fp32", "float": "fp32"}
     if (found := names.get(str(value))) is None:
-        raise Refusal(f"{value} is no type to compute in", "use bf16, fp16 or fp32")
+        raise Refusal(f"{value} is not a type to compute in", "use bf16, fp16 or fp32")
     return found
 
 

@@ -96,7 +96,7 @@ def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
             fix = f"did you mean {near}?" if near else "see `surefoot plan` for the model's linear layers"
             faults.append(Fault("adapter.targets", f"the model has no module {target}", fix, code=_TARGETS))
         elif not isinstance(plain_layer(modules[target]), nn.Linear | Conv1D):
-            what = f"{target} is no linear layer but {type(modules[target]).__name__}"
+            what = f"{target} is not a linear layer but {type(modules[target]).__name__}"
             faults.append(Fault("adapter.targets", what, "name linear layers", code=_TARGETS))
     for target in plan.parameters:
         if target not in parameters:

@@ -84,7 +84,7 @@ def module_tree(folder: Path) -> ModuleTree:
         with quiet_libraries(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
-        what = f"model_type {config.model_type!r} is no causal language model of transformers"
+        what = f"model_type {config.model_type!r} is not a causal language model of transformers"
         raise InputError(Fault(str(folder / "config.json"), what, "use a text model", code="SF-MODEL-KIND")) from error
     return _tree(model, str(folder / "config.json"))
 

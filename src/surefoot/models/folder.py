@@ -114,7 +114,7 @@ def require_adapter(folder: Path, name: str) -> None:
     """Raises InputError unless the folder, which the user calls `name`, holds an adapter."""
     if not (folder / ADAPTER_CONFIG).is_file():
         raise InputError(
-            Fault(name, f"is no adapter: it has no {ADAPTER_CONFIG}", "name it as the model", code="SF-USE-FOLDER")
+            Fault(name, f"is not an adapter: it has no {ADAPTER_CONFIG}", "name it as the model", code="SF-USE-FOLDER")
         )
 
 

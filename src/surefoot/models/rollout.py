@@ -188,7 +188,7 @@ def _served(server: Server) -> str:
 def _check_adapter(folder: Path) -> None:
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
-        what = "is no adapter, and vLLM takes a whole model only when it starts"
+        what = "is not an adapter, and vLLM takes a whole model only when it starts"
         raise InputError(
             Fault(
                 str(folder), what, "train with adapter.kind: lora, or use ppo.engine: embedded", code="SF-ADAPTER-FIT"

@@ -129,7 +129,7 @@ def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
         stored = lazy_tensors(_beside_the_model(folder))
         found = {name: tensor.read() for name, tensor in stored.items() if is_of_value_head(name)}
     if not found:
-        what = f"is no reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"
+        what = f"is not a reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"
         raise InputError(Fault(str(folder), what, "train one with stage: reward, or name one", code="SF-MODEL-KIND"))
     plain = {_PLAIN.get(name, name).removeprefix(VALUE_HEAD): tensor for name, tensor in found.items()}
     if plain.keys() == {"summary.weight"}:

@@ -116,7 +116,7 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"
         raise EnvironmentFault(Fault(name, what, "this model is not supported yet", code="SF-MODEL-NUMBERS"))
     if not _relative(later, own) <= min(_HEAD_TOLERANCE, _ROUNDING * torch.finfo(base.dtype).eps):
-        what = "a position sees the tokens after it: it is no causal language model"
+        what = "a position sees the tokens after it: it is not a causal language model"
         raise EnvironmentFault(Fault(name, what, "use a model that writes from left to right", code="SF-MODEL-NUMBERS"))
     return difference
 

@@ -78,7 +78,7 @@ def _obstacle(request: AdapterShape) -> str:
     if request.kind == "dora":
         return "DoRA has no form for parameters that are no linear layers"
     if request.dropout:
-        return "a parameter that is no linear layer has no input that adapter.dropout could drop from"
+        return "a parameter that is not a linear layer has no input that adapter.dropout could drop from"
     return ""
 
 

@@ -37,11 +37,11 @@ def open_itself(path: str | Path, flags: int) -> int:
         if os.path.islink(path):
             raise OSError(errno.ELOOP, f"{name} is a link") from None
         if error.errno == errno.ENXIO:  # a FIFO that nobody reads, or a socket
-            raise OSError(errno.ELOOP, f"{name} is no regular file") from None
+            raise OSError(errno.ELOOP, f"{name} is not a regular file") from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.ELOOP, f"{name} is no regular file")
+        raise OSError(errno.ELOOP, f"{name} is not a regular file")
     return handle
 
 

@@ -32,7 +32,7 @@ def require_run(folder: Path) -> None:
     """Raises InputError for a folder that is no run."""
     for name in (PLAN, CONFIG):
         if not (folder / name).is_file():
-            raise _wrong(folder, f"is no run folder: it has no {name}", "name the output of a run")
+            raise _wrong(folder, f"is not a run folder: it has no {name}", "name the output of a run")
 
 
 def require_written(folder: Path) -> None:
@@ -72,7 +72,7 @@ def run_of(folder: Path) -> Path | None:
 def require_failure(folder: Path) -> None:
     """Raises InputError for a folder that records no failure."""
     if not folder.is_dir():
-        raise _wrong(folder, "is no folder", "a failure lies in the run folder, as failure-STEP")
+        raise _wrong(folder, "is not a folder", "a failure lies in the run folder, as failure-STEP")
     if not (folder / FAILURE).is_file() and not (folder / FAILED_BATCH).is_file():
         raise _wrong(folder, f"records no failure: it has no {FAILURE}", "give the folder failure-STEP of a run")
 

@@ -34,7 +34,7 @@ def require_right(name: str, *, public: bool) -> None:
         validate_repo_id(name)
     except HFValidationError:
         fix = "use letters, digits, - _ . and at most 96 characters, without --, .. and .git at the end"
-        raise InputError(Fault(name, "is no name that the hub allows", fix, code="SF-HUB-PUSH")) from None
+        raise InputError(Fault(name, "is not a name that the hub allows", fix, code="SF-HUB-PUSH")) from None
     if get_token() is None:
         raise denied(name, "pushing needs a token, and there is none", "log in with `hf auth login`")
     api = HfApi()

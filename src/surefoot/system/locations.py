@@ -51,4 +51,6 @@ def is_function(text: str) -> bool:
 def check_name(name: str) -> None:
     """Raises InputError where it is no name of a repository, owner/name."""
     if not _HUB_ID.fullmatch(name):
-        raise InputError(Fault(name, "is no name of a repository", "write it like owner/name", code="SF-HUB-MISSING"))
+        raise InputError(
+            Fault(name, "is not a name of a repository", "write it like owner/name", code="SF-HUB-MISSING")
+        )

@@ -20,7 +20,7 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file")
+            raise OSError(errno.EINVAL, "is not a regular file")
         content = file.read(most + 1) if status.st_size <= most else b""
         if status.st_size > most or len(content) > most:  # it may have grown in between
             raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB")

@@ -61,7 +61,9 @@ def server(address: str, key: str, **limits: Any) -> Server:
             )
         )
     if not usable:
-        raise InputError(Fault(key, f"{address!r} is no address such as http://127.0.0.1:8000", code="SF-CONFIG-VALUE"))
+        raise InputError(
+            Fault(key, f"{address!r} is not an address such as http://127.0.0.1:8000", code="SF-CONFIG-VALUE")
+        )
     return Server(address.rstrip("/"), **limits)
 
 

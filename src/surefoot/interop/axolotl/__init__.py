@@ -43,7 +43,7 @@ def from_command(command: Command, options: Options) -> Translation:
     if command.name == "axolotl":
         if arguments[:1] != ["train"]:
             told = arguments[0] if arguments else "nothing"
-            raise command_error("axolotl", f"{told} is no training", "surefoot reads `axolotl train CONFIG`")
+            raise command_error("axolotl", f"{told} is not a training command", "surefoot reads `axolotl train CONFIG`")
         del arguments[0]
     words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]

@@ -82,7 +82,7 @@ def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
     style, _, records = str(kind).partition(".")
     layouts = {"dpo": _PAIRS, "kto": _JUDGED}.get(stage, {})
     if style not in _STYLES or records not in layouts:
-        raise Refusal(f"{shown(kind)} is no layout of this method that surefoot reads", f"use {_known(stage)}")
+        raise Refusal(f"{shown(kind)} is not a layout of this method that surefoot reads", f"use {_known(stage)}")
     return Layout(layouts[records], style)
 
 
@@ -106,7 +106,7 @@ def _own(stage: str, given: Mapping[str, Any]) -> Layout:
     answers = ("chosen", "rejected") if stage == "dpo" else ("completion",)
     if unknown := [name for name in given if name.startswith("field") and name not in (*FIELDS, "field_messages")]:
         near = nearest_word(unknown[0], FIELDS)
-        raise Refusal(f"{unknown[0]} is no field of a layout", f"did you mean {near}?" if near else "leave it out")
+        raise Refusal(f"{unknown[0]} is not a field of a layout", f"did you mean {near}?" if near else "leave it out")
     if stage == "reward":
         raise Refusal("user-defined layouts belong to dpo and kto", f"use {_known(stage)}")
     names = ("prompt", "system", *answers, *(() if stage == "dpo" else ("label",)))
@@ -225,7 +225,7 @@ class Sources:
             self.kinds.add("texts")
         else:
             fix = "use alpaca, chat_template or completion; surefoot renders no prompt of another layout"
-            self._refuse(number, "type", f"{shown(kind)} is no layout that surefoot reads in Axolotl's way", fix)
+            self._refuse(number, "type", f"{shown(kind)} is not a layout that surefoot reads in Axolotl's way", fix)
 
     def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         """Pairs and judged answers."""
@@ -256,12 +256,12 @@ class Sources:
         roles = self._mapping(number, given, "roles").values()
         listed = [name for names in roles for name in (names if isinstance(names, list) else [names])]
         if unusual := [name for name in listed if str(name) not in _USUAL_ROLES]:
-            self._refuse(number, "roles", f"{unusual[0]} is no role that surefoot reads", "rename it in the data")
+            self._refuse(number, "roles", f"{unusual[0]} is not a role that surefoot reads", "rename it in the data")
 
     def _mapping(self, number: int, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         held = given.get(key) or {}
         if not isinstance(held, dict):
-            self._refuse(number, key, "is no mapping", "write it as key: value")
+            self._refuse(number, key, "is not a mapping", "write it as key: value")
             return {}
         return held
 

@@ -34,7 +34,7 @@ def set_adapter(draft: Draft) -> None:
     shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
     targets = ("lora_target_modules", "lora_target_linear")
     if kind not in ("", "lora", "qlora"):
-        draft.refuse("adapter", f"{kind} is no adapter that surefoot has", "use lora or qlora")
+        draft.refuse("adapter", f"{kind} is not an adapter that surefoot has", "use lora or qlora")
         return
     if (kind == "qlora") != draft["load_in_4bit"]:
         fix = "adapter: qlora and load_in_4bit: true belong together"

@@ -96,7 +96,7 @@ def set_seed(draft: Draft) -> None:
 def set_precision(draft: Draft) -> None:
     dtype = draft["dtype"]
     if dtype not in ("fp16", "bf16"):
-        draft.refuse("dtype", f"{dtype} is no type of DeepSpeed-Chat's", "use fp16 or bf16")
+        draft.refuse("dtype", f"{dtype} is not a type of DeepSpeed-Chat's", "use fp16 or bf16")
         return
     draft.set("precision.compute", dtype, "dtype")
 

@@ -25,7 +25,7 @@ def _share_or_count(value: Any) -> int | float:
 
 def _attention(value: Any) -> str:
     if value not in ("eager", "sdpa", "flash_attention_2"):
-        raise Refusal(f"{value} is no attention that surefoot has", "use eager, sdpa or flash_attention_2")
+        raise Refusal(f"{value} is not an attention that surefoot has", "use eager, sdpa or flash_attention_2")
     return value
 
 
@@ -34,7 +34,7 @@ def _adapter(value: Any) -> str:
     if name in ("bottleneck", "prefix-tuning"):
         raise Refusal(f"{name} adapters are not in surefoot", "use lora or dora")
     if name not in ("lora", "dora", "rslora"):
-        raise Refusal(f"{value} is no adapter that finetune.py has", "use lora, dora or rslora")
+        raise Refusal(f"{value} is not an adapter that finetune.py has", "use lora, dora or rslora")
     return "lora" if name == "rslora" else name
 
 

@@ -24,7 +24,7 @@ from surefoot.interop.shared_rules import module_names
 _GENERATING = "is about answering; surefoot generate and chat have flags for it"
 _PREPROCESSING = "data are prepared once and cached by their content"
 _EXPORT = "is a word of `llamafactory-cli export`"
-_SWANLAB = "SwanLab is no tracker of surefoot's"
+_SWANLAB = "SwanLab is not one of surefoot's trackers"
 _VLLM = "is about answering with vLLM"
 _EVALUATION = "is a word of `llamafactory-cli eval`"
 _OWN_SPEED = "is about speed; surefoot chooses its kernels itself"

@@ -80,7 +80,7 @@ def from_command(command: Command, options: Options) -> Translation:
     if verb in _ELSEWHERE:
         raise command_error(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb])
     if verb not in ("train", "export", "chat"):
-        raise command_error(f"{command.name} {verb}", "is no command of LLaMA-Factory", "it has train, export, chat")
+        raise command_error(f"{command.name} {verb}", "is not a command of LLaMA-Factory", "it has train, export, chat")
     _check_processes(command.environment)
     given = _words(words, options)
     if plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)):

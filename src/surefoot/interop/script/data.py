@@ -54,7 +54,7 @@ def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
             return _part(trace(script, node.value, links + 1), part, where)
         raise _lost(script, node, "takes a part of the data")
     if not isinstance(node, ast.Call):
-        raise _lost(script, node, "is no data set that can be read from the script")
+        raise _lost(script, node, "is not a data set that can be read from the script")
     name = script.callee(node).rpartition(".")[2] or getattr(node.func, "attr", "")
     if name == "load_dataset":
         return _loaded(script, node, where)
@@ -71,7 +71,7 @@ def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
         arguments = {word.arg: script.value(word.value) for word in node.keywords}
         share = script.value(node.args[0]) if node.args else arguments.get("test_size", 0.25)
         if isinstance(share, bool) or not isinstance(share, int | float):
-            raise _lost(script, node, "holds out a part whose size is no literal")
+            raise _lost(script, node, "holds out a part whose size is not a literal")
         return replace(found, share=share)
     if name == "select" and (count := _first(script, node)) is not None:
         return replace(found, source=found.source | {"max_samples": count})
@@ -83,7 +83,7 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
     given |= {name: script.value(value) for name, value in zip(("path", "name"), node.args, strict=False)}
     for name, value in given.items():
         if isinstance(value, Unread) and name in ("path", "name", "split", "data_files", "revision"):
-            raise script_error(value.where, f"load_dataset: {name} is {value}, which is no literal", "write it out")
+            raise script_error(value.where, f"load_dataset: {name} is {value}, which is not a literal", "write it out")
     path, files = given.get("path"), given.get("data_files")
     held: dict[str, str] = {}
     if path in _FILES:

@@ -167,7 +167,7 @@ def _tf32(script: Script, machine: Machine, node: ast.AST, value: Any) -> None:
 def _variables(script: Script, machine: Machine, node: ast.AST, value: ast.expr) -> None:
     value = script.bound(value)
     if not isinstance(value, ast.Dict):
-        _note(script, machine, node, "is no literal, and nothing of it is set for the run")
+        _note(script, machine, node, "is not a literal, and nothing of it is set for the run")
         return
     for name, one in zip(value.keys, value.values, strict=True):
         _variable(script, machine, node, name or ast.Constant(None), one)
@@ -178,7 +178,7 @@ def _variable(
 ) -> None:
     said, held = script.value(name), script.value(value)
     if not isinstance(said, str) or not isinstance(held, str):
-        _note(script, machine, node, "is no literal, and is not set for the run")
+        _note(script, machine, node, "is not a literal, and is not set for the run")
         return
     (machine.defaults if default else machine.environment)[said] = held
     machine.notes.append(replace(environment_note(said, held), where=script.where(node)))

@@ -178,7 +178,7 @@ class Reader:
         held = self.script.value(node)
         if not isinstance(held, dict):
             self.faults.append(
-                script_fault(self.script.where(node), f"**{self.script.text(node)} is no literal", "write it out")
+                script_fault(self.script.where(node), f"**{self.script.text(node)} is not a literal", "write it out")
             )
             return
         for name, value in held.items():
@@ -197,7 +197,7 @@ class Reader:
             self.notes.append(Note(f"{written}={unread}", "changed", (), _PLANNED, where))
         else:
             self.faults.append(
-                script_fault(unread.where, f"{written}: {unread} is no literal", "write its value into the script")
+                script_fault(unread.where, f"{written}: {unread} is not a literal", "write its value into the script")
             )
 
     def _models(self, named: Sequence[tuple[str, ast.Call]], trained: ast.Call) -> None:

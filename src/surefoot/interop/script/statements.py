@@ -44,8 +44,8 @@ _LONGEST_TEXT = "data.max_length is the longest text here"
 _AFTERWARDS = {
     "save_model": "the run folder holds the model",
     "save_pretrained": "the run folder holds the model and its tokenizer",
-    "push_to_hub": "is no part of the run: surefoot train --push, or surefoot push",
-    "merge_and_unload": "is no part of the run: surefoot export --merge",
+    "push_to_hub": "is not part of the run: surefoot train --push, or surefoot push",
+    "merge_and_unload": "is not part of the run: surefoot export --merge",
     "enable_input_require_grads": "gradients reach the adapter with and without it",
     "resize_token_embeddings": "surefoot adds the rows that its PAD needs",
 }
@@ -118,7 +118,7 @@ class Statements:
         value = None if node.value is None else self.script.value(node.value)
         if isinstance(value, Unread):
             self.faults.append(
-                script_fault(where, f"{shown}: {value} is no literal", "write its value into the script")
+                script_fault(where, f"{shown}: {value} is not a literal", "write its value into the script")
             )
         else:
             self.words.append(Word(name, value, where, shown))
@@ -207,7 +207,7 @@ class Statements:
     def _word(self, node: ast.AST, name: str, value: ast.expr | None, shown: str) -> None:
         held = None if value is None else self.script.value(value)
         if isinstance(held, Unread):
-            self._fault(node, f"{shown}: {held} is no literal", "write its value into the script")
+            self._fault(node, f"{shown}: {held} is not a literal", "write its value into the script")
         else:
             self.words.append(Word(name, held, self.script.where(node), shown))
 

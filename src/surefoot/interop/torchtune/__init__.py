@@ -49,13 +49,13 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 def from_command(command: Command, options: Options) -> Translation:
     left = list(command.arguments)
     if left[:1] != ["run"]:
-        raise command_error(" ".join(("tune", *left[:1])), "is no training", "surefoot reads `tune run`")
+        raise command_error(" ".join(("tune", *left[:1])), "is not a training command", "surefoot reads `tune run`")
     del left[0]
     count = _launched(left)
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
         raise command_error(
-            f"tune run {recipe}".strip(), "is no recipe of surefoot's", f"it reads {', '.join(RECIPES)}"
+            f"tune run {recipe}".strip(), "is not a recipe of surefoot's", f"it reads {', '.join(RECIPES)}"
         )
     if left[:1] != ["--config"] or len(left) < 2:
         raise command_error(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe")

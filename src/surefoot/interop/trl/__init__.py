@@ -213,7 +213,7 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
     """The type in which weights are held. trained: all of them, which surefoot does in fp32 only."""
     held = HELD.get(str(draft[name]).removeprefix("torch."))
     if held is None:
-        draft.refuse(name, f"{draft[name]} is no type to hold weights in", f"use {', '.join(HELD)}")
+        draft.refuse(name, f"{draft[name]} is not a type to hold weights in", f"use {', '.join(HELD)}")
     elif trained:
         fixed = (
             "weights that train are held in fp32: a scaler cannot unscale fp16 gradients, and bf16 loses small steps"
@@ -264,7 +264,9 @@ def from_command(command: Command, options: Options) -> Translation:
     elif command.name.startswith(_MODULE):
         method = command.name.removeprefix(_MODULE)
     if method != "sft" and method not in METHODS:
-        what = "is another method than surefoot's" if method in LATER else "is no training that surefoot reads"
+        what = (
+            "is another method than surefoot's" if method in LATER else "is not a training method that surefoot reads"
+        )
         raise command_error(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}")
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
     words = read_only_flags(arguments, switches=switches, lists=_LISTS)

@@ -158,7 +158,9 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     new = old
     if rule.settings["stacked"]:
         if rule.kind == "split adapter" and old % len(parts):
-            what = f"rank {old} of {fused} is no multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
+            what = (
+                f"rank {old} of {fused} is not a multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
+            )
             raise layout_error(where, what, "the config and the weights are of two adapters")
         new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
         alpha = _scaled_alpha(float(alpha), old, new, bool(config.get("use_rslora")), where)

@@ -89,7 +89,7 @@ def weight_files(path: Path) -> list[Path] | Path:
     names alone: nothing is opened, and torch not imported."""
     if path.is_file():
         if path.suffix not in WEIGHTS:
-            raise weights_error(path, f"is no file of weights: {', '.join(WEIGHTS)} are read")
+            raise weights_error(path, f"is not a file of weights: {', '.join(WEIGHTS)} are read")
         return [path]
     if not path.is_dir():
         raise InputError(Fault(str(path), "no such file or folder", code="SF-FILE-MISSING"))

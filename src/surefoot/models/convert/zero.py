@@ -59,7 +59,7 @@ def find_checkpoint(folder: Path) -> Path | None:
         return None
     tag = (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()
     if Path(tag).name != tag or not (folder / tag).is_dir():
-        raise _error(folder / "latest", f"names {tag!r}, which is no folder beside it")
+        raise _error(folder / "latest", f"names {tag!r}, which is not a folder beside it")
     return find_checkpoint(folder / tag)
 
 
