@@ -49,15 +49,16 @@ def save(run: Path, step: int, *, beside: bool = False, evaluated: int = 0) -> N
         (folder / "tokenizer").mkdir()
         durable.fill_json(folder / "tokenizer" / "config.json", {"a": 1})
 
-    begun = begin_checkpoint(
+    with begin_checkpoint(
         run,
         engine,
         RunState(step=step, evaluated=evaluated),
-        write_model=write_model,
         trainer_state={"global_step": step},
         identity={"data": "d"},
         carried={"average": torch.full((2,), float(step))},
-    )
+    ) as begun:
+        assert begun.folder is not None
+        write_model(begun.folder)
 
     def finish() -> Path:
         folder = begun.finish()

@@ -85,16 +85,17 @@ def _save_checkpoint(
     """
     with observer.during("saving"), activity.during("saving"):
         observer.sync()
-        begun = begin_checkpoint(
+        with begin_checkpoint(
             run.folder,
             loaded.engine,
             state,
             carried=run.task.memory.tensors() if run.task.memory else None,
-            write_model=partial(_write_model, run, loaded, copies, state),
             trainer_state=_trainer_state(run, observer, state),
             identity=run.identity,
             frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
-        )
+        ) as begun:
+            if begun.folder is not None:
+                _write_model(run, loaded, copies, state, begun.folder)
         finish = partial(_finish_checkpoint, begun, run, loaded, state)
         return finish() if writer is None or loaded.engine.world > 1 else writer.take(finish, begun.size, state)
 

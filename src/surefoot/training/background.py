@@ -1,8 +1,9 @@
 """Finish checkpoints beside the steps: one thread, one checkpoint at a time, and no error is lost.
 
     with background_writer(over=16 << 20) as writer:
-        finish = begin_checkpoint(...)              # the files are written, into the disk's cache
-        folder = writer.take(finish, size, note)    # hashed, flushed and committed by the thread
+        with begin_checkpoint(...) as begun:        # the files are written, into the disk's cache
+            write_model(begun.folder)
+        folder = writer.take(begun.finish, begun.size, note)    # hashed, flushed and committed by the thread
         ...
         for note, folder in writer.finished():      # raises what a checkpoint ran into
             ...

@@ -43,35 +43,40 @@ class Checkpoint:
     step: int
 
 
-@dataclass(frozen=True)
 class Begun:
-    """A checkpoint whose files are written and not yet flushed, under a hidden name.
+    """A checkpoint on its way.
 
-    size: bytes of them.
-    finish: hashes, flushes and commits it, in any thread; it looks at no weights.
+    folder: hidden, for the model; None on all ranks but the first, which writes it.
+    size: bytes of its files, once all are written.
     """
 
-    size: int
-    finish: Callable[[], Path]
+    def __init__(self, folder: Path | None):
+        self.folder, self.size = folder, 0
+        self._finish: Callable[[], Path] | None = None
+
+    def finish(self) -> Path:
+        """Hash, flush and commit it, in any thread; looks at no weights. Every rank must call it, after the block."""
+        assert self._finish is not None, "the block has ended"
+        return self._finish()
 
 
+@contextmanager
 def begin_checkpoint(
     run: Path,
     engine: Engine,
     state: RunState,
     *,
-    write_model: Callable[[Path], None],
     trainer_state: Mapping[str, Any],
     identity: Mapping[str, Any],
     carried: Mapping[str, torch.Tensor] | None = None,
     frozen: bool = True,
-) -> Begun:
-    """Write checkpoint-<step> under `run` as far as the weights are needed. Every rank must ask, and finish.
+) -> Iterator[Begun]:
+    """Write checkpoint-<step> under `run` as far as the weights are needed. The block writes weights, config and
+    tokenizer into its folder; optimizer and state follow. Every rank must enter, and finish.
 
-    write_model: writes weights, config and tokenizer into a folder.
     identity: hashes and versions that tell which run, data and environment this belongs to; kept in the manifest.
     carried: tensors that the stage carries from step to step.
-    frozen: whether `write_model` reads weights that do not train.
+    frozen: whether the block reads weights that do not train.
 
     Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any rank.
     """
@@ -83,35 +88,38 @@ def begin_checkpoint(
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched", code="SF-DIVERGED"))
     final = run / f"checkpoint-{state.step}"
     if engine.rank != 0:
+        begun = Begun(None)
         with durable.faults_named(final), engine.gathered(frozen):
-            pass
+            yield begun
 
         def agree() -> Path:
             engine.totals([1.0])  # the first rank waits for this word
             return final
 
-        return Begun(0, agree)
+        begun._finish = agree
+        return
     with ExitStack() as stack:
         staging = stack.enter_context(durable.staged_folder(final, replace=True))
         stack.enter_context(_disk_faults(final))
+        begun = Begun(staging)
         with engine.gathered(frozen):
-            write_model(staging)
+            yield begun
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
         durable.fill_json(staging / STATE, state.to_json())
         durable.fill_json(staging / TRAINER_STATE, trainer_state)
         paths = sorted(staging.rglob("*"))
-        size = sum(path.stat().st_size for path in paths if path.is_file())
+        begun.size = sum(path.stat().st_size for path in paths if path.is_file())
         rest = stack.pop_all()
 
-    def finish() -> Path:
+    def commit() -> Path:
         with rest:
             durable.fill_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
             engine.totals([1.0])  # a rank that failed has ended the run before it says this
         return final
 
-    return Begun(size, finish)
+    begun._finish = commit
 
 
 def verify_checkpoint(folder: Path) -> list[Fault]:
