@@ -38,6 +38,7 @@ POLICIES: dict[str, Rule] = {
     "model": Rule("refused", "the trained weights belong to the old base model"),
     "model.path": Rule("free", "the folder may have been moved; what is in it is compared"),
     "model.dropout": Rule("warned", "dropout draws other masks from here on; attention and packing may be others"),
+    "model.router_aux_loss_coef": Rule("refused", "the weights so far were moved by the old loss"),
     "tokenizer": Rule("refused", "token ids would mean something else"),
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
     "data": Rule("refused", _ORDER),

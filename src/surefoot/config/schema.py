@@ -46,6 +46,10 @@ class ModelConfig(Section):
     """Dropout of the model's own layers while it trains. own: as its config.json says. null: own in stages sft and
     pretrain, 0 in the others, which compare log-probabilities or scores. The published config.json keeps what it
     had."""
+    router_aux_loss_coef: Annotated[Literal["auto"] | NonNegative, Field(examples=[0.001])] = "auto"
+    """Mixtures of experts: by what their load-balancing loss, over all tokens of a step, is multiplied before it is
+    added. auto: as config.json says, which is 0 unless its output_router_logits is true. It is logged apart, as
+    aux_loss; where a step has several micro-batches, it costs one more forward pass."""
 
 
 class TokenizerConfig(Section):

@@ -119,7 +119,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         head=names[head],
         without_sdpa=_without_sdpa(model, attends),
         dropouts=tuple(dropouts),
-        active=max((int(getattr(module, "top_k", 0)) for module in names if _is_router(module)), default=0),
+        active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
         recurrent=not attends or _is_recurrent(model),
     )
@@ -156,11 +156,11 @@ def _is_dropout(key: str, value: object) -> bool:
 
 def _facts(names: Mapping[nn.Module, str]) -> tuple[ModuleFact, ...]:
     """Of the modules with parameters of their own."""
-    routed = any(_is_router(module) or _are_experts(module) for module in names)
+    routed = any(is_router(module) or _are_experts(module) for module in names)
     found = []
     for module, name in names.items():
         if own := sum(parameter.numel() for parameter in module.parameters(recurse=False)):
-            routes = routed and (_is_router(module) or not _ROUTERS.isdisjoint(name.split(".")))
+            routes = routed and (is_router(module) or not _ROUTERS.isdisjoint(name.split(".")))
             found.append(ModuleFact(name, own, _linear(module), _matrices(module), routes))
     return tuple(found)
 
@@ -174,12 +174,18 @@ def _linear(module: nn.Module) -> tuple[int, int] | None:
     return (module.nx, module.nf) if isinstance(module, Conv1D) else None
 
 
-# Of a module that routes, a part of its name in the model: of its class in transformers, see `_is_router`.
+# Of a module that routes, a part of its name in the model: of its class in transformers, see `is_router`.
 _ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
 
 
-def _is_router(module: nn.Module) -> bool:
+def is_router(module: nn.Module) -> bool:
+    """Of a mixture of experts, by the name that transformers gives such classes."""
     return any(word in type(module).__name__ for word in ("Router", "TopKGat", "MoEGate"))
+
+
+def layer_name(module: str) -> str:
+    """The number of the layer that a module of this name lies in; the name itself outside of them."""
+    return next((part for part in module.split(".") if part.isdigit()), module)
 
 
 def _are_experts(module: nn.Module) -> bool:
@@ -193,7 +199,7 @@ def _matrices(module: nn.Module) -> tuple[MatrixFact, ...]:
     if isinstance(module, nn.Linear):
         return ()
     own = list(module.named_parameters(recurse=False))
-    if _is_router(module):
+    if is_router(module):
         return tuple(MatrixFact(name, 1, one.shape[1], one.shape[0]) for name, one in own if one.ndim == 2)
     if not _are_experts(module):
         return ()

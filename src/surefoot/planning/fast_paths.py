@@ -35,6 +35,7 @@ def plan_kernels(
     engine: str,
     bos_scale: float,
     documents: Choice[str],
+    balanced: bool,
     trials: Sequence[PointwiseTrial],
     notes: Notes,
 ) -> KernelsPlan:
@@ -48,6 +49,7 @@ def plan_kernels(
     engine: single, ddp, fsdp2 or deepspeed.
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
+    balanced: whether a mixture's load-balancing loss is added.
     trials: what was measured of norms and rotations; empty where nobody measured.
     notes: refusals are added here.
     """
@@ -55,6 +57,7 @@ def plan_kernels(
     of_adapter = adapter_obstacle(adapter, packed=packed, engine=engine, compiled=compiled)
     of_loss = loss_obstacle(config.stage, adapter, model, engine)
     of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
+    of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
     return KernelsPlan(
         adapter=_choice("adapter", asked.adapter, "fast", of_adapter, notes),
         loss=_choice("loss", asked.loss, "chunked", of_loss, notes),

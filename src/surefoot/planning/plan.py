@@ -264,6 +264,7 @@ class RunPlan:
     ppo: PpoPlan | None = None  # of stage ppo
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
     kernels: KernelsPlan = KernelsPlan()
+    balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None: it has no experts
     coverage: tuple[KindCoverage, ...] = ()  # of the language model, kind by kind; () in plans from before it was told
     origin: Origin | None = None  # of a config that was another tool's
 

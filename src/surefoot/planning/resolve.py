@@ -15,6 +15,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import mask_reason, plan_attention
+from surefoot.planning.balance import plan_balance
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.coverage import coverage
 from surefoot.planning.environment import environment_findings
@@ -117,6 +118,7 @@ def resolve(
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
+    balance = plan_balance(config, model, parallel.engine.value, notes)
     kernels = plan_kernels(
         config,
         model,
@@ -126,6 +128,7 @@ def resolve(
         engine=parallel.engine.value,
         bos_scale=tokens.bos_scale.value,
         documents=documents,
+        balanced=balance is not None and balance.value > 0,
         trials=seen.pointwise,
         notes=notes,
     )
@@ -170,6 +173,7 @@ def resolve(
         ppo=ppo,
         kernels=kernels,
         dropout=plan_dropout(config),
+        balance=balance,
         coverage=coverage(without_idle(config, model), adapter),
     )
     return replace(plan, environment=environment_findings(environment, plan))

@@ -17,6 +17,7 @@ from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan, plan_from_json
 from surefoot.report import journal, profile
 from surefoot.report.events import EVENTS, SAMPLES
+from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
@@ -43,6 +44,7 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    expert_load: dict[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     events: tuple[journal.Record, ...] = ()
     samples: tuple[journal.Record, ...] = ()
@@ -68,6 +70,7 @@ def read_run(run: Path) -> RunRecord:
         environment=_json(run / "environment.json", cautions),
         data=_json(run / "data.json", cautions),
         results=_json(run / ALL, cautions),
+        expert_load=_json(run / EXPERT_LOAD, cautions),
         rows=tuple(sound_rows(_lines(run / LOG, cautions))),
         events=tuple(sound_events(_lines(run / EVENTS, cautions))),
         samples=tuple(sound_events(_lines(run / SAMPLES, cautions))),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from surefoot.config.schema import OptimConfig
 from surefoot.config.yaml_reader import parse_yaml
 from surefoot.report import curves, footer
+from surefoot.report.expert_load import COLUMNS, load_rows
 from surefoot.report.journal import Record
 from surefoot.report.pictures.plots import evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
@@ -21,7 +22,7 @@ from surefoot.report.record import RunRecord
 from surefoot.report.results import STEP_RATE
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
-from surefoot.report.tables.plan import choice_rows, memory_rows
+from surefoot.report.tables.plan import COVERAGE, choice_rows, coverage_rows, memory_rows
 from surefoot.report.wording import duration_text, shortened
 from surefoot.system.errors import InputError
 from surefoot.system.messages import size_text
@@ -177,6 +178,16 @@ def plan_choices(record: RunRecord) -> Table:
 def plan_memory(record: RunRecord) -> Table:
     rows = tuple(memory_rows(record.plan)) if record.plan else ()
     return Table(("memory", "forecast", "remark"), rows)
+
+
+def plan_coverage(record: RunRecord) -> Table:
+    rows = tuple(coverage_rows(record.plan)) if record.plan else ()
+    return Table(COVERAGE, rows, numeric=True)
+
+
+def expert_load(record: RunRecord) -> Table:
+    """Of a mixture of experts; no rows elsewhere."""
+    return Table(COLUMNS, tuple(load_rows(record.expert_load.get("tokens", {}))), numeric=True)
 
 
 def results(record: RunRecord) -> Table:

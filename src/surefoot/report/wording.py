@@ -16,6 +16,7 @@ _SHOWN = (  # of the metrics of a step, most wanted first
     ("reward_margin", "margin", ".3g"),
     ("reward", "reward", ".4g"),
     ("kl", "kl", ".3g"),
+    ("aux_loss", "aux", ".3f"),
 )
 
 

@@ -21,6 +21,7 @@ from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
+from surefoot.models.facts import is_router, layer_name
 from surefoot.models.fast.packing import documents_fault
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
@@ -39,6 +40,7 @@ from surefoot.training.engine.make import count_elements, verify_share
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
 from surefoot.training.optimizer_state import tokens_per_look
 from surefoot.training.ranks import ALONE, Ranks
+from surefoot.training.routing import Routing
 from surefoot.training.state import LossScale, RunState
 from surefoot.training.step import StepSettings
 
@@ -126,6 +128,7 @@ def load_models(
             kernels=lambda: attention_context(plan.attention),
             per_look=tokens_per_look(whole.optimizer, whole.parameters, device.type),
             after_step=kept.after_step if kept else lambda: None,
+            routing=_routing(policy, plan),
         ),
         state=state,
         write_weights=built.write,
@@ -139,6 +142,14 @@ def load_models(
         share=share,
         packing_fault=packing_fault,
     )
+
+
+def _routing(policy: nn.Module, plan: RunPlan) -> Routing | None:
+    """None for a model without routers, and where torch.compile could not trace who looks at them."""
+    routers = {layer_name(name): module for name, module in policy.named_modules() if is_router(module)}
+    if not routers or plan.compile.value != "off":
+        return None
+    return Routing(routers, plan.balance.value if plan.balance else 0.0)
 
 
 def mapped_weights(model: nn.Module) -> int:

@@ -20,6 +20,8 @@ from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
 from surefoot.report.events import append_event
+from surefoot.report.expert_load import NAME as EXPERT_LOAD
+from surefoot.report.expert_load import dead_caution, load_record
 from surefoot.report.html import draw_report
 from surefoot.report.log_copies import NAME as LOG_COPIES
 from surefoot.report.pictures.plots import draw_curves
@@ -85,8 +87,12 @@ def publish(run: PreparedRun, state: RunState, *, rows: Sequence[Row], more: Map
     plots, cautions = draw_curves(folder, rows, folder.name)
     durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
     append_event(folder, "published", state.step, f"published the weights of step {step}")
+    of_experts = []
+    if state.load:
+        durable.write_json(folder / EXPERT_LOAD, load_record(state.load))
+        of_experts, lost = [EXPERT_LOAD], [*lost, *dead_caution(state.load)]
     report, missing = draw_report(folder)
-    listed = (*names, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
+    listed = (*names, *of_experts, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
     origin = [ORIGIN] if (folder / ORIGIN).is_file() else []
     paths = [folder / name for name in (*listed, *origin, *plots, *report)]
     told = manifest(folder, paths, state.step, {**run.identity, "published_step": step})

@@ -53,6 +53,7 @@ class StepReport:
     spike: the norm that the gradient was cut to because it was far above those of the steps before.
     moment: which one of the optimizer was not finite before the step.
     traced: a profiler recorded it, which takes time.
+    load: of a mixture's layers, how many tokens went to each expert.
     """
 
     step: int
@@ -72,6 +73,7 @@ class StepReport:
     spike: float | None = None
     moment: str = ""
     traced: bool = False
+    load: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from surefoot.training.guard import GuardCounts, Norms, Rollback, counted_from, norms_after
 from surefoot.training.report import EvalReport, StepReport
+from surefoot.training.routing import added
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class RunState:
     seconds: time spent in steps, over all sessions.
     beside: seconds that went by outside of them, by what took them (`BESIDE`), as far as the checkpoint knows that a
         session went on from.
+    load: of a mixture's layers, how many tokens went to each expert so far.
     trackers: under which id each tracker knows the run. Two equal runs share all but these three.
     """
 
@@ -76,6 +78,7 @@ class RunState:
     stage: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     beside: Mapping[str, float] = field(default_factory=dict)
+    load: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
 
     def after_step(self, report: StepReport) -> RunState:
@@ -100,6 +103,7 @@ class RunState:
             scale=scale,
             norms=norms,
             seconds=self.seconds + report.seconds,
+            load=added(self.load, report.load),
         )
 
     def spent(self, what: Beside, seconds: float) -> RunState:
@@ -137,6 +141,7 @@ class RunState:
                 **data,
                 "guard": GuardCounts(**{**data["guard"], "recent": tuple(data["guard"].get("recent", ()))}),
                 "norms": tuple(data.get("norms", ())),
+                "load": {name: tuple(counts) for name, counts in data.get("load", {}).items()},
                 "rollbacks": tuple(Rollback(**one) for one in data.get("rollbacks", ())),
                 "scale": LossScale(**data["scale"]) if data["scale"] else None,
                 "best": Best(**data["best"]) if data["best"] else None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from surefoot.training.guard import judge
 from surefoot.training.objective import Objective
 from surefoot.training.profile import Stopwatch, Watch, named, unwatched
 from surefoot.training.report import Decision, StepReport
+from surefoot.training.routing import AUX_LOSS, Balance, Load, Routing, aux_loss, spread
 from surefoot.training.state import LossScale
 
 LOSS = "loss"
@@ -45,6 +46,7 @@ class StepSettings:
     bounds: by the name of a sum of the objective, its largest mean with which a step may move the weights.
     per_look: tokens between two looks at the moments, see `optimizer_state.look_is_due`.
     after_step: called when the weights have moved; it changes no number.
+    routing: of a mixture of experts; None elsewhere.
     """
 
     seed: int
@@ -54,6 +56,7 @@ class StepSettings:
     bounds: Mapping[str, float] = field(default_factory=dict)
     per_look: float = 0.0
     after_step: Callable[[], None] = lambda: None
+    routing: Routing | None = None
 
 
 def train_step(
@@ -116,13 +119,15 @@ def train_step(
         else:
             engine.discard()
     settings.after_step()
+    load = _loads(engine, settings.routing) if settings.routing else {}
     report = begun(
         loss=None if verdict.non_finite == "loss" else seen.loss,
         grad_norm=seen.grad_norm if verdict.non_finite in (None, "moment") else None,
         decision=decision,
         non_finite=verdict.non_finite,
         seconds=time.perf_counter() - started,
-        metrics={**seen.metrics, **_by_group(lr, seen.norms)},
+        metrics={**seen.metrics, **spread(load), **_by_group(lr, seen.norms)},
+        load=load,
         held=held,
         spike=spike,
         moment=seen.bad_moment,
@@ -130,6 +135,13 @@ def train_step(
     if isinstance(watch, Stopwatch):
         return replace(report, profile=watch.profile(tokens))
     return replace(report, traced=True) if watch is named else report
+
+
+def _loads(engine: Engine, routing: Routing) -> Load:
+    """Of all ranks, which must all ask."""
+    own = routing.take()
+    totals = iter(engine.totals([number for counts in own.values() for number in counts]))
+    return {name: tuple(int(next(totals)) for _ in counts) for name, counts in own.items()}
 
 
 @dataclass(frozen=True)
@@ -230,12 +242,44 @@ def accumulate_gradients(
     weight: of the whole step, over all ranks.
     """
     sums = {LOSS: torch.zeros((), dtype=torch.float32, device=engine.device)}
+    balance = None
+    if settings.routing:
+        settings.routing.take()  # of passes beside the steps, such as trials
+    if settings.routing and settings.routing.coefficient:
+        with watch("forward"):
+            balance = _balance(engine, objective, micro_batches, step=step, settings=settings, routing=settings.routing)
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
-        found = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch)
+        found = add_gradient(
+            engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch, balance=balance
+        )
         for name, value in found.items():
             sums[name] = sums[name] + value if name in sums else value
     return sums
+
+
+def _balance(
+    engine: Engine,
+    objective: Objective,
+    micro_batches: Sequence[Weighted],
+    *,
+    step: int,
+    settings: StepSettings,
+    routing: Routing,
+) -> Balance:
+    """How the step's tokens are routed, over all micro-batches and ranks: with the draws that its own passes will have,
+    and without moving anything."""
+    own: list[float] = []
+    for number, batch in enumerate(micro_batches):
+        seed_micro_batch(settings.seed, step, draw_number(engine, number))
+        with settings.kernels(), settings.forward(), routing.watched() as seen:
+            objective(engine.model, batch.to(engine.device))
+        chosen, _, rows = routing.tally(seen, batch.rows)
+        share = 1.0 if batch.weight else 0.0
+        found = [share * number for number in (rows, *chosen.tolist())]
+        own = [a + b for a, b in zip(own, found, strict=True)] if own else found
+    rows, *chosen = engine.totals(own)
+    return Balance(routing.coefficient, torch.tensor(chosen, device=engine.device), rows)
 
 
 def draw_number(engine: Engine, number: int) -> int:
@@ -253,16 +297,26 @@ def add_gradient(
     scale: LossScale | None,
     settings: StepSettings,
     watch: Watch = unwatched,
+    balance: Balance | None = None,
 ) -> dict[str, torch.Tensor]:
     """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns its
-    sums, loss first, detached. A batch without weight counts nothing."""
+    sums, loss first, detached. A batch without weight counts nothing.
+
+    balance: of the step, whose load-balancing loss is added to what goes backward, and to no sum but its own."""
     share = 1.0 if batch.weight else 0.0
+    routing, extra = settings.routing, {}
     with settings.kernels():
-        with watch("forward"), settings.forward():
+        with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as seen:
             out = objective(engine.model, batch.to(engine.device))
+        loss = out.loss / weight if share else out.loss * 0.0
+        if routing and seen and share:
+            routing.count(seen, batch.rows)
+            if balance:
+                aux = aux_loss(balance, routing.tally(seen, batch.rows)[1])
+                loss, extra = loss + balance.coefficient * aux, {AUX_LOSS: aux * weight}  # a mean over the step
         with watch("backward"):
-            engine.backward(out.loss / weight if share else out.loss * 0.0, scale)
-    found = {LOSS: out.loss, **out.sums}
+            engine.backward(loss, scale)
+    found = {LOSS: out.loss, **out.sums, **extra}
     return {name: value.detach().float() * share for name, value in found.items()}
 
 

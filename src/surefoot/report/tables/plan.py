@@ -120,6 +120,7 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("template", tokens.template)
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
+    yield from _balance_rows(plan)
     if plan.dropout is not None and plan.dropout.source != "family":
         yield _row("model.dropout", plan.dropout, "0" if plan.dropout.value == 0 else "")
     yield from _reward_rows(plan)
@@ -202,6 +203,11 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
         yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
 
 
+def _balance_rows(plan: RunPlan) -> Iterator[Row]:
+    if plan.balance is not None:
+        yield _row("router_aux_loss_coef", plan.balance, f"{plan.balance.value:g}")
+
+
 def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """(part, forecast, remark) of each part that holds memory, and of the total."""
     memory = plan.memory
@@ -220,15 +226,21 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     yield "total" if plan.parallel.ranks.value == 1 else "total of a rank", size_text(memory.total), room
 
 
-def _coverage(plan: RunPlan) -> list[RenderableType]:
-    """What trains, kind by kind of layers; nothing for a plan from before it was counted."""
-    if not plan.coverage:
-        return []
-    table = _table("layers", "weights", "adapter reaches" if plan.adapter else "train", "parameters that train")
+COVERAGE = ("layers", "weights", "of these learn", "parameters that train")
+
+
+def coverage_rows(plan: RunPlan) -> Iterator[tuple[str, ...]]:
+    """One text for each of `COVERAGE`, and a row for each kind of layer; none for plans from before it was counted."""
     for row in plan.coverage:
         share = f" ({row.reached / row.weights:.0%})" if row.weights and row.reached else ""
-        table.add_row(row.kind, f"{row.weights:,}", f"{row.reached:,}{share}", f"{row.trained:,}")
-    return [Text(), table]
+        yield row.kind, f"{row.weights:,}", f"{row.reached:,}{share}", f"{row.trained:,}"
+
+
+def _coverage(plan: RunPlan) -> list[RenderableType]:
+    table = _table(*COVERAGE)
+    for row in coverage_rows(plan):
+        table.add_row(*row)
+    return [Text(), table] if plan.coverage else []
 
 
 def _memory(plan: RunPlan) -> Table:

@@ -1,0 +1,50 @@
+"""Whether a mixture's load-balancing loss is added to the loss, and how much of it.
+
+Papers train mixtures from scratch with it. Fine-tuning code mostly does not: transformers adds it only where
+config.json says `output_router_logits: true`, whatever `router_aux_loss_coef` says beside it, and published ones say
+false. `auto` does as config.json says, so that a run equals the one that transformers' Trainer would make.
+"""
+
+from __future__ import annotations
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import Choice
+
+_KEY = "model.router_aux_loss_coef"
+
+
+def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes) -> Choice[float] | None:
+    """The coefficient; None for a model without experts."""
+    asked = config.model.router_aux_loss_coef
+    if asked != "auto" and asked and (why := _obstacle(config, model, engine)):
+        notes.refuse(_KEY, why, "leave it out, or set it to 0")
+    if not model.experts:
+        return None
+    if asked != "auto":
+        return Choice(asked, "asked for", "user")
+    if model.balance is None:
+        return Choice(0.0, "the family defines no load-balancing loss", "family")
+    if not model.balances:
+        return Choice(
+            0.0, f"config.json says output_router_logits: false; its coefficient is {model.balance:g}", "family"
+        )
+    if why := _obstacle(config, model, engine):
+        notes.caution(f"config.json trains with a load-balancing loss, and this run does not: {why}")
+        return Choice(0.0, why, "default")
+    return Choice(model.balance, "config.json trains with it (output_router_logits: true)", "family")
+
+
+def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
+    """Why it cannot be computed; empty where it can."""
+    if not model.experts:
+        return f"{model.model_type} has no experts"
+    if model.balance is None:
+        return f"{model.model_type} defines no load-balancing loss"
+    if config.method.rollouts or config.method.scores:
+        return f"stage {config.stage} sends some tokens through the model more than once a step"
+    if engine in CUTTING:
+        return f"{engine} computes a layer only where its weights are gathered, and the routing is read beside it"
+    return "torch.compile cannot trace what looks at the routers" if config.compile != "off" else ""
