@@ -16,9 +16,18 @@ from surefoot.report.rows import PROFILED, TIMING_FIELDS
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 
 PAGE = ROOT / "docs" / "run-folder.md"
-RARE_FIELDS = {"non_finite", "skipped", "scale", PROFILED}  # of rows that a short sound fp32 run does not write
-# Of full fine-tuning, of samples and of trackers, which are not asked for.
-NOT_OF_THIS_RUN = {"model.safetensors", "config.json", "samples.jsonl", "tensorboard/", "wandb/"}
+OF_EXPERTS = {"aux_loss", "expert_busiest", "experts_idle"}
+# Of rows that a short sound fp32 run of a dense model does not write.
+RARE_FIELDS = {"non_finite", "skipped", "scale", PROFILED, *OF_EXPERTS}
+# Of full fine-tuning, of a mixture of experts, of samples and of trackers, which are not asked for.
+NOT_OF_THIS_RUN = {
+    "model.safetensors",
+    "config.json",
+    "expert_load.json",
+    "samples.jsonl",
+    "tensorboard/",
+    "wandb/",
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.peft import LoraConfig, LoraLayer, ParamWrapper, PeftModel, convert_peft_config_for_transformers
-from surefoot.models.precision import plain_weight
+from surefoot.models.precision import is_quantised, plain_weight
 from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
@@ -123,6 +123,11 @@ def _is_turned(model: nn.Module, parameter: str) -> bool:
 
 def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
     """What PEFT has no form for."""
+    if any(map(is_quantised, model.modules())):
+        packed = [name for name in plan.targets.value if _is_renamed(model, name.rpartition(".")[2])]
+        if packed:
+            what = f"PEFT adapts {packed[0]} as a parameter, and it is packed in 4 bits"
+            yield Fault("adapter.targets", what, "leave it out, or set precision.base: auto", code=_TARGETS)
     if plan.kind.value == "lora" and not plan.dropout:
         return
     _, parameters = peft_targets(model, plan)

@@ -73,11 +73,12 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     return ParallelPlan(Choice("fsdp2", reason, "hardware"), count)
 
 
-def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Notes) -> None:
-    """Refuse an optimizer or a base that an engine cannot share out.
+def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, in_place: bool, notes: Notes) -> None:
+    """Refuse an optimizer, a base or an adapter that an engine cannot share out.
 
     optimizer: by name.
     packed: the base is quantised.
+    in_place: an adapter is added to parameters that are no linear layers' (experts, routers).
     """
     engine = plan.engine.value
     if engine not in ("fsdp2", "deepspeed"):
@@ -88,6 +89,9 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Not
     if packed:
         what = f"{engine} cannot share out a quantised base"
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
+    if in_place:
+        what = f"{engine} holds shares of the experts, and PEFT adds their adapters to whole ones"
+        notes.refuse("parallel.engine", what, "use ddp, or adapter.experts: false")
 
 
 def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None:

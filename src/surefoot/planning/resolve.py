@@ -182,7 +182,8 @@ def resolve(
 def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: int, notes: Notes) -> ParallelPlan:
     """available: bytes of one rank."""
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
-    check_shareable(parallel, config.optim.name, work.precision.base.value == "nf4", notes)
+    in_place = bool(work.adapter and work.adapter.parameters)
+    check_shareable(parallel, config.optim.name, work.precision.base.value == "nf4", in_place, notes)
     check_average(parallel, config.ppo.ema, notes)
     check_server(parallel, config.ppo.engine, notes)
     caution_loading(parallel, ranks, base_bytes(work), notes)
