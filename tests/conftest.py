@@ -27,6 +27,7 @@ from hypothesis import settings
 
 from helpers.blank_pictures import blank_pictures
 from helpers.no_fsync import unflushed
+from helpers.python_on_path import served_python
 
 
 def pytest_collection_finish():
@@ -65,6 +66,13 @@ def _blank_pictures(request):
     `pictures`. Children of the fork server do the same."""
     with nullcontext() if request.node.get_closest_marker("pictures") else blank_pictures():
         yield
+
+
+@pytest.fixture(scope="session")
+def forked_python(tmp_path_factory):
+    """The path of a `python` whose calls are forks of a process that has torch and surefoot loaded."""
+    with served_python(tmp_path_factory.mktemp("served") / "python") as served:
+        yield str(served.program)
 
 
 def _processor_seconds():

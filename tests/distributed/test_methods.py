@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
-from helpers.tiers import has_slow, representatives
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
@@ -100,8 +100,8 @@ def world(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(request) -> Iterator[ForkServer]:
-    with ForkServer(deepspeed=has_slow(request)) as running:
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, rollback_world, write_config
-from helpers.tiers import has_slow, representatives
+from helpers.tiers import representatives
 from surefoot.report.verification import compare_folders
 from surefoot.runs.rollback import RECORD
 from surefoot.training.checkpoint import list_checkpoints
@@ -73,8 +73,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, request):
-    with ForkServer(deepspeed=find_spec("deepspeed") is not None and has_slow(request)) as server:
+def world(tmp_path_factory):
+    with ForkServer() as server:
         yield World(tmp_path_factory.mktemp("world"), server)
 
 

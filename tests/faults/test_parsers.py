@@ -25,10 +25,11 @@ from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
 from faults.trials import fresh_seed
 from helpers.faults import raises_fault
+from helpers.tiers import representatives
 from surefoot.families.model_facts import read_model_facts
 from surefoot.system.errors import InputError
 
-SHORT = 25  # drawn and changed inputs, each, of one reader
+SHORT, LONG = 25, 60  # drawn and changed inputs, each, of one reader: `make test`, `make test-long`
 ROUND = 2_000  # inputs drawn under one seed: hypothesis remembers all of a round
 DRAWN = 0.02  # of the inputs of the long version: hypothesis takes ten times as long for one
 
@@ -86,10 +87,11 @@ def test_a_script_whose_data_lead_back_to_themselves_is_told_so() -> None:
         PARSERS["scripts"].read(LEADS_BACK)
 
 
+@pytest.mark.parametrize("count", representatives([SHORT, LONG], SHORT))
 @pytest.mark.parametrize("name", PARSERS)
-def test_reads_or_refuses(name: str) -> None:
-    attempt(PARSERS[name], SHORT, 0)
-    assert fuzz(name, PARSERS[name], SHORT, 0).wrong == {}
+def test_reads_or_refuses(name: str, count: int) -> None:
+    attempt(PARSERS[name], count, 0)
+    assert fuzz(name, PARSERS[name], count, 0).wrong == {}
 
 
 @pytest.mark.soak("inputs")

@@ -27,61 +27,52 @@ A command may also be run as several ranks, as a launcher would start them: a ch
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection
-from contextlib import redirect_stdout, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from helpers.forked_command import begin, forkserver
 from helpers.run_position import SAVE, Journal
 
-_TESTS = str(Path(__file__).parents[1])
-_SERVER = f"import sys; sys.path[0] = {_TESTS!r}; from helpers.fork_server import serve; serve()"
 _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fails instead of the whole suite
 
 
 class ForkServer:
     """Context manager. `run` returns the exit code; -9 for a child that was killed.
 
-    The server process is shared by all that ask for one in the same environment, and outlives them: starting it costs
-    as much as several runs. deepspeed: whether it is imported once as well."""
+    The server, itself a fork of `helpers.preloaded_imports`, is shared by all that ask for one, and outlives them. Each
+    child has the environment of the moment in which it was asked for; what libraries read of it when they are imported
+    stays what it was."""
 
-    _shared: ClassVar[tuple[object, subprocess.Popen[str]] | None] = None
+    _shared: ClassVar[tuple[Any, Connection] | None] = None  # its process, and the connection to it
     _lock: ClassVar[threading.Lock] = threading.Lock()  # one request at a time
     _number: ClassVar[int] = 0  # of the last request; its answer begins with it
     seconds: ClassVar[float] = 0.0  # of the processor, that all commands have taken
 
-    def __init__(self, deepspeed: bool = False):
-        self._words = ["deepspeed"] if deepspeed else []
-
     def __enter__(self) -> ForkServer:
-        told_by_pytest = "PYTEST_CURRENT_TEST"
-        self._environment = {name: value for name, value in os.environ.items() if name != told_by_pytest}
         return self
 
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def _process(self) -> subprocess.Popen[str]:
-        wanted = (self._words, self._environment)
+    def _connection(self) -> Connection:
         shared = ForkServer._shared
-        if shared is None or shared[0] != wanted or shared[1].poll() is not None:
-            _end_shared()
-            command = [sys.executable, "-c", _SERVER, *self._words]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
-            )
-            ForkServer._shared = shared = wanted, process
+        if shared is None or not shared[0].is_alive():
+            context = forkserver()
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,))
+            process.start()
+            theirs.close()
+            ForkServer._shared = shared = process, ours
         return shared[1]
 
     def run(
@@ -99,74 +90,66 @@ class ForkServer:
         the code is then the first one that is not 0. bad: records whose loss is NaN. change: "module:function", called
         with the rank before the command is. where: a file for the position of a command that is to be killed."""
         folder = folder or Path.cwd()
-        request = {"arguments": arguments, "log": str(log), "kill": kill, "folder": str(folder), "ranks": ranks}
-        request |= {"bad": list(bad), "change": change, "where": str(where or os.devnull)}
+        told_by_pytest = "PYTEST_CURRENT_TEST"
+        environment = {name: value for name, value in os.environ.items() if name != told_by_pytest}
+        request = {
+            "arguments": arguments,
+            "log": str(log),
+            "kill": kill,
+            "folder": folder or Path.cwd(),
+            "ranks": ranks,
+        }
+        request |= {"bad": list(bad), "change": change, "where": where or os.devnull, "environment": environment}
         with ForkServer._lock:
             return self._ask(request)
 
     def _ask(self, request: dict[str, Any]) -> int:
-        process = self._process()
-        assert process.stdin
-        assert process.stdout
+        connection = self._connection()
         ForkServer._number += 1
-        process.stdin.write(json.dumps({**request, "number": ForkServer._number}) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        number, code, seconds = answer.split() if answer.count(" ") == 2 else ("", "", "")
-        assert number == str(ForkServer._number), f"the server's answer to request {ForkServer._number}: {answer!r}"
-        ForkServer.seconds += float(seconds)
-        return int(code)
+        connection.send({**request, "number": ForkServer._number})
+        number, code, seconds = connection.recv()
+        assert number == ForkServer._number, f"the server's answer to request {ForkServer._number}: {number}"
+        ForkServer.seconds += seconds
+        return code
 
 
 @atexit.register
 def _end_shared() -> None:
     if ForkServer._shared is None:
         return
-    _, process = ForkServer._shared
+    process, connection = ForkServer._shared
     ForkServer._shared = None
-    assert process.stdin
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    process.wait(timeout=30)
+    connection.close()
+    process.join(timeout=30)
 
 
-def serve() -> None:
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
-    import peft  # noqa: F401
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    import surefoot.runs.run  # noqa: F401
+def _serve(connection: Connection) -> None:
     from helpers.blank_pictures import blank_pictures
     from helpers.no_fsync import unflushed
 
-    if "deepspeed" in sys.argv:
-        from surefoot.system.libraries import import_deepspeed
-
-        with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            import_deepspeed("cpu")
-
-    gc.collect()
-    gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over
     with blank_pictures(), unflushed():
-        _answer()
+        while True:
+            try:
+                request = connection.recv()
+            except EOFError:  # the tests are over
+                return
+            connection.send(_answer(request, connection))
 
 
-def _answer() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        port = _free_port()
-        children = []
-        for rank in range(request["ranks"]):
-            child = os.fork()
-            if child == 0:
-                _be_rank(rank, request["ranks"], port)
-                _child(request, rank)
-            children.append(child)
-        ends = [os.wait4(child, 0) for child in children]
-        codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
-        seconds = sum(used.ru_utime + used.ru_stime for *_, used in ends)
-        print(request["number"], next((code for code in codes if code), 0), f"{seconds:.3f}", flush=True)
+def _answer(request: dict[str, Any], connection: Connection) -> tuple[int, int, float]:
+    """The request's number, the first exit code that is not 0, seconds of the processor."""
+    port = _free_port()
+    children = []
+    for rank in range(request["ranks"]):
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            _child(request, rank, port)
+        children.append(child)
+    ends = [os.wait4(child, 0) for child in children]
+    codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
+    seconds = sum(used.ru_utime + used.ru_stime for *_, used in ends)
+    return request["number"], next((code for code in codes if code), 0), seconds
 
 
 def _free_port() -> int:
@@ -182,10 +165,12 @@ def _be_rank(rank: int, world: int, port: int) -> None:
     os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}})
 
 
-def _child(request: dict[str, Any], rank: int) -> None:
+def _child(request: dict[str, Any], rank: int, port: int) -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for number, handle in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(handle, number)
+    begin(request["environment"])
+    _be_rank(rank, request["ranks"], port)
     os.chdir(request["folder"])
     signal.alarm(_LONGEST)
     if request["bad"]:

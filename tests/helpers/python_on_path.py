@@ -1,12 +1,14 @@
 """A `python` on PATH for scripts under test: every call is a fork of a process that has torch and surefoot loaded.
 
     with served_python(tmp_path / "python") as served:
+        subprocess.run([served.program, "-c", code])  # the fixture `forked_python` of all tests is `served.program`
         served.write_scripts(folder)  # surefoot's, whose first lines name this python
         subprocess.run(["./finetune.py", "--help"], env=served.environment)
 
-Words, folder, environment, streams, exit code, SIGINT and SIGTERM are the caller's; `surefoot` and `accelerate` are
-served as well. Each call saves the seconds in which Python would import all that. What is not as in a program of its
-own: modules are loaded already, and the process that is called is not the one that computes.
+Words, folder, environment, streams, exit code, SIGINT and SIGTERM are the caller's, and the signal that ends a call;
+`surefoot` and `accelerate` are served as well. Each call saves the seconds in which Python would import all that. What
+is not as in a program of its own: modules are loaded already, and the process that is called is not the one that
+computes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +42,11 @@ answers = talk.makefile()
 pid = int(answers.readline())
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: os.kill(pid, number))
-sys.exit(int(answers.readline() or 1))  # nothing: it was killed
+code = int(answers.readline() or 1)  # nothing: the tests are over
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 _PROGRAMS = {"surefoot": "surefoot.commands.main", "accelerate": "accelerate.commands.accelerate_cli"}
 
@@ -85,26 +91,31 @@ def _serve(listening: socket.socket, program: str) -> None:
         except OSError:  # shut down
             return
         with talk:
-            forkserver().Process(target=_be_python, args=(talk, program), daemon=True).start()
+            forkserver().Process(target=_answer, args=(talk, program), daemon=True).start()
 
 
-def _be_python(talk: socket.socket, program: str) -> None:
-    """In the child: what was called. Never returns."""
+def _answer(talk: socket.socket, program: str) -> None:
+    """One call: a child does what was called, and how it ended is told."""
     head, handles, _, _ = socket.recv_fds(talk, 8, 3)
     request = b""
     while len(request) < int.from_bytes(head, "big"):
         request += talk.recv(1 << 16)
     words, folder, environment = json.loads(request)
-    talk.sendall(f"{os.getpid()}\n".encode())
-    for place, handle in enumerate(handles):
-        os.dup2(handle, place)
+    child = os.fork()
+    if child == 0:
+        for place, handle in enumerate(handles):
+            os.dup2(handle, place)
+            os.close(handle)
+        os.chdir(folder)
+        begin(environment)
+        sys.executable = program
+        os._exit(_outcome(words))
+    for handle in handles:
         os.close(handle)
-    os.chdir(folder)
-    begin(environment)
-    sys.executable = program
-    code = _outcome(words)
-    talk.sendall(f"{code}\n".encode())
-    os._exit(code)
+    with suppress(OSError):  # the caller may have been killed
+        talk.sendall(f"{child}\n".encode())
+        _, status = os.waitpid(child, 0)
+        talk.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 def _outcome(words: list[str]) -> int:

@@ -1,38 +1,33 @@
 """Answers of the server that forks commands belong to their requests, whoever asks at the same time."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from helpers.fork_server import ForkServer
 
 
-class Pipe:
-    """Both ends of a server that answers each request with a number, a code and seconds; remembers whether anybody else
-    could have asked meanwhile."""
+class Connection:
+    """To a server that answers each request with a number, a code and seconds; remembers whether anybody else could
+    have asked meanwhile."""
 
     def __init__(self, numbers):
         self.numbers, self.locked = list(numbers), []
 
-    def write(self, text):
+    def send(self, request):
         self.locked.append(ForkServer._lock.locked())
 
-    def flush(self):
-        pass
-
-    def readline(self):
+    def recv(self):
         self.locked.append(ForkServer._lock.locked())
-        return f"{self.numbers.pop(0)} 7 0.5\n"
+        return self.numbers.pop(0), 7, 0.5
 
 
 @pytest.fixture
 def ask(monkeypatch, tmp_path):
     def with_answers(*numbers):
-        pipe = Pipe(numbers)
+        connection = Connection(numbers)
         monkeypatch.setattr(ForkServer, "_number", 0)
         monkeypatch.setattr(ForkServer, "seconds", 0.0)
-        monkeypatch.setattr(ForkServer, "_process", lambda self: SimpleNamespace(stdin=pipe, stdout=pipe))
-        return pipe, lambda: ForkServer().run(["plan"], tmp_path / "log.txt")
+        monkeypatch.setattr(ForkServer, "_connection", lambda self: connection)
+        return connection, lambda: ForkServer().run(["plan"], tmp_path / "log.txt")
 
     return with_answers
 
@@ -45,7 +40,7 @@ def test_every_request_has_a_number_and_gets_the_answer_with_it(ask):
 
 @pytest.mark.parametrize("answers", [(1, 1), (1, 3)])
 def test_twin_an_answer_to_another_request_is_noticed(ask, answers):
-    """A request that was given up leaves its answer in the pipe."""
+    """A request that was given up leaves its answer in the connection."""
     _, run = ask(*answers)
     assert run() == 7
     with pytest.raises(AssertionError, match="the server's answer to request 2"):
@@ -53,13 +48,13 @@ def test_twin_an_answer_to_another_request_is_noticed(ask, answers):
 
 
 def test_nobody_asks_between_a_request_and_its_answer(ask):
-    pipe, run = ask(1)
+    connection, run = ask(1)
     run()
-    assert pipe.locked == [True, True]
+    assert connection.locked == [True, True]
     assert not ForkServer._lock.locked()
 
 
 def test_twin_without_the_lock_somebody_could(ask):
-    pipe, _ = ask(1)
+    connection, _ = ask(1)
     ForkServer()._ask({})
-    assert pipe.locked == [False, False]
+    assert connection.locked == [False, False]

@@ -28,8 +28,3 @@ def diagonal(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
     rows, columns = list(rows), list(columns)
     chosen = ((row, columns[number % len(columns)]) for number, row in enumerate(rows))
     return representatives(product(rows, columns), *chosen)
-
-
-def has_slow(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests are among those that this session runs: whether it pays to prepare for them."""
-    return any(item.get_closest_marker("slow") for item in request.session.items)

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers.architectures import TINY, build
 from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
+from helpers.tiers import representatives
 from surefoot.data.batching.batch import Example, pack
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.packed_attention import SHORT
@@ -261,18 +262,21 @@ def wide(name):
     return TINY[name] | sizes | {"max_position_embeddings": 128} | special.get(name, {})
 
 
+@pytest.mark.parametrize(
+    ("adapter", "precision"),
+    representatives([(None, "fp32"), (None, "bf16"), (LORA, "fp32"), (LORA, "bf16")], (None, "bf16"), (LORA, "fp32")),
+)
+def test_activations_of_every_family(tmp_path, adapter, precision):
+    for name in TINY:
+        check_activations_of_every_family(tmp_path, name, adapter, precision)
+
+
 def check_activations_of_every_family(tmp_path, name, adapter, precision):
     attention, config = ("eager", "eager") if name == "gemma2" else ("flash", "sdpa"), wide(name)
     work = workload(tmp_path, adapter=adapter, precision=precision, attention=attention[1], config=config)
     kept = kept_per_layer(work, adapter, attention[0], config)
     cast_copies = work.width * (_cast_per_layer(work) if work.autocast else 0)
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAMILY_TOLERANCE)
-
-
-def test_activations_of_every_family(tmp_path):
-    for name in TINY:
-        for adapter, precision in ((None, "bf16"), (LORA, "fp32")):
-            check_activations_of_every_family(tmp_path, name, adapter, precision)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Kernels are tried where they can do no harm, and what is wrong only now is not believed for ever."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from helpers.tiers import representatives
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels import pointwise
 from surefoot.planning.measurements import HELD, PADDED, AttentionTrial, PointwiseSizes
@@ -36,9 +36,11 @@ def named(trials):
     return [(getattr(one, "form", "") or one.part, one.failure, dict(one.errors)) for one in trials]
 
 
+@pytest.mark.parametrize("child", representatives(["forked", "typed"], "forked"))
 @pytest.mark.parametrize(("given", "probe"), [(OF_DOCUMENTS, DOCUMENTS), (OF_POINTWISE, POINTWISE)])
-def test_a_child_finds_what_this_process_finds(given, probe):
-    there = run_in_child(given, probe)
+def test_a_child_finds_what_this_process_finds(given, probe, child, forked_python):
+    program = (forked_python, "-m", *probe.program) if child == "forked" else ()
+    there = run_in_child(given, probe, program=program)
     assert named(there) == named(run_request(given, probe))
     assert not any(one.failure for one in there)
 
@@ -50,8 +52,8 @@ def test_a_child_finds_what_this_process_finds(given, probe):
         ("1 / 0", "ended its process with exit code 1 (ZeroDivisionError: division by zero)"),
     ],
 )
-def test_a_kernel_that_crashes_its_process_has_failed_and_the_rest_is_tried(trouble, says):
-    program = [sys.executable, "-c", _PATCH.replace("{trouble}", trouble)]
+def test_a_kernel_that_crashes_its_process_has_failed_and_the_rest_is_tried(trouble, says, forked_python):
+    program = [forked_python, "-c", _PATCH.replace("{trouble}", trouble)]
     found = {one.form: one.failure for one in run_in_child(OF_DOCUMENTS, DOCUMENTS, program=program)}
     assert found == {"matmul": says, "sdpa": "", PADDED: ""}
 
