@@ -28,6 +28,7 @@ from hypothesis import settings
 from helpers.blank_pictures import blank_pictures
 from helpers.no_fsync import unflushed
 from helpers.python_on_path import served_python
+from helpers.tiers import representatives
 
 
 def pytest_collection_finish():
@@ -73,6 +74,12 @@ def forked_python(tmp_path_factory):
     """The path of a `python` whose calls are forks of a process that has torch and surefoot loaded."""
     with served_python(tmp_path_factory.mktemp("served") / "python") as served:
         yield str(served.program)
+
+
+@pytest.fixture(params=representatives(["forked", "typed"], "forked"))
+def any_python(request):
+    """That one, and in the long tier Python itself, which imports all that anew."""
+    return request.getfixturevalue("forked_python") if request.param == "forked" else sys.executable
 
 
 def _processor_seconds():

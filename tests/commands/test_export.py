@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,14 @@ def test_it_tells_what_was_compared_and_what_lies_there(place, tmp_path):
     assert "<|start_header_id|>" in modelfile
 
 
-def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path):
+def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path, any_python):
     assert call(place / "run", "--merge", "--out", tmp_path / "out", "--no-modelfile").exit_code == 0
     assert not (tmp_path / "out" / "Modelfile").exists()
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`base` with run (LoRA of rank 4, alpha 8) merged into it, in fp32, and cast to fp32." in card
     assert str(place) not in card
     code = card.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=64", "max_new_tokens=3")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
+    done = subprocess.run([any_python, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

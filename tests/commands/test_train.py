@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -400,11 +399,11 @@ def test_moved_data_base_and_run_folder_go_on_bit_for_bit(stopped, base, tmp_pat
 
 
 @pytest.mark.parametrize("number", representatives([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
-def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number):
+def test_a_signal_saves_says_how_to_go_on_and_leaves_no_process(run, number, any_python):
     trial = run(duration="100000 steps", eval_every=None, checkpoint={"every": "100000 steps"})
     path = trial.folder / "run.yaml"
     path.write_text(yaml.safe_dump(trial.config))
-    command = [sys.executable, "-m", "surefoot", "train", str(path)]
+    command = [any_python, "-m", "surefoot", "train", str(path)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -90,6 +90,8 @@ def extended(folder: Path, *, without: str = "") -> Path:
 
 CHILD = """
 import json, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "surefoot"]:  # of a process that was forked
+    del sys.modules[name]
 import surefoot
 from surefoot.families import find
 from surefoot.interop.launch import Options
@@ -102,9 +104,11 @@ print("FOUND " + json.dumps({"family": find("smollm3").name, "translated": told.
 """
 
 
-def in_child(source: Path, folder: Path, configs: list[dict], code: str = CHILD) -> subprocess.CompletedProcess:
+def in_child(
+    source: Path, folder: Path, configs: list[dict], code: str = CHILD, python: str = sys.executable
+) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, str(source), json.dumps(configs)]
+    command = [python, "-c", code, str(source), json.dumps(configs)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -128,7 +132,7 @@ def world(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_added_from_inside_is_what_is_added_from_outside(world):
+def test_what_is_added_from_inside_is_what_is_added_from_outside(world, any_python):
     quiz = COMMON | {"model": "base", "data": {"train": "quiz.jsonl", "eval": 2, "template": "turns"}}
     pairs = COMMON | {"model": "base", "stage": "dpo", "data": {"train": "pairs.jsonl", "eval": 2}}
     inside = [
@@ -136,7 +140,7 @@ def test_what_is_added_from_inside_is_what_is_added_from_outside(world):
         quiz | {"stage": "focal", "output": "focal"},
         pairs | {"alignment": {"loss": "wide", "margin": 0.3}, "output": "wide"},
     ]
-    done = in_child(extended(world / "copy"), world, inside)
+    done = in_child(extended(world / "copy"), world, inside, python=any_python)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.rpartition("FOUND ")[2])
     assert found["family"] == "smollm3"

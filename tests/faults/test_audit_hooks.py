@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +51,19 @@ print("\\n" + json.dumps({"codes": codes, "seen": before_twin, "twin": seen}))
 """
 
 
-def heard(folder: Path, *commands: list[str]) -> dict[str, Any]:
+def heard(python: str, folder: Path, *commands: list[str]) -> dict[str, Any]:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True, cwd=folder, check=False
+        [python, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True, cwd=folder, check=False
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_no_pickle_is_opened_and_nobody_is_asked(place: Place) -> None:
+def test_no_pickle_is_opened_and_nobody_is_asked(place: Place, any_python: str) -> None:
     config, out = place.config(), place.folder / "out"
     train = ["train", config, "duration=2 steps"]
     resume = ["train", config, "--resume", "duration=4 steps"]
     export = ["export", str(out), "--merge", "--out", str(place.folder / "whole")]
-    found = heard(place.folder, train, resume, export, ["twin"])
+    found = heard(any_python, place.folder, train, resume, export, ["twin"])
     assert (found["codes"], found["seen"]) == ([0, 0, 0], [])
     assert {kind for kind, _ in found["twin"]} == {"pickle", "socket"}  # a class and a connection are heard

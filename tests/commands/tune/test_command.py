@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def written(place, name="run-tuned.yaml"):
     return yaml.safe_load((place / name).read_text(encoding="utf-8"))
 
 
-def test_a_config_and_a_picture_are_written_and_nothing_else(place):
+def test_a_config_and_a_picture_are_written_and_nothing_else(place, any_python, monkeypatch):
+    monkeypatch.setattr(sys, "executable", any_python)
     before = {path.name for path in place.iterdir()}
     result = tune("run.yaml", "--seconds", "0.5")
     assert result.exit_code == 0, result.output

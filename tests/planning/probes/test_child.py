@@ -29,10 +29,10 @@ child.main()
 """
 
 
-def test_what_ends_its_process_has_failed_and_the_rest_is_tried_as_here():
+def test_what_ends_its_process_has_failed_and_the_rest_is_tried_as_here(any_python):
     """Every call after an AcceleratorError fails as well. Twin: one that raises anything else ends no process."""
     request = replace(REQUEST, forms=("flash", "mem_efficient", "cudnn", "math"))
-    flash, efficient, cudnn, math = run_in_child(request, program=[sys.executable, "-c", _PROGRAM])
+    flash, efficient, cudnn, math = run_in_child(request, program=[any_python, "-c", _PROGRAM])
     assert (flash.form, flash.failure) == ("flash", "ended its process with SIGABRT")
     assert efficient.failure == "ended its process with exit code 1 (illegal memory access)"
     assert cudnn.failure == "cannot run: illegal memory access"
