@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,19 +37,19 @@ def translated(path):
     return json.loads(json.dumps(translate_file(str(path), path.read_text(), [], read).config))
 
 
-def theirs(path):
+def theirs(path, python):
     """What run_script.py wrote of it."""
     out = path.with_suffix(".json")
     environment = {**os.environ, "PYTHONPATH": str(HERE / "stand_in"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "run_script.py"), str(path), str(out)], env=environment, capture_output=True
+        [python, str(HERE / "run_script.py"), str(path), str(out)], env=environment, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(out.read_text())
 
 
-def test_the_translated_script_trains_as_the_script(script):
-    other, config = theirs(script), translated(script)
+def test_the_translated_script_trains_as_the_script(script, any_python):
+    other, config = theirs(script, any_python), translated(script)
     in_one_step = config["batch"]["size"] == len(other["examples"])
     ours = run_until_step_1(config, step=in_one_step)
     assert same_examples(ours, other)
