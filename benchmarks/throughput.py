@@ -4,6 +4,10 @@ Parity comes first: the losses of all steps must agree before a time is printed.
 two of each turn; the ratio is taken turn by turn, so that a machine that drifts slows both.
 
     python benchmarks/throughput.py [--data FILE.json] [--steps 12] [--turns 3] [--precision bf16] [--adapter lora]
+                                    [--processor-time]
+
+surefoot's side has the fast paths of its plan. --processor-time counts the processor seconds of this process instead of
+the clock's, for a machine that is shared.
 
 A random Llama (12 layers would take an hour here: 6 x 384) with a tokenizer trained on the data; nothing is downloaded.
 """
@@ -16,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,6 +41,7 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.methods.sft import sft_task
 from surefoot.runs.load_models import load_models, planned_tokenizer
 from surefoot.runs.make_plan import make_plan
+from surefoot.runs.parity.fast_paths import planned_paths
 from surefoot.runs.plan_with_data import length_facts
 from surefoot.training.step import train_step
 
@@ -49,16 +55,17 @@ DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class StepClock(TrainerCallback):
     """Seconds and loss of every optimizer step of HF's Trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self._started = 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._started = time.perf_counter()
+        self._started = self.now()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.seconds.append(time.perf_counter() - self._started)
+        self.seconds.append(self.now() - self._started)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
@@ -72,7 +79,7 @@ class InOrder(Trainer):
         return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
 
 
-def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
+def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path, now: Callable[[], float]):
     """A Trainer over `rows`, ready to train; a fresh model each turn."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPE[precision], attn_implementation="sdpa")
     if config.adapter:
@@ -87,7 +94,7 @@ def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
                 task_type="CAUSAL_LM",
             ),
         )
-    clock = StepClock()
+    clock = StepClock(now)
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=config.batch.size,
@@ -116,12 +123,14 @@ def theirs(base: Path, rows: list[dict], config, precision: str, folder: Path):
     return trainer, clock
 
 
-def ours(config, plan, base: Path, task, steps: int) -> tuple[list[float], list[float]]:
+def ours(config, plan, base: Path, task, steps: int, now: Callable[[], float]) -> tuple[list[float], list[float]]:
     """Seconds and losses of `steps` optimizer steps, batches included; a fresh model each turn."""
     loaded = load_models(config, plan, base, None)
+    for path in planned_paths(plan):
+        path.install(loaded.engine.model)
     seconds, losses = [], []
     for step in range(1, steps + 1):
-        started = time.perf_counter()
+        started = now()
         batches = task.step_batches(step)
         report = train_step(
             loaded.engine,
@@ -132,7 +141,7 @@ def ours(config, plan, base: Path, task, steps: int) -> tuple[list[float], list[
             scale=None,
             settings=loaded.settings,
         )
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now() - started)
         losses.append(report.loss)
     return seconds, losses
 
@@ -161,6 +170,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--precision", choices=sorted(PARITY), default="bf16")
     parser.add_argument("--adapter", choices=["lora", "dora", "full"], default="lora")
+    parser.add_argument("--processor-time", action="store_true", help="count processor seconds, not the clock's")
     options = parser.parse_args()
     if not options.data.is_file():
         sys.exit(f"{options.data}: no such file; name an alpaca .json with --data")
@@ -187,10 +197,11 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     task = sft_task(config, plan, data)
     rows, tokens = examples_in_order(config, task, options.steps)
     ratios, peer_rates, our_rates = [], [], []
+    now = time.process_time if options.processor_time else time.perf_counter
     for turn in range(options.turns):
-        trainer, clock = theirs(base, rows, config, options.precision, folder / "peer")
+        trainer, clock = theirs(base, rows, config, options.precision, folder / "peer", now)
         trainer.train()
-        seconds, losses = ours(config, plan, base, task, options.steps)
+        seconds, losses = ours(config, plan, base, task, options.steps, now)
         worst = max(abs(a - b) for a, b in zip(losses, clock.losses, strict=True))
         if worst > PARITY[options.precision]:
             sys.exit(f"no parity, so no times: losses differ by up to {worst:.3g}\n{losses}\n{clock.losses}")

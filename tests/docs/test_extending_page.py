@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ STEP = re.compile(
     flags=re.DOTALL | re.MULTILINE,
 )
 OUTSIDE = re.search(r"^## From outside\n+```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+ENTRY_POINTS = re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 BLOCKS = len(re.findall("^```(?:python|text)", PAGE, flags=re.MULTILINE)) - 1  # the first is the user's own file
 
 TEMPLATE = (
@@ -166,6 +168,31 @@ def test_what_is_added_from_inside_is_what_is_added_from_outside(world, any_pyth
     assert losses(world / "outside") == losses(world / "inside")
     assert losses(world / "own-wide") == losses(world / "wide")
     assert "eval_words" in (world / "outside" / "trainer_log.jsonl").read_text()
+
+    for name, loss in (("gap", "own.py:gap"), ("last", "last"), ("twin", "divergence")):
+        surefoot.train(pairs | {"stage": "reward", "reward": {"loss": loss}, "output": name})
+    assert losses(world / "gap") == pytest.approx(losses(world / "last"))
+    assert losses(world / "gap") != pytest.approx(losses(world / "twin"))
+
+
+def test_what_a_package_registers_is_what_a_file_has(world, monkeypatch):
+    registered = tomllib.loads(ENTRY_POINTS[1])["project"]["entry-points"]["surefoot.functions"]
+    facts = world / "package" / "birds-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: birds\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(
+        "[surefoot.functions]\n" + "".join(f"{name} = {value}\n" for name, value in registered.items())
+    )
+    (world / "own.py").rename(world / "package" / "own.py")
+    monkeypatch.syspath_prepend(world / "package")
+    quiz = COMMON | {"stage": "sft", "model": "base", "metrics": {"names": ["words"], "max_new_tokens": 4}}
+    quiz["data"] = {"train": "quiz.jsonl", "eval": 2, "format": "custom", "template": "turns.jinja"}
+    for output, place in (("registered", "entry_point:"), ("named", "package/own.py:")):
+        own = {"record": f"{place}quiz", "metrics": [f"{place}words"]}
+        surefoot.train(quiz | {"functions": own, "output": output})
+    sys.modules.pop("own", None)
+    assert "eval_words" in (world / "registered" / "trainer_log.jsonl").read_text()
+    assert losses(world / "registered") == losses(world / "named")
 
 
 @pytest.mark.parametrize("table", representatives(["LOSSES", "FUNCTIONS", "LAYOUTS"], "LAYOUTS"))

@@ -35,6 +35,15 @@ def logistic(pairs, constants):
 def per_token(pairs, constants):
     return -F.logsigmoid(constants.beta * (pairs.chosen_mean - pairs.rejected_mean) - constants.margin)
 
+def last(pairs):
+    return -F.logsigmoid(pairs.better_score - pairs.worse_score)
+
+def summed(pairs):
+    return last(pairs).sum()
+
+def lost(pairs):
+    return pairs.constants
+
 def mean(pairs, constants):
     return logistic(pairs, constants).mean()
 
@@ -128,6 +137,79 @@ def test_what_is_not_there_is_one_fault_and_nothing_is_written(config, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def install(folder, points, *, name="own-losses", version="1.0", module="own_losses", code=OWN):
+    """A package as a package manager leaves it in `folder`, which registers `points`."""
+    facts = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    facts.mkdir(parents=True, exist_ok=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{point} = {value}\n" for point, value in points.items()]
+    (facts / "entry_points.txt").write_text("".join(["[surefoot.functions]\n", *lines]))
+    (folder / f"{module}.py").write_text(code)
+
+
+POINTS = {"twice": "own_losses:doubled", "tasks": "own_losses:sky", "words": "own_losses:words"}
+REGISTERED = {
+    "functions": {"loss": "entry_point:twice", "record": "entry_point:tasks", "metrics": ["entry_point:words"]}
+}
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    yield tmp_path / "packages"
+    sys.modules.pop("own_losses", None)
+
+
+def test_what_a_package_registers_does_what_a_file_does(config, packages):
+    install(packages, POINTS)
+    registered = surefoot.train(config | REGISTERED)
+    named = surefoot.train(config | NAMED | {"output": "named"})
+    assert (logged(registered), weights(registered)) == (logged(named), weights(named))
+    assert any("eval_words" in row for row in logged(registered))
+
+
+@pytest.mark.parametrize("changed", [{"version": "1.1"}, {"code": f"{OWN}\n# changed\n"}])
+def test_a_resumed_run_refuses_another_version_or_content_of_the_package(config, packages, changed):
+    install(packages, POINTS)
+    surefoot.train(config | REGISTERED)
+    longer = config | REGISTERED | {"duration": "3 steps"}
+    install(packages, POINTS, **changed)
+    with pytest.raises(IntegrityError) as caught:
+        surefoot.train(longer, resume=True)
+    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+    install(packages, POINTS)
+    assert surefoot.train(longer, resume=True).finished
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        {"thrice": "own_losses:doubled"},
+        {"twice": "own_losses"},
+        {"twice": "own_losses:tripled"},
+        {"twice": "own_losses:number"},
+        {"twice": "own_missing:doubled"},
+        {"twice": "entry_point:twice"},
+    ],
+    ids=["none", "half", "no-such-function", "no-function", "no-module", "itself"],
+)
+def test_what_is_not_whole_is_one_fault_and_nothing_is_written(config, packages, tmp_path, points):
+    install(packages, points)
+    with pytest.raises(InputError) as caught:
+        surefoot.train(config | {"functions": NAMED["functions"] | {"loss": "entry_point:twice"}})
+    assert [(fault.code, fault.where) for fault in caught.value.faults] == [("SF-OWN-FUNCTION", "functions.loss")]
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_name_of_two_packages_is_refused(packages):
+    install(packages, POINTS)
+    assert own_function("entry_point:twice", "functions.loss").__name__ == "doubled"  # twin: of one package
+    install(packages, POINTS, name="others", module="others")
+    with pytest.raises(InputError) as caught:
+        own_function("entry_point:twice", "functions.loss")
+    assert [fault.code for fault in caught.value.faults] == ["SF-OWN-FUNCTION"]
+
+
 @pytest.fixture
 def pairs(config, tmp_path):
     rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "trout"} for n in range(1, 9)]
@@ -198,6 +280,56 @@ def test_a_loss_that_says_none_and_asks_for_the_reference_is_told(pairs):
     with pytest.raises(InputError) as caught:
         surefoot.train(with_loss(pairs, "own.py:logistic", "run", reference="none"))
     assert [fault.code for fault in caught.value.faults] == ["SF-OWN-FUNCTION"]
+
+
+def reward_run(pairs, loss, output="run", **keys):
+    return pairs | {"stage": "reward", "reward": {"loss": loss, **keys}, "output": output}
+
+
+def test_a_loss_of_a_reward_model_of_one_s_own_is_the_built_in_one_of_the_same_formula(pairs):
+    named = surefoot.train(reward_run(pairs, "own.py:last", "named", center=0.01))
+    plain = surefoot.train(reward_run(pairs, "last", "plain", center=0.01))
+    other = surefoot.train(reward_run(pairs, "divergence", "other", center=0.01))
+    assert [row["loss"] for row in logged(named)[:2]] == pytest.approx([row["loss"] for row in logged(plain)[:2]])
+    assert logged(named)[1]["loss"] != pytest.approx(logged(other)[1]["loss"])  # twin: another formula
+    rows = [json.loads(line) for line in (named.folder / "trainer_log.jsonl").read_text().splitlines()]
+    assert any("eval_reward_accuracy" in row for row in rows)
+
+
+def test_a_resumed_run_refuses_a_changed_loss_of_a_reward_model(pairs, tmp_path):
+    surefoot.train(reward_run(pairs, "own.py:last"))
+    (tmp_path / "own.py").write_text(OWN.replace("-F.logsigmoid(pairs", "-2 * F.logsigmoid(pairs"))
+    longer = reward_run(pairs, "own.py:last") | {"duration": "3 steps"}
+    with pytest.raises(IntegrityError) as caught:
+        surefoot.train(longer, resume=True)
+    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+    (tmp_path / "own.py").write_text(OWN)
+    assert surefoot.train(longer, resume=True).finished
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "where"),
+    [
+        ({"loss": "own.py:summed"}, "SF-OWN-FUNCTION", "reward.loss"),
+        (
+            {"loss": "own.py:lost"},
+            "SF-OWN-FUNCTION",
+            f"own.py:{OWN.splitlines().index('    return pairs.constants') + 1}",
+        ),
+        ({"loss": "own.py:later"}, "SF-OWN-FUNCTION", "reward.loss"),
+        ({"loss": "none.py:last"}, "SF-FILE-MISSING", "reward.loss"),
+        ({"loss": "later"}, "SF-CONFIG-VALUE", "reward.loss"),
+        (
+            {"loss": "own.py:last", "num_padding_at_beginning": 1},
+            "SF-CONFIG-CONFLICT",
+            "reward.num_padding_at_beginning",
+        ),
+    ],
+)
+def test_what_is_no_loss_of_a_reward_model_is_refused(pairs, keys, code, where):
+    with pytest.raises(InputError) as caught:
+        surefoot.train(reward_run(pairs, **keys))
+    assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
 
 
 def test_two_losses_are_refused(config):

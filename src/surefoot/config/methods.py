@@ -19,9 +19,10 @@ else:  # the rows are the one list of names; a type checker wants constants
 
 
 class RewardConfig(Section):
-    loss: RewardLoss = "last"
+    loss: RewardLoss | OwnFunction = "last"
     """Which scores of a pair are compared. last: those at the last token of each answer. divergence: the mean over all
-    positions from the first token in which the answers differ, as DeepSpeed-Chat does."""
+    positions from the first token in which the answers differ, as DeepSpeed-Chat does. FILE.py:FUNCTION,
+    MODULE:FUNCTION or entry_point:NAME: a loss of your own, pairs -> the loss of each pair."""
     num_padding_at_beginning: Annotated[Literal["auto"] | Annotated[int, Field(ge=0), Number], Field(examples=[1])] = (
         "auto"
     )
@@ -36,8 +37,9 @@ class RewardConfig(Section):
 class AlignmentConfig(Section):
     loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION or MODULE:FUNCTION: a loss of your own,
-    (pairs, constants) -> the loss of each pair. Without a reference: orpo, simpo and cpo."""
+    et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION, MODULE:FUNCTION or
+    entry_point:NAME: a loss of your own, (pairs, constants) -> the loss of each pair. Without a reference: orpo, simpo
+    and cpo."""
     beta: Positive = 0.1
     """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo, cpo: scale of
     the reward."""

@@ -237,8 +237,8 @@ class MetricsConfig(Section):
 
 class FunctionsConfig(Section):
     loss: Annotated[Text | None, Field(examples=["focal.py:focal"])] = None
-    """A loss in place of the stage's own: (model, batch) -> surefoot.LossSum. FILE.py:FUNCTION, or MODULE:FUNCTION of
-    an installed package."""
+    """A loss in place of the stage's own: (model, batch) -> surefoot.LossSum. FILE.py:FUNCTION, or of an
+    installed package MODULE:FUNCTION or entry_point:NAME."""
     record: Annotated[Text | None, Field(examples=["quiz.py:quiz"])] = None
     """Reads each record where data.format is custom: record -> messages or a text."""
     metrics: list[Text] = Field(default=[], examples=[["own.py:shared_words"]])
@@ -354,10 +354,15 @@ class RunConfig(Section):
     @property
     def loss(self) -> LossFacts | None:
         """What is true of the loss that the method's section names; None for a method that has one loss alone."""
-        if not self.method.losses:
+        if self.loss_name is None:
             return None
-        name = getattr(self, str(self.method.section)).loss
-        return self.method.losses.get(name) or own_pair_loss(reference=self.alignment.reference != NO_REFERENCE)
+        compares = self.method.reference and self.alignment.reference != NO_REFERENCE
+        return self.method.losses.get(self.loss_name) or own_pair_loss(reference=compares)
+
+    @property
+    def loss_name(self) -> str | None:
+        """As the method's section names it; None for a method that has one loss alone."""
+        return getattr(self, str(self.method.section)).loss if self.method.losses else None
 
     @property
     def needs_reference(self) -> bool:

@@ -36,7 +36,7 @@ from surefoot.training.report import EvalReport
 class MeasuredReward:
     """How a reward model ranked pairs.
 
-    loss: the key of `surefoot.method_facts.losses.REWARD_LOSSES`, the run's own.
+    loss: the run's, as `reward.loss` names it.
     audit: of the data.
     """
 

@@ -50,11 +50,13 @@ NO_REFERENCE = "none"  # of alignment.reference
 
 
 def own_pair_loss(*, reference: bool) -> LossFacts:
-    """The facts of a pair loss that the config names as FILE.py:FUNCTION: it is given every constant of the section.
+    """The facts of a loss of pairs that the config names as FILE.py:FUNCTION. alignment.loss is given every constant of
+    its section.
 
     reference: whether it compares with one, which the config says.
     """
-    return LossFacts(reference=reference, keys=("label_smoothing", "margin"))
+    keys = ("label_smoothing", "margin")
+    return LossFacts(reference=reference, keys=keys, compared="both answers are compared by a loss of your own")
 
 
 REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(

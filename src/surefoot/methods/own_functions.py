@@ -2,9 +2,12 @@
 
     functions: {loss: focal.py:focal, record: quiz.py:quiz, metrics: [own.py:shared_words]}
     ppo: {reward: my_package.rewards:score}
+    alignment: {loss: entry_point:wide}
 
-FILE.py:FUNCTION is relative to the working folder; MODULE:FUNCTION is of an installed package. Either is code that the
-user names and this process runs, with all its rights; nothing else is ever executed because a config names it.
+FILE.py:FUNCTION is relative to the working folder; MODULE:FUNCTION is of an installed package; entry_point:NAME is the
+function that an installed package registers under NAME in the group `surefoot.functions`. Each is code that the user
+names and this process runs, with all its rights; nothing else is ever executed because a config names it, and no
+package is imported because it is installed.
 """
 
 from __future__ import annotations
@@ -15,15 +18,21 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from importlib import metadata
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_function
 from surefoot.system.messages import nearest_word
+
+_ENTRY_POINT = "entry_point"  # what stands in front of the name of one
+_GROUP = "surefoot.functions"
 
 
 def name_of(text: str) -> str:
@@ -34,12 +43,14 @@ def name_of(text: str) -> str:
 def own_function(text: str, key: str) -> Callable[..., Any]:
     """The function that the config names.
 
-    text: FILE.py:FUNCTION or MODULE:FUNCTION.
+    text: FILE.py:FUNCTION, MODULE:FUNCTION or entry_point:NAME.
     key: of the config, for faults.
 
     Raises InputError where there is no such function, or its module cannot be imported.
     """
     where, _, name = text.rpartition(":")
+    if where == _ENTRY_POINT:
+        return own_function(_registered(name, key), key)
     if not is_function(text):
         raise InputError(Fault(key, f"{text!r} is not FILE.py:FUNCTION or MODULE:FUNCTION", code="SF-OWN-FUNCTION"))
     file = Path(where)
@@ -61,9 +72,69 @@ def own_function(text: str, key: str) -> Callable[..., Any]:
     return found
 
 
+def of_each_pair(
+    loss: Callable[..., Any], name: str, key: str, *, when_it_raises: str = ""
+) -> Callable[..., torch.Tensor]:
+    """A loss of pairs of the user's own, with whatever it does wrong as one line.
+
+    loss: called with P pairs first; returns [P].
+    name: what the config calls it.
+    key: of the config.
+    when_it_raises: what to do about it.
+
+    Raises InputError where it raises, or returns something other than [P].
+    """
+
+    def checked(pairs: Sized, *others: Any) -> torch.Tensor:
+        try:
+            found = loss(pairs, *others)
+        except Exception as error:
+            what = f"the loss raised {said(error)}"
+            raise InputError(Fault(place_in(error, name), what, when_it_raises, code="SF-OWN-FUNCTION")) from error
+        if not isinstance(found, torch.Tensor) or found.shape != (len(pairs),):
+            got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            what = f"{name} returned {got} for {len(pairs)} pairs"
+            fix = "return the loss of each pair, a tensor [pairs], neither their sum nor their mean"
+            raise InputError(Fault(key, what, fix, code="SF-OWN-FUNCTION"))
+        return found
+
+    return checked
+
+
+def _entry_points(name: str) -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=_GROUP, name=name))
+
+
+def _registered(name: str, key: str) -> str:
+    """MODULE:FUNCTION of the one package that registers the name. Raises InputError for none, two, and half of one."""
+    found = _entry_points(name)
+    if not found:
+        known = sorted({one.name for one in metadata.entry_points(group=_GROUP)})
+        near = nearest_word(name, known)
+        there = f"there are {', '.join(known)}" if known else "none registers any"
+        what = f"no installed package registers {name!r} in {_GROUP}"
+        raise InputError(Fault(key, what, f"did you mean {near}?" if near else there, code="SF-OWN-FUNCTION"))
+    value = found[0].value
+    if len(found) > 1:
+        what = f"{' and '.join(_package(one) for one in found)} both register {name!r}"
+        raise InputError(Fault(key, what, "uninstall one, or name MODULE:FUNCTION", code="SF-OWN-FUNCTION"))
+    if not is_function(value) or value.partition(":")[0] == _ENTRY_POINT:
+        what = f"{_package(found[0])} registers {value!r} as {name!r}, which is not MODULE:FUNCTION"
+        raise InputError(Fault(key, what, "correct its entry point", code="SF-OWN-FUNCTION"))
+    return value
+
+
+def _package(entry: metadata.EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package without a name"
+
+
 def identity(text: str) -> str:
-    """By which a resumed run knows the function again: its name, and the SHA-256 of the file that defines it."""
+    """By which a resumed run knows the function again: its name, of an entry point its package and the version of that,
+    and the SHA-256 of the file that defines it."""
     where, _, name = text.rpartition(":")
+    if where == _ENTRY_POINT:
+        found = _entry_points(name)
+        return f"{name} {_package(found[0])} {identity(found[0].value).rpartition(' ')[2]}" if found else text
     file = Path(where) if where.endswith(".py") else _source(where)
     return f"{name} {durable.sha256_file(file)}" if file is not None and file.is_file() else text
 

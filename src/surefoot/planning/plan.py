@@ -151,7 +151,7 @@ class BatchPlan:
 class RewardPlan:
     """What a reward model adds to a plan.
 
-    loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`.
+    loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`, or a function of the user's own.
     surplus: positions behind the end of a pair that its divergence loss counts.
     center: coefficient.
     head: zeros, or whose value head it starts from.

@@ -14,7 +14,6 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
-from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
 
@@ -30,13 +29,14 @@ def plan_reward(
     notes: Notes,
 ) -> RewardPlan:
     """Pure. The output head is never applied: it is frozen where all else trains, and refused where it is named."""
-    request = config.reward
+    request, facts = config.reward, config.loss
+    assert facts is not None, "reward is a family of losses"
     _refuse_head(config, model, notes)
     source: Source = "user" if "loss" in request.model_fields_set else "default"
     front, reason = padding_in_front(tokenizer, tokens)
     chosen = _chosen(request.num_padding_at_beginning, front, reason, notes)
     return RewardPlan(
-        loss=Choice(request.loss, REWARD_LOSSES[request.loss].compared, source),
+        loss=Choice(request.loss, facts.compared, source),
         num_padding_at_beginning=chosen,
         surplus=max(0, chosen.value - front),
         center=request.center,

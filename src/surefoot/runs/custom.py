@@ -15,7 +15,6 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods.method import LoadedModels, RewardFunction
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.report.rows import EVAL_FIELDS
@@ -69,8 +68,8 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
     named = config.functions
     metrics = {name_of(one): own_function(one, "functions.metrics") for one in named.metrics}
     found = replace(custom, metrics={**metrics, **custom.metrics})
-    pairs = config.alignment.loss
-    if pairs not in PAIR_LOSSES:
+    pairs = config.loss_name
+    if pairs is not None and pairs not in config.method.losses:
         found = replace(found, named_loss=identity(pairs))
     if named.loss is None:
         return found

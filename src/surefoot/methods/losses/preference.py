@@ -30,8 +30,7 @@ from torch.nn import functional as F
 from surefoot.data.batching.batch import PairBatch
 from surefoot.method_facts.losses import NO_REFERENCE, PAIR_LOSSES, LossFacts, joined
 from surefoot.methods.losses.logprobs import answer_logprobs
-from surefoot.methods.own_functions import place_in, said
-from surefoot.system.errors import Fault, InputError
+from surefoot.methods.own_functions import of_each_pair
 from surefoot.training.objective import LossSum, Objective
 
 
@@ -50,6 +49,9 @@ class Pairs:
     rejected_reference: torch.Tensor | None
     chosen_tokens: torch.Tensor
     rejected_tokens: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
 
     @property
     def chosen_ratio(self) -> torch.Tensor:
@@ -116,20 +118,8 @@ def own_loss(loss: PerPair, name: str, facts: LossFacts) -> PairLoss:
     facts: whether it has a reference.
     """
 
-    def checked(pairs: Pairs, constants: Constants) -> torch.Tensor:
-        try:
-            found = loss(pairs, constants)
-        except Exception as error:
-            what = f"the loss raised {said(error)}"
-            fix = "" if facts.reference else f"alignment.reference is {NO_REFERENCE}: there are no ratios to one"
-            raise InputError(Fault(place_in(error, name), what, fix, code="SF-OWN-FUNCTION")) from error
-        if not isinstance(found, torch.Tensor) or found.shape != pairs.chosen.shape:
-            got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            what = f"{name} returned {got} for {len(pairs.chosen)} pairs"
-            fix = "return the loss of each pair, a tensor [pairs], neither their sum nor their mean"
-            raise InputError(Fault("alignment.loss", what, fix, code="SF-OWN-FUNCTION"))
-        return found
-
+    fix = "" if facts.reference else f"alignment.reference is {NO_REFERENCE}: there are no ratios to one"
+    checked = of_each_pair(loss, name, "alignment.loss", when_it_raises=fix)
     return PairLoss(checked, _over_reference if facts.reference else _per_token)
 
 

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import Batch, PairBatch, in_rows
 from surefoot.method_facts.losses import REWARD_LOSSES, joined
+from surefoot.methods.own_functions import of_each_pair, own_function
 from surefoot.models.shared_prefix import shared_prefixes
 from surefoot.report.calibration import CALIBRATION, calibration_sums, right
 from surefoot.training.objective import LossSum, Objective
@@ -44,6 +45,19 @@ class Pairs:
     worse_lengths: torch.Tensor
     common: torch.Tensor
 
+    def __len__(self) -> int:
+        return len(self.better)
+
+    @property
+    def better_score(self) -> torch.Tensor:
+        """[P], the value at the last token of each better answer."""
+        return last_scores(self)[0]
+
+    @property
+    def worse_score(self) -> torch.Tensor:
+        """[P], the value at the last token of each worse answer."""
+        return last_scores(self)[1]
+
     @property
     def same(self) -> torch.Tensor:
         """[P], True where both rows are one and the same."""
@@ -56,13 +70,21 @@ PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
     """The loss of a reward model as an objective for `PairBatch`.
 
-    loss: a key of `PAIR_LOSSES`.
+    loss: a key of `PAIR_LOSSES`, or a function of the user's own, pairs -> [P].
     center: coefficient, 0 for none.
     surplus: see `divergence_loss`.
     shared: compute what both rows of a pair begin with once, where rows are padded and that saves something; for models
         on which it may be.
+
+    Raises InputError where the user's function is not there.
     """
-    return partial(_reward_loss, compare=PAIR_LOSSES[loss], center=center, surplus=surplus, shared=shared)
+    compare = PAIR_LOSSES.get(loss) or _own_loss(loss)
+    return partial(_reward_loss, compare=compare, center=center, surplus=surplus, shared=shared)
+
+
+def _own_loss(named: str) -> PairLoss:
+    loss = of_each_pair(own_function(named, "reward.loss"), named, "reward.loss")
+    return lambda pairs, surplus: loss(pairs)
 
 
 def last_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:

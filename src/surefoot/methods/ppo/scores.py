@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
-from surefoot.methods.own_functions import identity, own_function, place_in, said
+from surefoot.methods.own_functions import identity, name_of, own_function, place_in, said
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.models.value_head import value_head_tensors
@@ -80,7 +80,7 @@ def _scorer(named: str, identity: str) -> Scorer:
 
 
 def _identity(named: str) -> str:
-    return f"{named} {identity(named).rpartition(' ')[2]}" if is_function(named) else named
+    return f"{named} {identity(named).removeprefix(f'{name_of(named)} ')}" if is_function(named) else named
 
 
 def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:

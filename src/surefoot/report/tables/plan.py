@@ -157,7 +157,8 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
     if reward is None:
         return
     yield _row("reward.loss", reward.loss)
-    reads_padding = "num_padding_at_beginning" in REWARD_LOSSES[reward.loss.value].keys
+    facts = REWARD_LOSSES.get(reward.loss.value)  # none of a loss of the user's own
+    reads_padding = facts is not None and "num_padding_at_beginning" in facts.keys
     if reads_padding or reward.num_padding_at_beginning.source == "user":
         yield _row("reward.num_padding_at_beginning", reward.num_padding_at_beginning)
     if reward.center:
