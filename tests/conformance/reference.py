@@ -19,13 +19,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 _ROUNDING = 1e-6
 
 
-def plain_model(base: Path, kind: str, targets: frozenset[str], rank: int, alpha: int) -> nn.Module:
+def plain_model(
+    base: Path, kind: str, targets: frozenset[str], parameters: frozenset[str], rank: int, alpha: int
+) -> nn.Module:
     """The base model, with PEFT's adapter unless kind is full, without dropout."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     if kind == "full":
         return model
     config = LoraConfig(
-        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=sorted(targets), use_dora=kind == "dora"
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=sorted(targets),
+        target_parameters=sorted(parameters) or None,
+        use_dora=kind == "dora",
     )
     return get_peft_model(model, config)
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from conformance.reference import logits
 from helpers.zoo import ZOO
+from helpers.zoo_modern import MIXTURES, MODERN
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.methods.losses.sft import sft_loss
@@ -53,7 +54,7 @@ class FirstStep:
 
 
 def build(family: str, folder: Path, *, dropout: bool) -> Path:
-    return ZOO[family](folder, **({} if dropout else _NO_DROPOUT.get(family, {})))
+    return (ZOO | MODERN)[family](folder, **({} if dropout else _NO_DROPOUT.get(family, {})))
 
 
 def run_config(base: Path, kind: str, output: Path, *, dropout: bool, **adapter: Any) -> RunConfig:
@@ -77,9 +78,13 @@ def run_config(base: Path, kind: str, output: Path, *, dropout: bool, **adapter:
         "output": str(output),
     }
     if kind != "full":
-        share = 0.1 if dropout else 0.0
+        share = 0.1 if dropout and not has_experts(base) else 0.0  # PEFT has none for experts in one parameter
         config["adapter"] = {"kind": kind, "rank": RANK, "alpha": ALPHA, "dropout": share} | adapter
     return RunConfig.model_validate(config)
+
+
+def has_experts(base: Path) -> bool:
+    return json.loads((base / "config.json").read_text())["model_type"] in MIXTURES
 
 
 def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = None) -> FirstStep:

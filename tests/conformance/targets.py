@@ -1,6 +1,12 @@
-"""Which modules an adapter must stand on, per family: written by hand from the models' published code."""
+"""Which modules an adapter must stand on, per family: written by hand from the models' published code, and for the many
+families of `helpers.zoo_modern` by one rule that looks at the model as transformers builds it."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 _GATED = (
     "self_attn.q_proj",
@@ -31,3 +37,21 @@ TARGETS: dict[str, frozenset[str]] = {
     family: frozenset(f"{layers}.{number}.{module}" for number in range(count) for module in modules)
     for family, (layers, count, modules) in _LAYERS.items()
 }
+
+_ROUTERS = (".gate", ".router", ".shared_expert_gate")
+_MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")  # PEFT refuses an adapter on its out_proj
+
+
+def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Linear layers, and experts' parameters, that an adapter on everything stands on. base: the family's model."""
+    if family in TARGETS:
+        return TARGETS[family], frozenset()
+    model = AutoModelForCausalLM.from_pretrained(base)
+    barred = (*_ROUTERS, ".out_proj") if family in _MAMBA else _ROUTERS
+    linears = frozenset(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings() and not name.endswith(barred)
+    )
+    experts = (name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name)
+    return linears, frozenset(experts)
