@@ -38,7 +38,11 @@ TEXT = "What is the colour of the sky, and how does a heron tell a trout from an
 _WORDS = ("one", "two", "heron", "sky")
 _STOPPING_CALL = 3  # of the loss, while steps are taken: two calls make a step, so this one is in step 2
 # Without dropout two frameworks can be compared; with it, as published, resuming has draws to repeat.
-_NO_DROPOUT = {"opt": {"dropout": 0.0}, "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}}
+_NO_DROPOUT = {
+    "opt": {"dropout": 0.0},
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
+}
 
 Disturb = Callable[[nn.Module], None]
 

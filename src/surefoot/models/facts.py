@@ -97,7 +97,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
                 where, f"{type(model).__name__} has no output head", "use a causal language model", code="SF-MODEL-KIND"
             )
         )
-    names = {module: name for name, module in model.named_modules()}
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     modules = _facts(names)
     values: dict[str, Any] = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
     values["model_type"], values["dtype"] = config.model_type, str(config.dtype or "float32").removeprefix("torch.")

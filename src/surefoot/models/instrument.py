@@ -88,7 +88,7 @@ def _shown_parts(layer: nn.Module) -> Iterator[Part]:
             inside_adapter += (f"{path}.",)
         if isinstance(module, nn.Linear | Conv1D) or (isinstance(module, LoraLayer) and is_linear(module)):
             yield Part(path, "linear", (path.rpartition(".")[2],))
-        elif is_norm(module):
+        elif not isinstance(module, LoraLayer) and is_norm(module):
             yield Part(path, "norm")
 
 
