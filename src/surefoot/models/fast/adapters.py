@@ -22,9 +22,10 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.kernels.adapters import Layers, Projection, adapted
 from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
+from surefoot.models.fast import experts
 from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.forward import language_models, short_pass
-from surefoot.models.peft import DoraLinearLayer, LoraLinear
+from surefoot.models.peft import DoraLinearLayer, LoraLinear, ParamWrapper
 
 
 def adapter_path() -> FastPath:
@@ -32,19 +33,22 @@ def adapter_path() -> FastPath:
 
 
 def install(model: nn.Module) -> Undo:
-    """Give every adapted linear layer in `model` the fast forward. Parameters must be whole where they are used."""
+    """Give every adapted linear layer in `model` the fast forward, and adapted experts theirs. Parameters must be whole
+    where they are used."""
     clock = _Clock()
     factors = _Factors(clock)
     slots = [
-        _Slot(layer) for layer in model.modules() if type(layer) is LoraLinear and _is_plain(layer.get_base_layer())
+        _Slot(layer) for layer in model.modules() if isinstance(layer, LoraLinear | ParamWrapper) and _takes(layer)
     ]
     groups = [_Group(members, clock, factors) for members in _sharing(model, slots)]
     for group in groups:
         for slot in group.slots:
             slot.group = group
             slot.layer.forward = slot.forward
+    undo_experts = experts.install(model)
 
     def undo() -> None:
+        undo_experts()
         clock.stop()
         for slot in slots:
             del slot.layer.forward
@@ -94,7 +98,7 @@ class _Adapter:
 class _Slot:
     """A layer with its fast forward. Bound to the layer as a method of this object, a copy of the model gets copies."""
 
-    def __init__(self, layer: LoraLinear):
+    def __init__(self, layer: LoraLinear | ParamWrapper):
         self.layer = layer
         self.plain = layer.forward
         self.group: _Group
@@ -286,11 +290,17 @@ def _parts(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> tuple[torch.Te
     return adapter.magnitude, norm, dtype
 
 
-def _draw(layer: LoraLinear, adapter: _Adapter, x: torch.Tensor) -> tuple[tuple[torch.Tensor], float]:
+def _draw(layer: LoraLinear | ParamWrapper, adapter: _Adapter, x: torch.Tensor) -> tuple[tuple[torch.Tensor], float]:
     """The mask that PEFT's dropout draws here, from the same random numbers, and what it multiplies the rest by."""
     seen = adapter.a.dtype if layer.cast_input_dtype_enabled else x.dtype
     noise = adapter.dropout(torch.ones_like(x, dtype=seen, requires_grad=False))
     return (noise == 0,), 1 / (1 - adapter.dropout.p)  # pyright: ignore[reportReturnType, reportOperatorIssue]
+
+
+def _takes(layer: LoraLinear | ParamWrapper) -> bool:
+    """Whether it is around a linear layer of torch or transformers itself; PEFT's layer for parameters is around some
+    (`surefoot.models.adapter_targets`)."""
+    return type(layer) in (LoraLinear, ParamWrapper) and _is_plain(layer.get_base_layer())
 
 
 def _is_plain(base: nn.Module) -> bool:
