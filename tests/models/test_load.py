@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.experts import moe_model
 from helpers.faults import raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.models import load
 from surefoot.models.embeddings import is_tied
 from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.precision import TORCH_DTYPE
 from surefoot.models.quiet import quiet_libraries
 
 CPU = torch.device("cpu")
@@ -190,3 +192,11 @@ def test_a_folder_without_tokenizer_is_one_line(folder):
 def test_rows_are_added_on_request(folder):
     model = open_model(folder, vocab_rows=331)
     assert model.get_input_embeddings().weight.shape[0] == model.config.vocab_size == 331
+
+
+@pytest.mark.parametrize(("width", "dtype", "implementation"), [(12, "bf16", "eager"), (16, "bf16", "grouped_mm")])
+def test_experts_too_narrow_for_a_grouped_product_are_computed_one_by_one(width, dtype, implementation, tmp_path):
+    moe_model("mixtral", intermediate_size=width).save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=TORCH_DTYPE[dtype], attention_implementation="eager", device=torch.device("cpu"))
+    assert model.config._experts_implementation == implementation
+    assert torch.isfinite(model(input_ids=torch.arange(6).unsqueeze(0)).logits).all()

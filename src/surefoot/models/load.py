@@ -90,9 +90,18 @@ def load_model(
     if faults:
         raise InputError(faults)
     check_tied(model, str(folder))
+    _loop_over_narrow_experts(model)
     if vocab_rows is not None:
         resize_vocabulary(model, vocab_rows)
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+
+
+def _loop_over_narrow_experts(model: PreTrainedModel) -> None:
+    """torch's grouped product, which transformers takes for experts, wants rows of whole pieces of 16 bytes; others go
+    through one expert after the other."""
+    experts = [one for name, one in model.named_parameters() if one.ndim == 3 and "experts" in name.split(".")]
+    if any(one.shape[-1] * one.element_size() % 16 for one in experts) and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
 
 
 def layout_caution(folder: Path) -> str | None:
