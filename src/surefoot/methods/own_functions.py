@@ -5,7 +5,7 @@
     alignment: {loss: entry_point:wide}
 
 FILE.py:FUNCTION is relative to the working folder; MODULE:FUNCTION is of an installed package; entry_point:NAME is the
-function that an installed package registers under NAME in the group `surefoot.functions`. Each is code that the user
+function that an installed package registers under NAME in the group "surefoot.functions". Each is code that the user
 names and this process runs, with all its rights; nothing else is ever executed because a config names it, and no
 package is imported because it is installed.
 """
