@@ -98,7 +98,6 @@ def test_dropout_and_windows_are_seen(tmp_path):
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        ({"model_type": "gemma3", "text_config": {}}, ["gemma3"]),
         ({"model_type": "t5"}, ["t5"]),
         ({"model_type": "novel"}, ["novel"]),
     ],

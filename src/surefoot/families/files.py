@@ -21,6 +21,8 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+# Of a model that also sees or hears; what is trained on text goes on with the same ones.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class ConfigKeys:
         return _STORED[name]
 
 
+OPENED_BY = "AutoModelForCausalLM"  # what opens a model of text alone
 _SLIDING = "sliding_attention"  # in config.json's layer_types
 _MOST_LAYERS = 10_000  # many times any model's; each is written out, and a wrong number would take hours
 
@@ -152,6 +153,9 @@ class ModuleTree:
     active: experts that a token goes to, 0 where there are none.
     attends: some layer has attention over tokens (softmax); state spaces and linear attention alone have none.
     recurrent: some layer carries a state, or a convolution, along the row.
+    text_type: model_type of the language model inside a wrapper.
+    beside: parameters of the wrapper that are not the language model's, which `modules` are.
+    opened_by: transformers' class that opens the checkpoint.
     """
 
     config: Mapping[str, Any]
@@ -163,11 +167,14 @@ class ModuleTree:
     active: int = 0
     attends: bool = True
     recurrent: bool = False
+    text_type: str = ""
+    beside: int = 0
+    opened_by: str = OPENED_BY
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What planning knows of a model.
+    """What planning knows of a model: of the language model in it, where it is more than that.
 
     family: None for a model_type that no row describes.
     vocab: rows of the embedding, each `embedding_width` wide.
@@ -184,6 +191,8 @@ class ModelFacts:
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
     attends, recurrent: as in `ModuleTree`.
+    beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen.
+    opened_by: transformers' class that opens the checkpoint.
     """
 
     model_type: str
@@ -217,6 +226,8 @@ class ModelFacts:
     balances: bool = False
     attends: bool = True
     recurrent: bool = False
+    beside: int = 0
+    opened_by: str = OPENED_BY
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
@@ -226,7 +237,7 @@ class ModelFacts:
 
     @property
     def parameters(self) -> int:
-        """All parameters; a head that is tied to the embedding is not counted again."""
+        """All that text reaches; a head that is tied to the embedding is not counted again."""
         twice = self.vocab * self.embedding_width if self.tied else 0
         return sum(module.parameters for module in self.modules) - twice
 
@@ -271,6 +282,7 @@ def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts
     family = find(str(values.get("model_type")))
     if tree is not None:
         keys = ConfigKeys(tree.config, str(path))
+        family = family or find(tree.text_type)
         family = family and replace(family, structure=None)
     elif family is not None and family.structure is not None:
         keys = ConfigKeys(values, str(path), names=family.structure.keys, defaults=family.structure.defaults)
@@ -323,6 +335,8 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         attends=tree.attends if tree else True,
         recurrent=tree.recurrent if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
+        beside=tree.beside if tree else 0,
+        opened_by=tree.opened_by if tree else OPENED_BY,
     )
     if facts.heads % facts.kv_heads:
         keys.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")

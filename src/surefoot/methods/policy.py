@@ -13,7 +13,7 @@ from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
-from surefoot.models.load import load_model
+from surefoot.models.load import keep_left_out, load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantise
@@ -41,6 +41,8 @@ def load_policy(
         device=torch.device("cpu") if packed else device,
         vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
     )
+    if full and checkpoint:
+        keep_left_out(model, base)  # the checkpoint will be deleted one day
     if packed:
         quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
     if (share := trained_dropout(config, plan)) is not None:

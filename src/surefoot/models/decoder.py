@@ -27,9 +27,12 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """What is between ids and output head. transformers' own answer for Llama 4 is the whole model."""
+    """What is between ids and output head, however deep in wrappers. transformers' own answer for Llama 4 is the whole
+    model."""
+    if any(isinstance(child, nn.ModuleList) for child in model.children()):
+        return model
     found = model.get_decoder()
-    return language_models(next(model.children()))[0] if found is model else found
+    return decoder_of(language_models(next(model.children()))[0] if found is model else found)
 
 
 def decoder_matrices(model: nn.Module) -> frozenset[str]:
@@ -47,7 +50,7 @@ def few_layers(model: nn.Module) -> Iterator[None]:
     layers with the same modules and shapes, and of one type where the config has types."""
     lists = [decoder_layers(inner) for inner in language_models(model)]
     kept = [dict(one.named_children()) for one in lists]
-    types = [getattr(inner.config, "layer_types", None) for inner in language_models(model)]
+    types = [getattr(inner.config.get_text_config(), "layer_types", None) for inner in language_models(model)]
     try:
         for layers, own, names in zip(lists, kept, types, strict=True):
             few = _of_each_make(list(own.values()), names)

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from surefoot.models.forward import causal_model
 from surefoot.models.quiet import quiet_libraries
+from surefoot.models.wrapped import says_tied
 from surefoot.system.errors import Fault, InputError
 
 
@@ -44,7 +45,7 @@ def is_tied(model: PreTrainedModel) -> bool:
 
 def check_tied(model: PreTrainedModel, where: str) -> None:
     """Raises InputError where the config ties the head to the embedding but the files hold two different matrices."""
-    if model.config.get_text_config().tie_word_embeddings and not is_tied(model):
+    if says_tied(model.config) and not is_tied(model):
         what = "config.json ties the output head to the embedding, but the files hold two different ones"
         raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json", code="SF-MODEL-KEYS"))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.families import find
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact, ModuleTree, read_model_facts
 from surefoot.models.folder import read_config
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,10 +44,6 @@ _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropou
 def facts_of(folder: Path) -> ModelFacts:
     """Facts of the model in `folder`. Raises InputError for a config that is damaged, hostile, or of no known class."""
     config = read_config(folder)  # refuses what would run code, and adapters
-    if any(isinstance(config.get(part), dict) for part in ("text_config", "vision_config", "audio_config")):
-        what = f"model_type {config.get('model_type')!r} sees more than text, and only text models are trained"
-        fix = "use its text version (for gemma3: model_type gemma3_text)"
-        raise InputError(Fault(str(folder / "config.json"), what, fix, code="SF-MODEL-KIND"))
     family = find(str(config.get("model_type")))
     return read_model_facts(folder, None if family and family.structure else module_tree(folder))
 
@@ -75,14 +71,17 @@ def model_config(folder: Path) -> PreTrainedConfig:
 def module_tree(folder: Path) -> ModuleTree:
     """The tree of modules that transformers would build for folder/config.json."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from surefoot.models.quiet import quiet_libraries
+    from surefoot.models.wrapped import auto_class
 
     config = model_config(folder)
     try:
         with quiet_libraries(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = auto_class(config).from_config(config)
+            model.tie_weights()
+    except ImportError as error:
+        raise EnvironmentFault(Fault(str(folder / "config.json"), one_line(error), code="SF-MODEL-KIND")) from error
     except ValueError as error:
         what = f"model_type {config.model_type!r} is not a causal language model of transformers"
         raise InputError(Fault(str(folder / "config.json"), what, "use a text model", code="SF-MODEL-KIND")) from error
@@ -90,17 +89,27 @@ def module_tree(folder: Path) -> ModuleTree:
 
 
 def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
-    config, embedding, head = model.config, model.get_input_embeddings(), model.get_output_embeddings()
+    from surefoot.models.wrapped import auto_class, beside
+
+    config = model.config.get_text_config()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None:
         raise InputError(
             Fault(
                 where, f"{type(model).__name__} has no output head", "use a causal language model", code="SF-MODEL-KIND"
             )
         )
-    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    others = {id(parameter): parameter.numel() for parameter in beside(model).values()}
+    names: dict[nn.Module, str] = {
+        module: name
+        for name, module in model.named_modules()
+        if not any(id(parameter) in others for parameter in module.parameters(recurse=False))
+    }
     modules = _facts(names)
-    values: dict[str, Any] = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
-    values["model_type"], values["dtype"] = config.model_type, str(config.dtype or "float32").removeprefix("torch.")
+    values = {key: value for key in _KEYS if (value := _value(config, key)) is not _NONE}
+    stored = model.config.dtype or config.dtype or "float32"
+    values |= {"model_type": model.config.model_type, "dtype": str(stored).removeprefix("torch.")}
+    values["tie_word_embeddings"] = head.weight is embedding.weight
     if values.get("intermediate_size") is None:
         inner = [fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]]
         values["intermediate_size"] = max(inner, default=1)
@@ -122,6 +131,9 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
         recurrent=not attends or _is_recurrent(model),
+        text_type=config.model_type,
+        beside=sum(others.values()),
+        opened_by=auto_class(model.config).__name__,
     )
 
 
@@ -130,8 +142,10 @@ def _is_recurrent(model: PreTrainedModel) -> bool:
     linear attention without one says its name in the config."""
     from torch import nn
 
-    kinds = getattr(model.config, "layer_types", None) or ()
-    return "linear_attention" in kinds or any(isinstance(module, nn.Conv1d) for module in model.modules())
+    from surefoot.models.decoder import decoder_of
+
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return "linear_attention" in kinds or any(isinstance(module, nn.Conv1d) for module in decoder_of(model).modules())
 
 
 def _without_sdpa(model: PreTrainedModel, attends: bool) -> str:
@@ -146,6 +160,16 @@ def _attends(config: PreTrainedConfig) -> bool:
     if not isinstance(kinds, list | tuple):
         return hasattr(config, "num_attention_heads")
     return any(("attention" in kind and kind != "linear_attention") or kind == "hybrid" for kind in kinds)
+
+
+_NONE = object()  # config.json's null is a value
+
+
+def _value(config: PreTrainedConfig, key: str) -> Any:
+    """Of the config. Of layers that differ in it (`head_dim` in Gemma 4) the largest, which memory goes by."""
+    layers = list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
+    found: list[Any] = [one.__dict__[key] if key in one.__dict__ else getattr(one, key, _NONE) for one in layers]
+    return max(found) if len(found) > 1 and all(isinstance(one, int) for one in found) else found[0]
 
 
 def _is_dropout(key: str, value: object) -> bool:

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from surefoot.families.files import read_json
+from surefoot.families.files import PROCESSOR_FILES, read_json
 from surefoot.models.convert.safetensors_file import (
     INDEX,
     PICKLED,
@@ -43,6 +43,7 @@ _FACTS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    *PROCESSOR_FILES,
     "adapter_config.json",
     "plan.json",
     "bos_zero_config.json",
@@ -133,7 +134,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model", code="SF-MODEL-KIND"))
     if faults:
         raise InputError(faults)
-    return _without_code(config)
+    return _finished(config)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -190,14 +191,21 @@ def _names_repository(value: Any) -> bool:
     return isinstance(value, str) and "/" in value
 
 
-def _without_code(value: Any) -> Any:
+_FLOAT = "__float__"  # how transformers writes numbers that JSON does not have
+_NO_JSON = ("Infinity", "-Infinity", "NaN")
+
+
+def _finished(value: Any) -> Any:
+    """Without the keys that could load code; transformers' infinities as numbers."""
     if isinstance(value, dict):
+        if value.keys() == {_FLOAT} and value[_FLOAT] in _NO_JSON:
+            return float(value[_FLOAT])
         return {
-            key: _without_code(item)
+            key: _finished(item)
             for key, item in value.items()
             if key not in _DROPPED and not key.startswith(_CODE_PREFIXES)
         }
-    return [_without_code(item) for item in value] if isinstance(value, list) else value
+    return [_finished(item) for item in value] if isinstance(value, list) else value
 
 
 _SAMPLE = 4096  # bytes hashed of each tensor

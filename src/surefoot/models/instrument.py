@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.families.model_facts import ModelFacts
@@ -48,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What there is to see in a model.
+    """What there is to see in a model; where layers differ, in one or the other.
 
     layers: full name of the list of decoder layers.
     final_norm: None where the model ends without one.
@@ -67,7 +68,8 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     if structure is None:
         last = [module for module in decoder_of(base).children() if is_norm(module)]
         final = Part(names[id(last[-1])], "norm") if last else None
-        return LayerParts(names[id(layers)], tuple(_shown_parts(layers[0])), final)
+        shown = {part.path: part for layer in layers for part in _shown_parts(layer)}
+        return LayerParts(names[id(layers)], tuple(shown.values()), final)
     linears = [
         Part(row.path, "linear", tuple(row.roles), tuple(facts.size(part) for part in row.outputs))
         for row in structure.linears
@@ -134,12 +136,13 @@ def watched(
         for number in layers:
             layer = base.get_submodule(f"{parts.layers}.{number}")
             name = f"{parts.layers}.{number}"
-            if attention:
+            if attention and _attends(base, number):
                 stack.enter_context(_attention_seen(layer, number, name, see))
             stack.callback(layer.register_forward_pre_hook(_entering(number, name, see), with_kwargs=True).remove)
-            for part in parts.parts:
+            own = dict(layer.named_modules())
+            for part in (part for part in parts.parts if part.path in own):
                 hook = _around(Place(number, f"{name}.{part.path}", part, "input"), see)
-                stack.callback(layer.get_submodule(part.path).register_forward_hook(hook, with_kwargs=True).remove)
+                stack.callback(own[part.path].register_forward_hook(hook, with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(_leaving(number, name, see, through)).remove)
         if parts.final_norm is not None:
             norm = base.get_submodule(parts.final_norm.path)
@@ -189,6 +192,12 @@ def _around(place: Place, see: See) -> Callable[..., None]:
 def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
     """The tensor that a module works on: its first argument, by place or by name."""
     return inputs[0] if inputs else next(value for value in named.values() if isinstance(value, torch.Tensor))
+
+
+def _attends(base: PreTrainedModel, layer: int) -> bool:
+    """Whether the layer has probabilities: layers with a state instead are called so in the config."""
+    types = getattr(base.config.get_text_config(), "layer_types", None)
+    return types is None or (types[layer].endswith("attention") and types[layer] != "linear_attention")
 
 
 @contextmanager

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -35,6 +33,7 @@ from surefoot.models.facts import facts_of, model_config, one_line
 from surefoot.models.folder import stored_tensors
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.value_head import is_of_value_head
+from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_beside, is_wrapper, left_out, says_tied
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _SHOWN = 3  # names per kind of fault: enough to see the pattern
@@ -91,6 +90,9 @@ def load_model(
         raise InputError(faults)
     check_tied(model, str(folder))
     _loop_over_narrow_experts(model)
+    freeze_beside(model)
+    if not scored:
+        keep_left_out(model, folder)
     if vocab_rows is not None:
         resize_vocabulary(model, vocab_rows)
     return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
@@ -102,6 +104,12 @@ def _loop_over_narrow_experts(model: PreTrainedModel) -> None:
     experts = [one for name, one in model.named_parameters() if one.ndim == 3 and "experts" in name.split(".")]
     if any(one.shape[-1] * one.element_size() % 16 for one in experts) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
+
+
+def keep_left_out(model: PreTrainedModel, folder: Path) -> None:
+    """Note what of the files in `folder` transformers left out, for `surefoot.models.save`, which reads it there."""
+    stored = stored_tensors(folder)
+    setattr(model, LEFT_OUT, {name: stored[name] for name in left_out(model, stored)})
 
 
 def layout_caution(folder: Path) -> str | None:
@@ -124,12 +132,12 @@ def _open(
     }
     with _library_faults(folder), quiet_libraries():
         if converted is not None:
-            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            model_class: Any = auto_class(config)._model_mapping[type(config)]
             generation = _generation_config(folder)
             return model_class.from_pretrained(
                 None, state_dict=dict(converted), generation_config=generation, **settings
             )
-        return AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportReturnType]
+        return auto_class(config).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **settings
         )
 
@@ -221,7 +229,7 @@ _LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})
 def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight that transformers saves for this config, a tied head too. Takes no memory."""
     with quiet_libraries(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class(config).from_config(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -231,9 +239,11 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
     Raises InputError where a layout is recognised and weights are missing, surplus or ill-shaped nevertheless.
     """
     expected = expected_tensors(config)
+    if is_wrapper(config):  # whose prefixes in files transformers renames by itself
+        return None
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
-    facts = replace(facts_of(folder), tied=bool(config.get_text_config().tie_word_embeddings))
+    facts = replace(facts_of(folder), tied=says_tied(config))
     found = recognise(lazy_tensors(stored), Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):

@@ -25,6 +25,7 @@ from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, ParamWrapper, PeftModel
 from surefoot.models.precision import plain_weight
+from surefoot.models.wrapped import says_tied
 from surefoot.system.errors import Fault, InputError
 
 _AT_ONCE = 1 << 22  # values that are compared at once: 16 MB in fp32
@@ -51,7 +52,7 @@ def merge_adapter(adapted: PeftModel) -> Merged:
     """Consumes `adapted`. Raises InputError for a layer whose adapter cannot be written as one matrix."""
     base = adapted.get_base_model()
     assert isinstance(base, PreTrainedModel)
-    was_tied = bool(base.config.get_text_config().tie_word_embeddings)
+    was_tied = says_tied(base.config)
     layers, replaced = [], []
     for name, module in list(base.named_modules()):
         if isinstance(module, ParamWrapper) and not is_linear(module):

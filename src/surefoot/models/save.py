@@ -17,11 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.convert.safetensors_file import lazy_tensors
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from surefoot.models.quiet import quiet_libraries
+from surefoot.models.wrapped import LEFT_OUT
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.libraries import left_alone
 
@@ -95,12 +97,16 @@ def without_duplicates(tensors: Mapping[str, _T]) -> dict[str, _T]:
 def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) -> None:
     """config.json, generation_config.json and model*.safetensors, as `AutoModelForCausalLM.from_pretrained` reads them.
 
-    Parameters keep their dtype and bits; a tied head is written once and tied again on loading. max_shard_size: bytes
-    of a file, which one tensor alone may exceed; transformers' own default.
+    Parameters keep their dtype and bits; a tied head is written once and tied again on loading. What transformers left
+    out on loading (`surefoot.models.wrapped`) is written as it stands in the base's files. max_shard_size: bytes of a
+    file, which one tensor alone may exceed; transformers' own default.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    inner = causal_model(model)
+    kept = {name: tensor.read() for name, tensor in lazy_tensors(getattr(inner, LEFT_OUT, {})).items()}
+    state = inner.state_dict() | kept if kept else None
     with quiet_libraries(), left_alone("deepspeed"):
-        causal_model(model).save_pretrained(folder, max_shard_size=max_shard_size)
+        inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
 
 
 def _without_sharing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, is_quantised
+from surefoot.models.wrapped import says_tied
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 
@@ -66,7 +67,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "trainable": plan.trainable,
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],
         "parameters": list(plan.adapter.parameters) if plan.adapter else [],
-        "tied": bool(base.config.get_text_config().tie_word_embeddings),
+        "tied": says_tied(base.config),
         "attention": plan.attention.implementation.value,
         "devices": [device or plan.device.value],
         "gradient_checkpointing": plan.memory.gradient_checkpointing.value,

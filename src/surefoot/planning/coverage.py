@@ -19,9 +19,10 @@ _ATTENTION = ("attn", "attention")
 _STATE = ("mamba", "mixer", "ssm")
 _NORM = ("norm", "ln_")
 _PLACE = ("embed", "wpe")
+BESIDE = "vision, sound"  # what is not the language model
 # In the order in which they are shown. The first five make up the decoder layers.
 DECODER = ("attention", "MLP", "experts", "router", "state space")
-KINDS = (*DECODER, "norms", "embeddings", "head", "other")
+KINDS = (*DECODER, "norms", "embeddings", "head", "other", BESIDE)
 
 
 def kind_of(module: ModuleFact, model: ModelFacts) -> str:
@@ -53,6 +54,7 @@ def coverage(model: ModelFacts, adapter: AdapterPlan | None) -> tuple[KindCovera
         tied = model.tied and module.name == model.head
         for place, number in enumerate((0 if tied else module.parameters, *_learns(module, model, adapter, tied))):
             row[place] += number
+    found[BESIDE][0] = model.beside
     return tuple(KindCoverage(kind, *row) for kind, row in found.items() if any(row))
 
 

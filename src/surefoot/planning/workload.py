@@ -65,8 +65,8 @@ def workload_of(
     lengths: LengthFacts | None,
 ) -> Workload:
     """Of the language model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
-    parameters = model.parameters + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
-    trainable = adapter.trainable if adapter else parameters - idle_parameters(config, model, tokens)
+    parameters = model.parameters + model.beside + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
+    trainable = adapter.trainable if adapter else parameters - model.beside - idle_parameters(config, model, tokens)
     moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, tokens.added_rows))
     return Workload(
         model,

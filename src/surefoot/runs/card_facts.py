@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import OptimConfig, RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
+from surefoot.models.facts import facts_of
 from surefoot.planning.plan import RunPlan
 from surefoot.report.cards.run import CardFacts, DataFile, ending_token
 from surefoot.report.footer import EXAMPLE_PROMPT
@@ -34,6 +35,7 @@ def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str
         name=run.folder.name,
         stage=config.stage,
         base=config.model.path,
+        opened_by=facts_of(run.base).opened_by,
         base_is_hub_id=not looks_local(config.model.path),
         base_revision=config.model.revision,
         plan=plan,

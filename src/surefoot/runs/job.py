@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.bos_zero import BOS_FILE, bos_file
+from surefoot.families.files import PROCESSOR_FILES
 from surefoot.methods.method import LoadedModels
 from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver, SilentObserver
@@ -104,6 +105,9 @@ def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, stat
     """Weights, config and tokenizer as others read them, what the stage adds, and a copy of the logs."""
     loaded.write_weights(folder)
     run.tokenizer.save_pretrained(folder)
+    for name in PROCESSOR_FILES:
+        if (run.base / name).is_file():
+            durable.copy_file(run.base / name, folder / name)
     if run.task.write is not None:
         run.task.write(folder)
     scale = run.plan.tokenizer.bos_scale.value

@@ -15,7 +15,7 @@ from typing import Any
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
-from surefoot.families.files import TOKENIZER_FILES
+from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
@@ -195,7 +195,7 @@ def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS})
 _POLICIES = ("", AVERAGE)  # where a checkpoint has one; a critic stays what it is to PPO, an adapter on the trunk
 _STAGING = ".merged"
-_OWN = frozenset({"README.md", *TOKENIZER_FILES})  # the run has its own
+_OWN = frozenset({"README.md", *TOKENIZER_FILES, *PROCESSOR_FILES})  # the run has its own
 
 
 def publish_merged(run: Path, checkpoint: Path) -> tuple[list[str], tuple[str, ...]]:

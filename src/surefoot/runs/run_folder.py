@@ -23,7 +23,7 @@ from surefoot.config.load import dump_config, plain_config
 from surefoot.config.resume_policy import Change, diff_configs
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.families.files import TOKENIZER_FILES, read_json
+from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report import html, profile, results
 from surefoot.report.events import append_event, mend_events
@@ -160,6 +160,7 @@ _NAMES = {
     *(results.TRAIN, results.EVAL, results.ALL, html.NAME, profile.FOLDER, adapters.FOLDER),
     *LOGS,
     *TOKENIZER_FILES,
+    *PROCESSOR_FILES,
 }
 
 

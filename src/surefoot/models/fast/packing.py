@@ -43,8 +43,11 @@ def obstacle(model: nn.Module) -> str:
     inner = causal_model(model)
     if not inner._supports_attention_backend:
         return f"{type(inner).__name__} does not ask transformers' registry of attention functions"
-    if getattr(inner.config, "attn_logit_softcapping", None) is not None:
+    text = inner.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) is not None:
         return "its attention caps logits"
+    if getattr(text, "attention_chunk_size", None) is not None:
+        return "its attention goes by chunks of a row, whichever documents are in it"
     implementation = inner.config._attn_implementation
     return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows go beside SDPA"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from surefoot.families.model_facts import OPENED_BY
 from surefoot.families.templates import Dialogue, Prompt, Row
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.system.folders import CERTIFICATE as CERTIFICATE
@@ -38,6 +39,7 @@ class ExportFacts:
     trained: sections of the run's own card, "" where there is none.
     puts_bos_itself: whoever asks the model without a template writes BOS, for the tokenizer does not and the model was
         trained with it.
+    opened_by: transformers' class that opens the model.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ExportFacts:
     modelfile: bool
     trained: str
     puts_bos_itself: bool = False
+    opened_by: str = OPENED_BY
 
 
 def export_card(facts: ExportFacts) -> str:
@@ -79,10 +82,10 @@ def usage_code(facts: ExportFacts) -> str:
         start = "tokenizer.bos_token + " if facts.puts_bos_itself else ""
         encode = [f'inputs = tokenizer({start}"{EXAMPLE_PROMPT}", return_tensors="pt")']
     lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+        f"from transformers import {facts.opened_by}, AutoTokenizer\n",
         'folder = "."  # this folder, or the hub id it was published under',
         "tokenizer = AutoTokenizer.from_pretrained(folder)",
-        "model = AutoModelForCausalLM.from_pretrained(folder)",
+        f"model = {facts.opened_by}.from_pretrained(folder)",
         *encode,
         "output = model.generate(**inputs, max_new_tokens=64)",
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from surefoot.families.model_facts import OPENED_BY
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
@@ -70,6 +71,7 @@ class CardFacts:
     plots: file names in the run folder.
     end: the token that ends every answer of a reward model.
     merged: the adapter is part of the published weights.
+    opened_by: transformers' class that opens the model.
     """
 
     name: str
@@ -88,6 +90,7 @@ class CardFacts:
     question: str = EXAMPLE_PROMPT
     end: str = ""
     merged: bool = False
+    opened_by: str = OPENED_BY
 
     @property
     def needs_base(self) -> bool:
@@ -177,6 +180,9 @@ def _usage_notes(facts: CardFacts) -> str:
     return notes
 
 
+_IMPORTS = "from transformers import {opened_by}, AutoTokenizer\n"
+
+
 def _loading_lines(facts: CardFacts) -> list[str]:
     folder = 'folder = "."  # this folder, or the hub id it was published under'
     tokenizer = "tokenizer = AutoTokenizer.from_pretrained(folder)"
@@ -186,10 +192,10 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     if not facts.needs_base:
         return [
             *own,
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+            _IMPORTS.format(opened_by=facts.opened_by),
             folder,
             tokenizer,
-            "model = AutoModelForCausalLM.from_pretrained(folder)",
+            f"model = {facts.opened_by}.from_pretrained(folder)",
             *scaling,
         ]
     tokens = facts.plan.tokenizer
@@ -198,11 +204,11 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     return [
         *own,
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+        _IMPORTS.format(opened_by=facts.opened_by),
         f"base = {base_name(facts)!r}",
         folder,
         tokenizer,
-        f"model = AutoModelForCausalLM.from_pretrained(base{revision})",
+        f"model = {facts.opened_by}.from_pretrained(base{revision})",
         *resize,
         "model = PeftModel.from_pretrained(model, folder)",
         *scaling,

@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids
-from surefoot.families.files import TOKENIZER_FILES, read_json_if_there
+from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json_if_there
 from surefoot.families.gguf_rows import is_sentencepiece, ollama_puts_bos
 from surefoot.families.template_row import Dialogue, Row, as_one_text
 from surefoot.families.templates import OWN, ROWS, find_row
@@ -41,10 +41,12 @@ def copy_value_head(parts: ExportParts, folder: Path) -> bool:
 
 
 def copy_tokenizer(parts: ExportParts, folder: Path) -> None:
-    """Byte for byte: a tokenizer that is loaded and saved again is not always the same one."""
-    for name in TOKENIZER_FILES:
-        if (parts.with_tokenizer / name).is_file():
-            durable.copy_file(parts.with_tokenizer / name, folder / name)
+    """And what prepares pictures and sound. Byte for byte: a tokenizer that is loaded and saved again is not always the
+    same one."""
+    for place, names in ((parts.with_tokenizer, TOKENIZER_FILES), (parts.base, PROCESSOR_FILES)):
+        for name in names:
+            if (place / name).is_file():
+                durable.copy_file(place / name, folder / name)
 
 
 def write_guides(
@@ -61,6 +63,7 @@ def write_guides(
     facts = ExportFacts(
         name=name,
         base=parts.base_name,
+        opened_by=parts.facts.opened_by,
         base_is_hub_id=parts.base_is_hub_id,
         base_revision=parts.base_revision,
         adapters=tuple(adapter_line(saved.folder.resolve().name, saved.settings) for saved in parts.chain),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import read_json
@@ -25,6 +25,7 @@ from surefoot.methods.provenance import other_base_caution
 from surefoot.methods.requests import require_mergeable
 from surefoot.models.convert.safetensors_file import write_file
 from surefoot.models.convert.source import VALUE_HEAD_FILE
+from surefoot.models.facts import model_config
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.merge import cast_weights, tensor_digests
 from surefoot.models.precision import TORCH_DTYPE
@@ -32,6 +33,7 @@ from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import ADAPTER_WEIGHTS, save_full
 from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.verify import compare_logits, logits_of
+from surefoot.models.wrapped import auto_class
 from surefoot.planning.disk import model_bytes
 from surefoot.planning.plan import DType
 from surefoot.report.cards.export import CERTIFICATE
@@ -166,7 +168,7 @@ def _stop_as_trained(model: PreTrainedModel, parts: ExportParts) -> None:
 def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreTrainedModel:
     """As anybody opens it. Raises EnvironmentFault where it is not, bit for bit, what was written."""
     with quiet_libraries():
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        model = auto_class(model_config(folder)).from_pretrained(folder, local_files_only=True).eval()
     found = tensor_digests(model)
     if different := sorted(name for name in digests.keys() | found.keys() if digests.get(name) != found.get(name)):
         what = f"{len(different)} of {len(digests)} tensors come back otherwise than written, first {different[0]}"
