@@ -102,7 +102,7 @@ assert surefoot.__file__.startswith(sys.argv[1]), surefoot.__file__
 for config in json.loads(sys.argv[2]):
     surefoot.train(config)
 told = translate_command("minitrain --model base --data quiz.jsonl --out theirs --lr 0.01 --verbose".split(), Options())
-print("FOUND " + json.dumps({"family": find("smollm3").name, "translated": told.config}))
+print("FOUND " + json.dumps({"family": find("helium").name, "translated": told.config}))
 """
 
 
@@ -145,7 +145,7 @@ def test_what_is_added_from_inside_is_what_is_added_from_outside(world, any_pyth
     done = in_child(extended(world / "copy"), world, inside, python=any_python)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.rpartition("FOUND ")[2])
-    assert found["family"] == "smollm3"
+    assert found["family"] == "helium"
     assert found["translated"] == {
         "stage": "sft",
         "model": {"path": "base"},

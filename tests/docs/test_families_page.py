@@ -15,6 +15,11 @@ PAGE = ROOT / "docs" / "families.md"
 BOS = {True: "yes", False: "no", None: "as its chat template or tokenizer does"}
 
 
+def words(cell: str) -> tuple[str, ...]:
+    """A bar in a cell is escaped."""
+    return tuple(names(cell.replace("\\|", "|")))
+
+
 def test_the_table_has_every_family():
     rows = table(PAGE, "family", "`model_type`", "modules that `adapter.targets: all-linear` takes", "BOS in front")
     said = {names(family)[0]: (tuple(names(types)), names(targets), bos) for family, types, targets, bos in rows}
@@ -26,6 +31,26 @@ def test_the_table_has_every_family():
         )
         for family in FAMILIES
         if family.structure
+    }
+
+
+def test_the_table_of_facts_by_name_has_every_other_family():
+    rows = table(PAGE, "family", "`model_type`", "ends a turn", "may pad", "must not pad", "BOS in front", "templates")
+    said = {
+        names(family)[0]: (*(words(cell) for cell in (types, ends, pads, not_pads, templates)), bos)
+        for family, types, ends, pads, not_pads, bos, templates in rows
+    }
+    assert said == {
+        family.name: (
+            family.model_types,
+            family.turn_ends,
+            tuple(pad.token for pad in family.reserved_pads),
+            tuple(pad.token for pad in family.forbidden_pads),
+            family.templates,
+            BOS[family.uses_bos],
+        )
+        for family in FAMILIES
+        if not family.structure
     }
 
 

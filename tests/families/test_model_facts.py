@@ -214,13 +214,13 @@ def test_a_file_that_is_no_json_is_named_with_its_line(tmp_path):
 
 def test_families_are_found_by_model_type_and_named_once():
     assert [find(family.model_types[0]) for family in FAMILIES] == list(FAMILIES)
-    assert find("granite") is None
+    assert find("stablelm") is None
     types = [name for family in FAMILIES for name in family.model_types]
     assert len(types) == len(set(types))
 
 
 def test_an_unknown_family_without_its_tree_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "granite"}))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "stablelm"}))
     with raises_fault("SF-MODEL-KIND", f"{tmp_path}/config.json"):
         read_model_facts(tmp_path)
 

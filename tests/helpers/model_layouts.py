@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.schema import RunConfig
-from surefoot.families.model_facts import ModelFacts, read_model_facts
+from surefoot.families.model_facts import ModelFacts, ModuleTree, read_model_facts
 from surefoot.families.tokenizer_facts import TokenizerFacts, read_tokenizer_facts
 
 LLAMA31_8B = {
@@ -41,6 +41,19 @@ LLAMA2_7B = LLAMA31_8B | {
     "max_position_embeddings": 4096,
     "torch_dtype": "float16",
 }
+# As transformers shows a model whose structure no row has.
+SMALL_TREE = ModuleTree(
+    config={
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+    },
+    modules=(),
+    embedding="model.embed_tokens",
+    head="lm_head",
+)
 LLAMA3_CHAT = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
     "{{ m['content'] }}<|eot_id|>{% endfor %}"

@@ -185,3 +185,38 @@ def gpt2(folder: Path, template: str | None) -> None:
     tokenizer.add_special_tokens(["<|endoftext|>"])
     roles = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     save(tokenizer, folder, "GPT2Tokenizer", template, **roles)
+
+
+def gpt_oss(folder: Path, template: str | None) -> None:
+    """o200k_harmony's special tokens in their order (openai/harmony, public_encodings.rs), reserved ones left out."""
+    tokenizer = byte_level(split=_SPLIT_LLAMA3)
+    names = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
+    tokenizer.add_special_tokens([f"<|{name}|>" for name in names])
+    roles = {"bos_token": "<|startoftext|>", "eos_token": "<|return|>", "pad_token": "<|endoftext|>"}
+    save(tokenizer, folder, "PreTrainedTokenizerFast", template, **roles)
+
+
+def glm4(folder: Path, template: str | None) -> None:
+    """The order that transformers' Glm4Config counts on: EOS are the first, the eighth and the tenth."""
+    tokenizer = byte_level(split=_SPLIT_LLAMA3)
+    names = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"]
+    names += [f"<|{role}|>" for role in ("system", "user", "assistant", "observation")]
+    tokenizer.add_special_tokens(names)
+    spelled = [f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")]
+    spelled += [f"<{end}{name}>" for name in ("arg_key", "arg_value") for end in ("", "/")]
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in spelled])
+    save(tokenizer, folder, "PreTrainedTokenizerFast", template, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+def deepseek(folder: Path, template: str | None) -> None:
+    """BOS, EOS and PAD in front; EOS is named as PAD. The tokens of roles, thoughts and tools are not special."""
+    first = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
+    tokenizer = byte_level(first=first, split=_SPLIT_LLAMA3)
+    spelled = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"]
+    kinds = ("calls", "call", "outputs", "output")
+    spelled += [f"<｜tool▁{kind}▁{end}｜>" for kind in kinds for end in ("begin", "end")]
+    spelled.append("<｜tool▁sep｜>")
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in spelled])
+    begin_with(tokenizer, first[0])
+    roles = {"bos_token": first[0], "eos_token": first[1], "pad_token": first[1]}
+    save(tokenizer, folder, "PreTrainedTokenizerFast", template, **roles)

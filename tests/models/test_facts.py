@@ -1,4 +1,4 @@
-"""Families without a row: what the module tree says, against the model and PEFT; and which of them are trained."""
+"""Families whose structure no row has: the module tree, against the model and PEFT; which of them are trained."""
 
 import json
 
@@ -52,7 +52,7 @@ def facts(folder, config):
 def test_names_and_counts_are_the_models(tmp_path, config):
     found, model = facts(tmp_path, config), build(config)
     model.tie_weights()
-    assert found.family is None
+    assert found.structure is None
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert found.tied == model.config.tie_word_embeddings
     names = dict(model.named_modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from surefoot.families.chatml import IM_END
 from surefoot.families.family import Family
 
 # The fused kernels of mamba-ssm take these weights themselves and never call the layers.
@@ -13,7 +14,22 @@ MAMBA = Family(
     uses_bos=None,
     without_adapter=_PAST_THE_MODULE,
 )
-# Attention and Mamba 2 side by side in every layer.
-FALCON_H1 = Family(name="falcon_h1", model_types=("falcon_h1",), uses_bos=None, without_adapter=_PAST_THE_MODULE)
-# Mamba 2, attention and MLPs, one of them in each layer.
-NEMOTRON_H = Family(name="nemotron_h", model_types=("nemotron_h",), uses_bos=None, without_adapter=_PAST_THE_MODULE)
+# Attention and Mamba 2 side by side in every layer. ChatML, behind BOS (Axolotl: falcon_h1.jinja).
+FALCON_H1 = Family(
+    name="falcon_h1",
+    model_types=("falcon_h1",),
+    uses_bos=None,
+    beyond_head="Falcon-H1 multiplies its logits (lm_head_multiplier)",
+    forbidden_pads=IM_END,
+    turn_ends=("<|im_end|>",),
+    without_adapter=_PAST_THE_MODULE,
+)
+# Mamba 2, attention and MLPs, one of them in each layer. ChatML (TRL: nemotron_3_nano.jinja).
+NEMOTRON_H = Family(
+    name="nemotron_h",
+    model_types=("nemotron_h",),
+    uses_bos=None,
+    forbidden_pads=IM_END,
+    turn_ends=("<|im_end|>",),
+    without_adapter=_PAST_THE_MODULE,
+)
