@@ -49,6 +49,10 @@ _MAKERS: dict[str, tuple[Callable[..., None], str | None, dict[str, Any]]] = {
     "qwen3": (zoo_tokenizers.qwen, zoo_templates.QWEN3, {"thinks": True}),
     "phi3": (zoo_tokenizers.phi3, zoo_templates.PHI3, {}),
     "gemma": (zoo_tokenizers.gemma, zoo_templates.GEMMA3, {"image": True}),
+    "gpt_oss": (zoo_tokenizers.gpt_oss, zoo_templates.GPT_OSS, {}),
+    "glm4": (zoo_tokenizers.glm4, zoo_templates.GLM4, {}),
+    "deepseek": (zoo_tokenizers.deepseek, zoo_templates.DEEPSEEK, {}),
+    "deepseek-r1": (zoo_tokenizers.deepseek, zoo_templates.DEEPSEEK_R1, {}),
     "opt": (zoo_tokenizers.opt, None, {}),
     "gpt2": (zoo_tokenizers.gpt2, None, {}),
 }

@@ -305,3 +305,141 @@ GEMMA3 = (
 {%- endif %}"""
     + _GEMMA_TURNS
 )
+
+
+# GLM 4.5: nothing ends an answer but the token that begins the next turn. Thoughts stand only behind the last question.
+GLM4 = r"""
+{{- '[gMASK]<sop>' }}
+{%- if tools %}
+    {{- '<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson(ensure_ascii=False) + '\n' }}
+    {%- endfor %}
+    {{- '</tools>\n\nFor each function call, output the function name and arguments within the following XML format:' }}
+    {{- '\n<tool_call>{function-name}\n' }}
+    {%- for number in (1, 2) %}
+        {{- '<arg_key>{arg-key-' ~ number ~ '}</arg_key>\n<arg_value>{arg-value-' ~ number ~ '}</arg_value>\n' }}
+    {%- endfor %}
+    {{- '...\n</tool_call>' }}
+{%- endif %}
+{%- set last = namespace(question=-1) %}
+{%- for message in messages if message.role == 'user' %}
+    {%- set last.question = messages.index(message) %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.first or loop.previtem.role != 'tool' %}
+            {{- '<|observation|>' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- set thought = message.reasoning_content or '' %}
+        {%- if not thought and '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1] %}
+            {%- set content = content.split('</think>')[-1] %}
+        {%- endif %}
+        {{- '<|assistant|>\n<think>' + (thought.strip() if loop.index0 > last.question else '') + '</think>' }}
+        {{- '\n' + content.strip() if content.strip() }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n<tool_call>' + call.function.name + '\n' }}
+            {%- for key, value in call.function.arguments.items() %}
+                {%- set value = value if value is string else value | tojson(ensure_ascii=False) %}
+                {{- '<arg_key>' + key + '</arg_key>\n<arg_value>' + value + '</arg_value>\n' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- else %}
+        {{- '<|' + message.role + '|>\n' + message.content }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|assistant|>' if add_generation_prompt }}
+"""
+
+# Thoughts are left out of every answer, and definitions of tools altogether; arguments of a call must be text.
+DEEPSEEK = r"""
+{{- bos_token }}
+{%- for message in messages if message.role == 'system' %}
+    {{- message.content }}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<｜User｜>' + message.content }}
+    {%- elif message.tool_calls %}
+        {{- '<｜Assistant｜>' + message.content + '<｜tool▁calls▁begin｜>' }}
+        {%- for call in message.tool_calls %}
+            {{- '\n' if not loop.first }}
+            {{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name }}
+            {{- '\n```json\n' + call.function.arguments + '\n```<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+        {{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<｜Assistant｜>' + message.content.split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<｜Assistant｜>' if add_generation_prompt }}
+"""
+DEEPSEEK_R1 = DEEPSEEK.replace("'<｜Assistant｜>' if add", "'<｜Assistant｜><think>\\n' if add")
+
+# Harmony, tools without nested objects. <|return|> ends the newest answer alone, and thoughts stand in it alone.
+GPT_OSS = r"""
+{%- macro kind(about) -%}
+    {%- if about.enum -%}
+        {{- '"' + about.enum | join('" | "') + '"' }}
+    {%- elif about.type == 'array' -%}
+        {{- kind(about['items']) + '[]' }}
+    {%- else -%}
+        {{- 'number' if about.type == 'integer' else about.type }}
+    {%- endif -%}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n' }}
+{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\nReasoning: medium\n\n' }}
+{{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}
+{{- "\nCalls to these tools must go to the commentary channel: 'functions'." if tools }}
+{{- '<|end|>' }}
+{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if system or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {{- '# Instructions\n\n' + system + '\n\n' if system }}
+    {%- if tools %}
+        {{- '# Tools\n\n## functions\n\nnamespace functions {\n\n' }}
+        {%- for tool in tools %}
+            {%- set tool = tool.function %}
+            {{- '// ' + tool.description + '\ntype ' + tool.name + ' = (_: {\n' }}
+            {%- for name, about in tool.parameters.properties.items() %}
+                {{- '// ' + about.description + '\n' if about.description }}
+                {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' + kind(about) + ',\n' }}
+            {%- endfor %}
+            {{- '}) => any;\n\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + message.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- elif message.tool_calls %}
+        {%- set thought = message.content or message.thinking %}
+        {%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') %}
+        {%- if thought and not later | rejectattr('tool_calls') | list %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set newest = loop.last and not add_generation_prompt %}
+        {%- if newest and message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if newest else '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start|>assistant' if add_generation_prompt }}
+"""

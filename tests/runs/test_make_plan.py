@@ -208,13 +208,14 @@ def test_a_plan_needs_no_weights(tmp_path, probes):
 
 
 def test_an_unknown_family_is_read_off_its_module_tree(tmp_path, probes):
-    config = {key: value for key, value in WIDE.items() if key != "torch_dtype"} | {"model_type": "granite"}
+    config = {key: value for key, value in WIDE.items() if key != "torch_dtype"}
+    config |= {"model_type": "helium", "head_dim": WIDE["hidden_size"] // WIDE["num_attention_heads"]}
     llama3_tokenizer(tmp_path / "novel")
     (tmp_path / "novel" / "config.json").write_text(json.dumps(config))
     llama3_tokenizer(tmp_path / "known")
     model_facts(tmp_path / "known", WIDE)
     novel, known = (make_plan(run_config(model=str(tmp_path / name), data=SHORT)) for name in ("novel", "known"))
-    assert "'granite'" in novel.cautions[0]
+    assert "'helium'" in novel.cautions[0]
     assert novel.parameters == known.parameters
     assert set(novel.adapter.targets.value) == set(known.adapter.targets.value)
 

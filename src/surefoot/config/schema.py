@@ -78,7 +78,7 @@ class DataConfig(Section):
     caller passes the function that reads a record."""
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
-    qwen, qwen3, mistral, gemma, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
+    qwen, qwen3, mistral, gemma, deepseek, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
     commonsense-eval, commonsense-sentence, or a .jinja file. by-record: what the first record is: raw for texts
     (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml: that name where
     the tokenizer brings no template."""

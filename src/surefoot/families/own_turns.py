@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.families.chatml import ENDS_TURNS
-from surefoot.families.family import Family, ForbiddenPad, Hazard, ReservedPad
+from surefoot.families.family import Family, ForbiddenPad, ReservedPad
 from surefoot.families.llama_like import GEMMA2, LLAMA, MISTRAL
 
 # Gemma 2's tokenizer and turns (TRL: gemma.jinja, the same for both), none of its caps.
@@ -40,7 +40,7 @@ LLAMA4 = Family(
     turn_ends=("<|eot|>", "<|eom|>"),
 )
 
-# Harmony (github.com/openai/harmony, docs/format.md): a message ends with <|end|> and more follow; the model stops at
+# Harmony (the format that openai/harmony documents): a message ends with <|end|> and more follow; the model stops at
 # <|return|>, its EOS, or at <|call|>. The tokenizer names <|startoftext|>, which no rendering begins with.
 GPT_OSS = Family(
     name="gpt_oss",
@@ -78,12 +78,7 @@ DEEPSEEK = Family(
     reserved_pads=(ReservedPad("<｜▁pad▁｜>", "reserved for padding"),),
     forbidden_pads=(ForbiddenPad("<｜end▁of▁sentence｜>", ENDS_TURNS),),
     turn_ends=("<｜end▁of▁sentence｜>",),
-    hazards=(
-        Hazard(
-            "DeepSeek's own chat template writes an answer without its thoughts, the newest answer too (TRL: "
-            "deepseekv3.jinja): to train thoughts, use a named template"
-        ),
-    ),
+    templates=("deepseek",),
 )
 
 # A base model has no BOS (transformers: bos_token_id None); <|endoftext|> begins a chat (LLaMA-Factory: olmo). OLMo 1's

@@ -124,6 +124,16 @@ ROWS: tuple[Row, ...] = (
         control=("<start_of_turn>", "<end_of_turn>"),
         stops=("<end_of_turn>",),
     ),
+    # Of DeepSeek's own templates V3's leaves thoughts out, and R1's prompts end with <think>, which answers lack. The
+    # tokens of the roles are not special in its tokenizers, so none is demanded.
+    Dialogue(
+        name="deepseek",
+        about="DeepSeek V3 and R1: a token for each role, thoughts as the data have them",
+        system="{content}",
+        user="<｜User｜>{content}",
+        opening="<｜Assistant｜>",
+        close="{eos}",
+    ),
     _chatml("chatml", "ChatML: a token and the role, the text, a token that ends the turn"),
     Prompt(
         name="alpaca",

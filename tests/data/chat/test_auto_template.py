@@ -132,7 +132,7 @@ def test_everything_is_written_or_the_error_names_a_template_that_can(prepare, f
 
 
 def test_twin_a_template_that_drops_tools_would_be_noticed_here(prepare, file, monkeypatch):
-    monkeypatch.setattr("surefoot.data.chat.turn_by_turn._require_tools_written", lambda *_: None)
+    monkeypatch.setattr("surefoot.data.chat.turn_by_turn._require_written", lambda *_: None)
     data = prepare("phi3", file("call"))
     assert data.template.name == "tokenizer"
     assert missing(data, RECORDS["call"]) == ["two-of-them", "adds numbers", "41"]

@@ -216,6 +216,7 @@ class TestUnasked:
 
 
 def test_twin_that_drops_what_follows_a_changed_answer_is_noticed(monkeypatch):
-    monkeypatch.setattr(rendered, "_new", lambda turns, tools, done, prompt, written, *rest: prompt[len(written) :])
+    short = lambda turns, tools, done, prompt, written, stop, *_: (True, prompt[len(written + stop) :])  # noqa: E731
+    monkeypatch.setattr(rendered, "_new", short)
     with pytest.raises(AssertionError):
         test_a_dialogue_with_tools_goes_on_behind_them("qwen3")

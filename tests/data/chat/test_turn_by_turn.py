@@ -42,7 +42,7 @@ def test_what_is_left_out_is_named(tmp_path, what):
 
 
 def test_twin_unnoticed_a_call_is_learned_as_an_empty_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(rendered, "_require_tools_written", lambda *_: None)
+    monkeypatch.setattr(rendered, "_require_written", lambda *_: None)
     segments = own_template(tmp_path, "phi3").segments(WHOLE)
     assert "".join(s.text for s in segments if s.answer and s.turn == 1).strip() == "<|end|>"
     assert not any("add" in segment.text for segment in segments)

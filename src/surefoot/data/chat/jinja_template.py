@@ -10,6 +10,10 @@ out as the newest turn. For most templates that is the text of the whole convers
 later ones follow (Qwen3 drops an empty thinking block): there the prompt of the second answer keeps the first as it was
 written, which is noted in the audit.
 
+Two kinds end an answer in a way of their own. GLM's writes nothing behind it: the model stops by writing the token that
+begins the next turn, so that token is learned with the answer, behind the last one as well. gpt-oss's writes <|return|>
+behind the newest answer and <|end|> behind earlier ones, as its model expects them: these are read, not learned.
+
 A template that rewrites contents (splits a reasoning part off, say) has no frame, and neither has a conversation with
 tools: those are rendered for real, see `surefoot.data.chat.turn_by_turn`.
 """
@@ -21,7 +25,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.turn_by_turn import lay_out_rendered
@@ -32,6 +36,7 @@ from surefoot.system.errors import Fault, InputError
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
 _UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
+_ENDS_OTHERWISE = "the chat template ends an answer otherwise once others follow: the last answer alone learns to stop"
 _PROBE = ("user", "assistant", "user", "assistant")
 
 
@@ -81,7 +86,7 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
         segments=chat.segments,
         jinja=chat.with_bos,
         notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
-        dialogue_notes=() if chat.is_stable() else (_UNSTABLE,),
+        dialogue_notes=chat.dialogue_notes(),
         repeats_bos=chat.repeats_bos(),
         at_once=chat.at_once,
     )
@@ -107,6 +112,15 @@ class _Frame:
     segments: tuple[Segment, ...]
     checks: tuple[_Check, ...]
     stable: bool
+    same_ends: bool  # an answer ends alike whether others follow or not
+
+
+class _Found(NamedTuple):
+    """A token in a text: from which character to which, and its id."""
+
+    start: int
+    end: int
+    id: int
 
 
 @dataclass
@@ -117,12 +131,13 @@ class _Chat:
     stop_ids: tuple[int, ...]
     _frames: dict[tuple[str, ...], _Frame] = field(default_factory=dict)
 
-    def is_stable(self) -> bool:
-        """Whether later turns leave earlier ones as they were."""
+    def dialogue_notes(self) -> tuple[str, ...]:
+        """What becomes of earlier answers once later turns follow, where it is not what they were."""
         try:
-            return self.frame(_PROBE).stable
+            frame = self.frame(_PROBE)
         except RowFault:
-            return True  # it takes no second answer; a conversation that has one is refused when it comes
+            return ()  # it takes no second answer; a conversation that has one is refused when it comes
+        return (_UNSTABLE,) * (not frame.stable) + (_ENDS_OTHERWISE,) * (not frame.same_ends)
 
     def repeats_bos(self) -> bool:
         """Whether BOS stands before later turns as well, as in Llama 2's template."""
@@ -217,8 +232,11 @@ class _Chat:
         segments: list[Segment] = []
         checks: list[_Check] = []
         done, closing, rest = 0, "", ""  # turns laid out; what ended the last of them; what the template adds then
+        same_ends = True
         for answer in [place for place, role in enumerate(roles) if role == "assistant"]:
             prompt, whole = self._around_answer(turns[: answer + 1])
+            if not prompt[done].startswith(closing):
+                segments[-1], closing, same_ends = Segment("", done - 1), "", False
             segments += _prompt_segments(prompt, done, closing)
             closing, rest = self._closing(turns[: answer + 1], whole[answer + 1])
             segments += [
@@ -231,15 +249,18 @@ class _Chat:
         is_open = done < len(roles)
         if is_open:
             prompt = self._split(turns, generation_prompt=True)
+            if not prompt[done].startswith(closing):
+                segments[-1], closing, same_ends = Segment("", done - 1), "", False
             segments += _prompt_segments(prompt, done, closing)
             checks.append(_Check(len(roles), True, prompt, done))
         else:
             segments.append(Segment(rest, done - 1))
         laid_out = "".join(turns[segment.turn].content if segment.content else segment.text for segment in segments)
-        stable = laid_out == self.render(turns, generation_prompt=is_open)
+        written = self.render(turns, generation_prompt=is_open)
+        stable = laid_out in (written, written + closing)
         if stable:
             checks = [_Check(len(roles), is_open, checks[-1].pieces, 0)]
-        return _Frame(tuple(segments), tuple(checks), stable)
+        return _Frame(tuple(segments), tuple(checks), stable, same_ends)
 
     def _around_answer(self, turns: Sequence[Turn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What the template writes for all turns but the last, which is an answer, and for all of them."""
@@ -265,38 +286,47 @@ class _Chat:
 
         Some templates write more after the very last turn (Phi-3: <|end|>, then EOS once), so what counts is what also
         stands there when another turn follows: a known stop token in it, or else the template's own control token.
+        Where there is none, it is the stop token that begins the next turn.
         """
         try:
-            following = self._split([*turns, Turn("user", f"\ue000{len(turns)}\ue001")], generation_prompt=False)
-            same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, following[len(turns)], strict=False))
+            split = self._split([*turns, Turn("user", f"\ue000{len(turns)}\ue001")], generation_prompt=False)
+            following = split[len(turns)]
+            same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, following, strict=False))
             common = "".join(one for one, _ in same)
         except RowFault:  # it takes no further turn
-            common = text
+            common = following = text
         for scope, wanted in ((common, self.stop_ids), (common, self.encoder.control), (text, self.stop_ids)):
             found = self._first(scope, wanted)
             if found is not None:
-                end, number = found
-                self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, number)))
-                return text[:end], text[end:]
+                self.stop_ids = tuple(dict.fromkeys((*self.stop_ids, found.id)))
+                return text[: found.end], text[found.end :]
+        if following.startswith(text) and (begins := self._begins(following.removeprefix(text))):
+            return text + begins, ""
         raise RowFault(f"the chat template ends an answer with {text!r}, which holds no token that stops a model")
 
-    def _first(self, text: str, wanted: Collection[int]) -> tuple[int, int] | None:
-        """Where the first of these tokens ends in the text, and which it is."""
+    def _begins(self, text: str) -> str:
+        """The stop token that the text begins with; empty where it begins with another."""
+        found = self._first(text, self.stop_ids)
+        return text[: found.end] if found and found.start == 0 else ""
+
+    def _first(self, text: str, wanted: Collection[int]) -> _Found | None:
+        """Where the first of these tokens stands in the text."""
         return next(iter(self._found(text, wanted)), None)
 
-    def _found(self, text: str, wanted: Collection[int]) -> list[tuple[int, int]]:
-        """Where each of these tokens ends in the text, and which it is."""
+    def _found(self, text: str, wanted: Collection[int]) -> list[_Found]:
+        """Where each of these tokens stands in the text."""
         ids, spans = self.encoder.spans(Piece(text, literal=False, opening=False))
-        return [(end, number) for number, (_, end) in zip(ids, spans, strict=True) if number in wanted]
+        return [_Found(start, end, number) for number, (start, end) in zip(ids, spans, strict=True) if number in wanted]
 
     def _rendered(self, conversation: Conversation) -> tuple[Segment, ...]:
-        def stop_ends(text: str) -> list[int]:
-            return [end for end, _ in self._found(text, self.stop_ids)]
+        def stop_spans(text: str) -> list[tuple[int, int]]:
+            return [(found.start, found.end) for found in self._found(text, self.stop_ids)]
 
-        return lay_out_rendered(conversation, self._render_tools, stop_ends, self.encoder)
+        usual = next(one.text for one in reversed(self.frame(_PROBE[:2]).segments) if one.answer)
+        return lay_out_rendered(conversation, self._render_tools, stop_spans, usual, self.encoder)
 
 
-_OTHER_TEMPLATE = "choose another data.template, such as chatml or vicuna"
+_OTHER_TEMPLATE = "choose another data.template: the named one of the model's family, chatml or vicuna"
 
 
 def _placeholders(roles: Iterable[str]) -> list[Turn]:

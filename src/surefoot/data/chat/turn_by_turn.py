@@ -6,10 +6,12 @@ a mark from Unicode's private use area stands for it while the template runs, an
 template's own control tokens and the data's characters are never mixed up.
 
 A template that knows nothing of tools may leave them out without a word (Phi-3's does): a call would be learned as an
-empty answer. So each of them is changed once, and the text must change with it.
+empty answer. Others leave the thoughts out of an answer, of the newest one too (DeepSeek's). So each of them is changed
+once, and the text must change with it.
 
 Some templates write an answer otherwise once more turns follow (Qwen3 drops thoughts). Then each answer is kept as it
-was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token.
+was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token. Where the
+next prompt has another end in that token's place (gpt-oss's), the answer is learned without it.
 """
 
 from __future__ import annotations
@@ -24,33 +26,39 @@ from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.tokenize.segments import Segment, TextEncoder
 
 Render = Callable[[Sequence[Turn], Sequence[Mapping[str, Any]], bool], str]
-StopEnds = Callable[[str], Sequence[int]]
+StopSpans = Callable[[str], Sequence[tuple[int, int]]]
 _PRIVATE = range(0xE000, 0xF900)
 _ONE_ANSWER = "shorten the conversation to one answer"
+_THOUGHT_ENDS = "</think>"
+_KEEPS_THOUGHTS = "choose a data.template that keeps them: the named one of the model's family, or chatml"
 _WRITES_TOOLS = "choose a data.template that writes tools: the named one of the model's family, chatml or vicuna"
 
 
 def lay_out_rendered(
-    conversation: Conversation, render: Render, stop_ends: StopEnds, encoder: TextEncoder
+    conversation: Conversation, render: Render, stop_spans: StopSpans, usual_end: str, encoder: TextEncoder
 ) -> tuple[Segment, ...]:
     """The segments of a conversation, from renderings of its first turns.
 
     render: turns, tools, with the generation prompt? -> text.
-    stop_ends: where in a text its stop tokens end.
+    stop_spans: from where to where its stop tokens stand in a text.
+    usual_end: what ends an answer before a question, for templates that write nothing behind the newest one.
     """
-    _require_tools_written(conversation, render)
+    _require_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
     segments: list[Segment] = []
-    for text, place, answer in _turn_by_turn(masked, render, stop_ends):
+    for text, place, answer in _turn_by_turn(masked, render, stop_spans, usual_end):
         segments += masks.cut(text, place, answer)
     return tuple(segment for segment in segments if segment.text)
 
 
-def _require_tools_written(conversation: Conversation, render: Render) -> None:
+def _require_written(conversation: Conversation, render: Render) -> None:
     turns, tools = conversation.turns, conversation.tools
     text = render(turns, tools, False)
     if tools and render(turns, (), False) == text:
         raise RowFault("the chat template leaves out the definitions of tools", _WRITES_TOOLS)
+    for place, turn in enumerate(turns):
+        if turn.role == "assistant" and _THOUGHT_ENDS in turn.content:
+            _require_thoughts(turns[: place + 1], tools, render)
     for place, what, other in _changes(turns):
         try:
             same = render([*turns[:place], other, *turns[place + 1 :]], tools, False) == text
@@ -58,6 +66,14 @@ def _require_tools_written(conversation: Conversation, render: Render) -> None:
             continue
         if same:
             raise RowFault(f"turn {place + 1}: the chat template leaves out the {what}", _WRITES_TOOLS)
+
+
+def _require_thoughts(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], render: Render) -> None:
+    """turns: up to an answer with thoughts, which is then the newest."""
+    *before, answer = turns
+    other = replace(answer, content=answer.content.replace(_THOUGHT_ENDS, "." + _THOUGHT_ENDS))
+    if render(turns, tools, False) == render([*before, other], tools, False):
+        raise RowFault(f"turn {len(turns)}: the chat template leaves out the thoughts", _KEEPS_THOUGHTS)
 
 
 def _changes(turns: Sequence[Turn]) -> Iterator[tuple[int, str, Turn]]:
@@ -71,24 +87,54 @@ def _changes(turns: Sequence[Turn]) -> Iterator[tuple[int, str, Turn]]:
             yield place, "answer of a tool", replace(turn, content=f"{turn.content}.")
 
 
-def _turn_by_turn(conversation: Conversation, render: Render, stop_ends: StopEnds) -> Iterator[tuple[str, int, bool]]:
+def _turn_by_turn(
+    conversation: Conversation, render: Render, stop_spans: StopSpans, usual_end: str
+) -> Iterator[tuple[str, int, bool]]:
     """(text, turn, whether it is the model's), in order."""
     turns, tools = conversation.turns, conversation.tools
-    written, rest, done = "", "", 0
+    written, stop, rest, done = "", "", "", 0  # up to the last answer's stop token; that token; what follows it
     for answer in [place for place, turn in enumerate(turns) if turn.role == "assistant"]:
         prompt, whole = render(turns[:answer], tools, True), render(turns[: answer + 1], tools, False)
         if not whole.startswith(prompt):
             raise RowFault("the chat template's generation prompt is not how its answers begin", _ONE_ANSWER)
-        yield _new(turns[:answer], tools, done, prompt, written, render, stop_ends), answer, False
+        stops, new = _new(turns[:answer], tools, done, prompt, written, stop, render, stop_spans)
+        yield stop if stops else "", done - 1, True
+        yield new, answer, False
         tail = whole.removeprefix(prompt)
-        end = next(iter(stop_ends(tail)), len(tail))
-        yield tail[:end], answer, True
-        written, rest, done = prompt + tail[:end], tail[end:], answer + 1
+        if spans := stop_spans(tail):
+            (start, end), *_ = spans
+            text, stop, rest = tail[:start], tail[start:end], tail[end:]
+        else:
+            text, stop, rest = tail, _next_begins(turns, answer, tools, whole, render, stop_spans) or usual_end, ""
+        yield text, answer, True
+        written, done = prompt + text, answer + 1
     if done < len(turns):
         prompt = render(turns, tools, True)
-        yield _new(turns, tools, done, prompt, written, render, stop_ends), len(turns) - 1, False
+        stops, new = _new(turns, tools, done, prompt, written, stop, render, stop_spans)
+        yield stop if stops else "", done - 1, True
+        yield new, len(turns) - 1, False
     else:
+        yield stop, done - 1, True
         yield rest, done - 1, False
+
+
+def _next_begins(
+    turns: Sequence[Turn],
+    answer: int,
+    tools: Sequence[Mapping[str, Any]],
+    whole: str,
+    render: Render,
+    stop_spans: StopSpans,
+) -> str:
+    """The stop token that begins the turn behind this answer, a tool's result; "" where a question comes.
+
+    whole: up to the answer.
+    """
+    if not turns[answer].calls:
+        return ""
+    after = render([*turns[: answer + 1], *(turns[answer + 1 : answer + 2] or [Turn("tool", "\uf8ff")])], tools, False)
+    spans = stop_spans(after.removeprefix(whole)) if after.startswith(whole) else ()
+    return after.removeprefix(whole)[: spans[0][1]] if spans and spans[0][0] == 0 else ""
 
 
 def _new(
@@ -97,20 +143,23 @@ def _new(
     done: int,
     prompt: str,
     written: str,
+    stop: str,
     render: Render,
-    stop_ends: StopEnds,
-) -> str:
-    """What the prompt adds to the `done` turns before. Where it also changes them: what stands behind the last of them,
-    which ends with the last stop token that does not depend on the turn after it."""
-    if prompt.startswith(written):
-        return prompt.removeprefix(written)
+    stop_spans: StopSpans,
+) -> tuple[bool, str]:
+    """Whether the `done` turns before still end with their stop token, and what the prompt adds to them. Where it also
+    changes them: what stands behind the last of them, which ends with the last stop token that does not depend on the
+    turn after it."""
+    for end in (written + stop, written):
+        if prompt.startswith(end):
+            return end == written + stop, prompt.removeprefix(end)
     other = replace(turns[done], content="\uf8ff" + turns[done].content)
     probe = render([*turns[:done], other, *turns[done + 1 :]], tools, True)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, probe, strict=False)))
-    ends = stop_ends(prompt[:same])
-    if not ends:
+    spans = stop_spans(prompt[:same])
+    if not spans:
         raise RowFault(f"the chat template rewrites what comes before turn {done + 1}", _ONE_ANSWER)
-    return prompt[ends[-1] :]
+    return True, prompt[spans[-1][1] :]
 
 
 @dataclass(frozen=True)

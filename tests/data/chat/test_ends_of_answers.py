@@ -1,0 +1,208 @@
+"""Templates with thoughts, channels and ends of their own: gpt-oss's harmony, GLM's, DeepSeek's; ids of transformers.
+
+No answer may be without learned tokens: the published templates of these families mark none of them as the model's, and
+tools that rely on the marks train on nothing (marin issue 7237).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.conversations import (
+    AGAIN,
+    ANSWER,
+    CALL,
+    CASES,
+    LAST,
+    RESULT,
+    SYSTEM,
+    TOKENIZERS,
+    TOOL,
+    USER,
+    ids_and_mask,
+    learned,
+    tokenizer,
+)
+from helpers.faults import raises_fault
+from surefoot.data.chat import jinja_template, turn_by_turn
+from surefoot.data.chat.render import TODAY, messages
+from surefoot.data.chat.templates import make_template
+from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
+from surefoot.families import find
+
+KINDS = {"gpt_oss": "gpt_oss", "glm4": "glm4_moe", "deepseek": "deepseek_v3", "qwen3": "qwen3_moe"}
+DATE = TODAY.strftime("%Y-%m-%d")
+THOUGHT = Turn("assistant", "<think>\nhm\n</think>\n\nHere it is.")
+
+
+def opened(family, name="tokenizer"):
+    encoder = TextEncoder(tokenizer(family))
+    ends = find(KINDS[family]).turn_ends
+    stops = dict.fromkeys((encoder.tokenizer.eos_token_id, *encoder.tokenizer.convert_tokens_to_ids(list(ends))))
+    bos = encoder.bos_id if family == "deepseek" else None
+    return make_template(name, encoder, tuple(stops)), encoder, bos
+
+
+def of_transformers(family, conversation, prompt=False):
+    source = str(tokenizer(family).chat_template).replace("strftime_now('%Y-%m-%d')", f"'{DATE}'")
+    return tokenizer(family).apply_chat_template(
+        messages(conversation.turns),
+        tools=list(conversation.tools) or None,
+        chat_template=source,
+        add_generation_prompt=prompt,
+        return_dict=False,
+    )
+
+
+def check(family, conversation):
+    """The ids of transformers, and the prompt of every answer too; what is learned, as texts."""
+    template, encoder, bos = opened(family)
+    ids, mask = ids_and_mask(template, encoder, conversation, bos)
+    written = of_transformers(family, conversation)
+    if family == "glm4":
+        assert encoder.control[ids[-1]] == "<|user|>"  # what the model stops by is not in the published text
+        assert ids[:-1] == written
+    else:
+        assert ids == written
+    for place, turn in enumerate(conversation.turns):
+        if turn.role == "assistant":
+            asked = replace(conversation, turns=conversation.turns[:place])
+            prompt = of_transformers(family, asked, prompt=True)
+            assert prompt_ids(asked, template, encoder, bos) == prompt == ids[: len(prompt)]
+            assert mask[len(prompt)]
+            assert not mask[len(prompt) - 1]
+    return learned(encoder, ids, mask)
+
+
+FINAL = "<|channel|>final<|message|>"
+SAID = {
+    "gpt_oss": [f"{FINAL}Here it is.<|return|>"],
+    "glm4": ["\n<think></think>\nHere it is.<|user|>"],
+    "deepseek": ["Here it is.<｜end▁of▁sentence｜>"],
+}
+
+
+@pytest.mark.parametrize("case", ["single", "system"])
+@pytest.mark.parametrize("family", SAID)
+def test_one_answer_is_that_of_transformers_and_learned_with_its_end(family, case):
+    assert check(family, CASES[case]) == SAID[family]
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        # <|end|> behind the first is read and not learned: a model that wrote it would go on
+        ("gpt_oss", [f"{FINAL}Here it is.", f"{FINAL}Nothing – the end.<|return|>"]),
+        ("glm4", [*SAID["glm4"], "\n<think></think>\nNothing – the end.<|user|>"]),
+        ("deepseek", [*SAID["deepseek"], "Nothing – the end.<｜end▁of▁sentence｜>"]),
+    ],
+)
+def test_several_answers(family, said):
+    assert check(family, CASES["multi-turn"]) == said
+    notes = opened(family)[0].dialogue_notes
+    assert bool(notes) == (family == "gpt_oss")
+
+
+@pytest.mark.parametrize(
+    ("family", "call", "answer"),
+    [
+        (
+            "gpt_oss",
+            " to=functions.weather<|channel|>commentary json<|message|>"
+            '{"city": "Bonn", "days": [1, 2.5, null]}<|call|>',
+            SAID["gpt_oss"][0],
+        ),
+        (
+            "glm4",
+            "\n<think></think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>[1, 2.5, null]</arg_value>\n</tool_call><|observation|>",
+            SAID["glm4"][0],
+        ),
+    ],
+)
+def test_calls_are_learned_with_what_stops_the_model_there(family, call, answer):
+    assert check(family, CASES["tools"]) == [call, answer]
+    going_on = Conversation((USER, CALL, RESULT, ANSWER, AGAIN, LAST), tools=(TOOL,))
+    first, second, third = check(family, going_on)
+    assert (first, second) == (call, answer.removesuffix("<|return|>"))
+    assert "Nothing – the end." in third
+
+
+def test_glm_learns_thoughts_with_every_answer():
+    template, encoder, _ = opened("glm4")
+    second = Turn("assistant", "<think>so</think>There.")
+    ids, mask = ids_and_mask(template, encoder, Conversation((USER, THOUGHT, AGAIN, second)), None)
+    said = ["\n<think>hm</think>\nHere it is.<|user|>", "\n<think>so</think>\nThere.<|user|>"]
+    assert learned(encoder, ids, mask) == said
+    text = str(encoder.tokenizer.decode(ids))
+    assert text == f"[gMASK]<sop><|user|>\nWhere?<|assistant|>{said[0]}\n And then?\n<|assistant|>{said[1]}"
+
+
+def test_thoughts_that_a_template_leaves_out_are_not_lost_in_silence():
+    template, *_ = opened("deepseek")
+    for turns in ((USER, THOUGHT), (USER, ANSWER, AGAIN, THOUGHT)):
+        with pytest.raises(RowFault, match="leaves out the thoughts"):
+            template.segments(Conversation(turns))
+    named, encoder, bos = opened("deepseek", "deepseek")
+    ids, mask = ids_and_mask(named, encoder, Conversation((USER, THOUGHT)), bos)
+    assert learned(encoder, ids, mask) == [f"{THOUGHT.content}<｜end▁of▁sentence｜>"]
+
+
+@pytest.mark.parametrize("case", ["single", "multi-turn", "system"])
+def test_the_named_template_is_deepseeks(case):
+    template, encoder, bos = opened("deepseek", "deepseek")
+    assert ids_and_mask(template, encoder, CASES[case], bos)[0] == of_transformers("deepseek", CASES[case])
+
+
+def test_prompts_that_end_with_a_thought_which_answers_lack_are_refused():
+    encoder = TextEncoder(tokenizer("deepseek-r1"))
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
+        make_template("tokenizer", encoder, (encoder.tokenizer.eos_token_id,))
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_no_mask_is_empty(family):
+    own = tokenizer(family)
+    if own.chat_template is None or family == "deepseek-r1":
+        return
+    encoder = TextEncoder(own)
+    ends = (
+        [token for token in ("<|user|>", "<|call|>") if token in encoder.control.values()] if family != "phi3" else []
+    )
+    stops = (own.eos_token_id, *own.convert_tokens_to_ids(ends))
+    ids, mask = ids_and_mask(make_template("tokenizer", encoder, stops), encoder, CASES["single"], None)
+    said = [number for number, is_learned in zip(ids, mask, strict=True) if is_learned]
+    assert ANSWER.content in str(own.decode(said))
+    assert said[-1] in encoder.control  # the token that ends it
+
+
+# --- the checks above have teeth -------------------------------------------------------------------------------------
+
+
+def test_twin_an_end_that_is_borrowed_from_nowhere(monkeypatch):
+    monkeypatch.setattr(jinja_template._Chat, "_begins", lambda self, text: "")
+    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
+        test_several_answers("glm4", [])
+
+
+def test_twin_a_call_that_ends_as_an_answer_before_a_question(monkeypatch):
+    monkeypatch.setattr(turn_by_turn, "_next_begins", lambda *_: "")
+    with pytest.raises(AssertionError):
+        test_calls_are_learned_with_what_stops_the_model_there("glm4", "", SAID["glm4"][0])
+
+
+def test_twin_return_behind_an_earlier_answer_is_not_how_gpt_oss_goes_on(monkeypatch):
+    always = lambda turns, tools, done, prompt, written, stop, *_: (True, prompt.removeprefix(written))  # noqa: E731
+    monkeypatch.setattr(turn_by_turn, "_new", always)
+    with pytest.raises(AssertionError):
+        check("gpt_oss", Conversation((USER, CALL, RESULT, ANSWER, AGAIN, LAST), tools=(TOOL,)))
+
+
+def test_twin_thoughts_would_go_unseen(monkeypatch):
+    monkeypatch.setattr(turn_by_turn, "_require_thoughts", lambda *_: None)
+    template, encoder, bos = opened("deepseek")
+    ids, mask = ids_and_mask(template, encoder, Conversation((SYSTEM, USER, THOUGHT)), bos)
+    assert "hm" not in learned(encoder, ids, mask)[0]
