@@ -38,7 +38,8 @@ TARGETS: dict[str, frozenset[str]] = {
     for family, (layers, count, modules) in _LAYERS.items()
 }
 
-_ROUTERS = (".gate", ".router", ".shared_expert_gate")
+_ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
+_NAMED_AS_EXPERTS = (".gate_proj", ".up_proj", ".down_proj", ".w1", ".w2", ".w3")
 _MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")  # PEFT refuses an adapter on its out_proj
 
 
@@ -53,5 +54,7 @@ def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings() and not name.endswith(barred)
     )
-    experts = (name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name)
-    return linears, frozenset(experts)
+    experts = {name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name}
+    # PEFT takes these names for the experts' own wherever they stand; as parameters it finds them.
+    dense = {name for name in linears if experts and name.endswith(_NAMED_AS_EXPERTS)}
+    return linears - dense, frozenset(experts | {f"{name}.weight" for name in dense})

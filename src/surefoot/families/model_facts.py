@@ -167,6 +167,7 @@ class ModuleTree:
     active: int = 0
     attends: bool = True
     recurrent: bool = False
+    uneven_heads: bool = False
     text_type: str = ""
     beside: int = 0
     opened_by: str = OPENED_BY
@@ -190,7 +191,7 @@ class ModelFacts:
     active: experts that a token goes to, 0 where there are none.
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
-    attends, recurrent: as in `ModuleTree`.
+    attends, recurrent, uneven_heads: as in `ModuleTree`.
     beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen.
     opened_by: transformers' class that opens the checkpoint.
     """
@@ -226,6 +227,7 @@ class ModelFacts:
     balances: bool = False
     attends: bool = True
     recurrent: bool = False
+    uneven_heads: bool = False
     beside: int = 0
     opened_by: str = OPENED_BY
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
@@ -334,6 +336,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         balances=bool(keys.get("output_router_logits")) if tree else False,
         attends=tree.attends if tree else True,
         recurrent=tree.recurrent if tree else False,
+        uneven_heads=tree.uneven_heads if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
         beside=tree.beside if tree else 0,
         opened_by=tree.opened_by if tree else OPENED_BY,

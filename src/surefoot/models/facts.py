@@ -116,6 +116,8 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     named = next((name for name in _ATTENTION_DROPOUT if hasattr(config, name)), None)
     values["attention_dropout"] = getattr(config, named) if named else 0.0
     values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
+    if isinstance(latent := getattr(config, "qk_head_dim", None), int):  # of latent attention, beside v_head_dim
+        values["head_dim"] = latent
     if not (attends := _attends(config)):
         values["num_attention_heads"] = values["num_key_value_heads"] = 1
     if values.get("max_position_embeddings") is None:
@@ -130,6 +132,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         dropouts=tuple(dropouts),
         active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
+        uneven_heads=isinstance(latent, int) and latent != getattr(config, "v_head_dim", latent),
         recurrent=not attends or _is_recurrent(model),
         text_type=config.model_type,
         beside=sum(others.values()),

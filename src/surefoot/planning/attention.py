@@ -38,7 +38,13 @@ def mask_reason(window: int | None, longest: int) -> str:
 
 
 def obstacle(
-    kernel: SdpaKernel, hardware: Hardware, compute: DType, head_dim: int, dropout: float, masked: str = ""
+    kernel: SdpaKernel,
+    hardware: Hardware,
+    compute: DType,
+    head_dim: int,
+    dropout: float,
+    masked: str = "",
+    uneven_heads: bool = False,
 ) -> str:
     """Why this kernel cannot run, as the end of a sentence that begins with its name; empty where it can.
 
@@ -46,6 +52,8 @@ def obstacle(
     """
     if kernel == "math":
         return ""
+    if uneven_heads and kernel != "mem_efficient":
+        return "takes heads of one width, and those of the values are narrower here"
     if hardware.kind != "cuda":
         if kernel != "flash" or hardware.kind == "mps":
             return "exists only on NVIDIA GPUs"
@@ -96,6 +104,7 @@ def plan_attention(
     masked: str = "",
     without_sdpa: str = "",
     attends: bool = True,
+    uneven_heads: bool = False,
 ) -> AttentionPlan:
     """The implementation of attention, the SDPA kernels that torch may dispatch to, and the expected one.
 
@@ -110,7 +119,7 @@ def plan_attention(
         plan = _eager_only(without_sdpa, request.implementation == "sdpa" or bool(_switches(request)), notes)
         return replace(plan, expected=Choice(NONE, without_sdpa, "family"))
     obstacles: dict[SdpaKernel, str] = {
-        kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked) for kernel in ORDER
+        kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked, uneven_heads) for kernel in ORDER
     }
     switches = _switches(request)
     if request.implementation in ("eager", "flash_attention_2"):

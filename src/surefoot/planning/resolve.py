@@ -106,6 +106,7 @@ def resolve(
         masked=mask_reason(model.window, longest),
         without_sdpa=model.without_sdpa,
         attends=model.attends,
+        uneven_heads=model.uneven_heads,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     if precision.base.value == "nf4":

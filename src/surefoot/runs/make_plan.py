@@ -254,6 +254,6 @@ def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype:
     usable = [
         kernel
         for kernel in ORDER
-        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked)
+        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked, model.uneven_heads)
     ]
     return [*usable, *(["eager"] if request.implementation == "auto" else [])]
