@@ -210,6 +210,29 @@ def test_positions_of_packed_and_padded_rows_are_those_of_each_text_alone(folder
         assert float((packed[:25] - torch.cat(alone)).abs().max()) <= FP32_RELATIVE * largest
 
 
+ROWS = {
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "qwen2_5_vl": "qwen_vl",
+    "qwen3_vl": "qwen_vl",
+    "gemma3": "gemma3",
+    "gemma4": "gemma4",
+    "mistral3": "mistral",
+    "llama4": "llama4",
+    "glm4v": "glm",
+    "llava": "qwen2",
+    "smolvlm": "llama",
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_is_known_by_name_is_of_the_language_model_inside(folders, name):
+    found = facts_of(folders(name))
+    assert found.family.name == ROWS[name]
+    assert found.structure is None  # everything stands behind a prefix
+    assert found.model_type == name
+
+
 def test_what_decodes_from_an_encoder_is_refused(tmp_path):
     fields = {"model_type": "florence2", "text_config": {"model_type": "bart"}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(fields))

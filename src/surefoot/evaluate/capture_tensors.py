@@ -100,7 +100,7 @@ class CaptureWriter:
         """All of this layer was seen: its matrices are added, and it is written."""
         prefix = f"{self._parts.layers}.{layer}."
         final = [self._parts.final_norm] if self._parts.final_norm else []
-        for part in final if layer is None else self._parts.parts:
+        for part in final if layer is None else self._parts.of_layer(self._model, layer):
             path = part.path if layer is None else prefix + part.path
             self._store_weights(Place(layer, path, part, "output"), self._model.get_submodule(path))
         path = self._folder / _file(layer)

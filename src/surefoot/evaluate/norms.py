@@ -224,7 +224,8 @@ class NormFacts:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """A decoder layer: the stream into and out of it, and the attention on the first position (None: one token)."""
+    """A decoder layer: the stream into and out of it, and the attention on the first position (None: one token, or no
+    attention in this layer)."""
 
     layer: int
     residual_in: FirstRest
@@ -343,10 +344,10 @@ def _results(
     facts, norms, streams = [], [], []
     for number in range(layers):
         name = f"{parts.layers}.{number}"
-        total, count = meter.attention[number]
+        total, count = meter.attention.get(number, (0.0, 0))
         share = total / count if count else None
         facts.append(LayerFacts(number, lengths(name, "residual_in"), lengths(name, "residual_out"), share))
-        norms += [norm(f"{name}.{part.path}", number) for part in parts.parts if part.kind == "norm"]
+        norms += [norm(f"{name}.{part.path}", number) for part in parts.of_layer(base, number) if part.kind == "norm"]
         streams.append(meter.lengths[name, "residual_in"])
     if parts.final_norm is not None:
         norms.append(norm(parts.final_norm.path, None))

@@ -18,7 +18,7 @@ GEMMA = replace(
 # Turns are <|turn>user … <turn|> (LLaMA-Factory: gemma4).
 GEMMA4 = Family(
     name="gemma4",
-    model_types=("gemma4_text",),
+    model_types=("gemma4_text", "gemma4_unified_text"),
     uses_bos=True,
     beyond_head="Gemma 4 may cap its logits (final_logit_softcapping)",
     reserved_pads=(ReservedPad("<pad>", "reserved for padding"),),
@@ -60,7 +60,7 @@ GPT_OSS = Family(
 # (transformers: Glm4Config, eos_token_id 151329, 151336, 151338; LLaMA-Factory: glm4).
 GLM = Family(
     name="glm",
-    model_types=("glm", "glm4", "glm4_moe"),
+    model_types=("glm", "glm4", "glm4_moe", "glm4v_text", "glm4v_moe_text"),
     uses_bos=False,
     reserved_pads=(ReservedPad("<|endoftext|>", "what GLM pads with; it separated documents in pretraining"),),
     forbidden_pads=tuple(

@@ -134,7 +134,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model", code="SF-MODEL-KIND"))
     if faults:
         raise InputError(faults)
-    return _finished(config)
+    return _without_code(config)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -191,21 +191,14 @@ def _names_repository(value: Any) -> bool:
     return isinstance(value, str) and "/" in value
 
 
-_FLOAT = "__float__"  # how transformers writes numbers that JSON does not have
-_NO_JSON = ("Infinity", "-Infinity", "NaN")
-
-
-def _finished(value: Any) -> Any:
-    """Without the keys that could load code; transformers' infinities as numbers."""
+def _without_code(value: Any) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {_FLOAT} and value[_FLOAT] in _NO_JSON:
-            return float(value[_FLOAT])
         return {
-            key: _finished(item)
+            key: _without_code(item)
             for key, item in value.items()
             if key not in _DROPPED and not key.startswith(_CODE_PREFIXES)
         }
-    return [_finished(item) for item in value] if isinstance(value, list) else value
+    return [_without_code(item) for item in value] if isinstance(value, list) else value
 
 
 _SAMPLE = 4096  # bytes hashed of each tensor

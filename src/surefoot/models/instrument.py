@@ -59,6 +59,11 @@ class LayerParts:
     parts: tuple[Part, ...]
     final_norm: Part | None
 
+    def of_layer(self, base: nn.Module, layer: int) -> list[Part]:
+        """Those that this layer has. base: the transformers model."""
+        own = {name for name, _ in base.get_submodule(f"{self.layers}.{layer}").named_modules()}
+        return [part for part in self.parts if part.path in own]
+
 
 def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
     """What there is to see in this model's layers, in the order of the family's row or of the module tree."""
@@ -139,10 +144,9 @@ def watched(
             if attention and _attends(base, number):
                 stack.enter_context(_attention_seen(layer, number, name, see))
             stack.callback(layer.register_forward_pre_hook(_entering(number, name, see), with_kwargs=True).remove)
-            own = dict(layer.named_modules())
-            for part in (part for part in parts.parts if part.path in own):
+            for part in parts.of_layer(base, number):
                 hook = _around(Place(number, f"{name}.{part.path}", part, "input"), see)
-                stack.callback(own[part.path].register_forward_hook(hook, with_kwargs=True).remove)
+                stack.callback(layer.get_submodule(part.path).register_forward_hook(hook, with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(_leaving(number, name, see, through)).remove)
         if parts.final_norm is not None:
             norm = base.get_submodule(parts.final_norm.path)
