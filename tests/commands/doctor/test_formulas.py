@@ -190,7 +190,7 @@ def test_two_paths_are_both_named(lines_of):
         shifted(monkeypatch)
 
     _, *found = lines_of(both)
-    assert [one.where for one in found] == ["kernels.adapter", "kernels.pointwise"]
+    assert [one.where for one in found] == ["kernels.pointwise", "kernels.adapter"]
 
 
 def test_a_path_that_does_not_go_in_fp32_is_not_called_wrong_and_the_others_are_looked_at(lines_of):
