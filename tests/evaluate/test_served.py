@@ -35,6 +35,9 @@ def place(tmp_path_factory):
     return root
 
 
+LONGEST_HERE = 41  # tokens of a prompt and its answer that the servers take
+
+
 class Engine:
     """What a server computes: by transformers and PEFT, one text at a time.
 
@@ -55,6 +58,7 @@ class Engine:
 
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> list[float]:
+        assert len(ids) < LONGEST_HERE
         logits = self.model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
         return logits.log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
 
@@ -73,7 +77,8 @@ class Engine:
 
 def spoken(engine: Engine, kind: str):
     """The server's answer to a path and a body."""
-    models = [{"id": "base", "owned_by": kind, "parent": None}, {"id": "run", "owned_by": kind, "parent": "base"}]
+    base = {"id": "base", "owned_by": kind, "parent": None, "max_model_len": LONGEST_HERE}
+    models = [base, {"id": "run", "owned_by": kind, "parent": "base"}]
 
     def answer(path, body):
         if path == "/v1/models":

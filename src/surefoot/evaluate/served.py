@@ -70,7 +70,7 @@ def measure_served(
     """
     tell("opening the model")
     opened = open_for_use(path)
-    ids, source = _texts(opened, data, texts)
+    ids, source = _texts(opened, data, texts, served.longest)
     tell(f"asking {served.name} for {counted(len(ids), 'text')}")
     answers = np.concatenate([np.asarray(one) for one in served.prompt_logprobs(ids)])
     tell("asking the trained model")
@@ -104,10 +104,14 @@ def measure_served(
     )
 
 
-def _texts(opened: OpenModel, request: DataRequest | None, most: int) -> tuple[list[list[int]], str]:
-    """Token ids, and where they come from: of DATA, else what the run held out, else a text of surefoot's own."""
+def _texts(opened: OpenModel, request: DataRequest | None, most: int, room: int | None) -> tuple[list[list[int]], str]:
+    """Token ids, and where they come from: of DATA, else what the run held out, else a text of surefoot's own.
+
+    most: texts.
+    room: tokens of a prompt and one more that the server takes.
+    """
     data = read_evaluation_data(opened, request, any_layout=True)[0] if request else held_out_data(opened)
-    longest = min(LONGEST, opened.positions)
+    longest = min(LONGEST, opened.positions, (room or LONGEST + 1) - 1)
     if data is None:
         return [last_tokens(raw_ids(opened, TEXT), longest, opened.bos_id)], "a text of surefoot's own"
     ids = (data.train[place].ids.tolist()[:longest] for place in range(len(data.train)))

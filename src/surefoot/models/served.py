@@ -34,11 +34,13 @@ class ServedModel:
 
     name: as requests call it.
     kind: owned_by of its server: vllm, sglang, llamacpp or another.
+    longest: tokens that prompt and answer may have; None where the server does not say.
     """
 
     server: Server
     name: str
     kind: str
+    longest: int | None = None
 
     def prompt_logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Natural logarithms, of every token but the first, given those before it.
@@ -118,7 +120,11 @@ def served_model(server: Server, name: str | None) -> ServedModel:
     if name not in models:
         fix = f"it serves {first_few(list(models), _SHOWN)}"
         raise InputError(Fault("--name", f"{where} has no model {name!r}", fix, code="SF-USE-FLAG"))
-    return ServedModel(server, name, str(models[name].get("owned_by") or "unknown"))
+    under = models.get(str(models[name].get("parent")), {})
+    longest = models[name].get("max_model_len") or under.get("max_model_len")
+    return ServedModel(
+        server, name, str(models[name].get("owned_by") or "unknown"), longest if isinstance(longest, int) else None
+    )
 
 
 def _of_vllm(model: ServedModel, ids: Sequence[int]) -> list[Any]:
