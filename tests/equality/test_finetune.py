@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from equality import models
-from equality.ours import RATE, learnt, run_until_step_1
+from equality.ours import LOSS, RATE, learnt, run_until_step_1
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
 from surefoot.system.errors import InputError
@@ -130,6 +131,29 @@ def test_each_program_trains_its_own_texts_labels_and_rates(folder, name, flags)
     for twin in (theirs(folder, other, bool(flags)), theirs(folder, PROMPTS[name], not flags)):
         with pytest.raises(AssertionError):
             straddling(sorted(learnt(ours.examples)), sorted(learnt(twin)))
+
+
+def test_a_base_in_8_bits_is_the_one_that_transformers_loads(folder):
+    """Of the first step, whose adapter is still zero, beside `load_in_8bit=True` in training mode."""
+    assert translated(folder, "guide", "--load_8bit")[1]["precision"]["base"] == "int8"
+    _, config = translated(folder, "dora", "--load_8bit")
+    assert config["precision"] == {"compute": "fp16", "base": "int8"}
+    config["precision"]["compute"], config["batch"] = "fp32", {"size": 3, "micro": 1}
+    ours = run_until_step_1(config, step=True)
+    in_8_bits = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    assert abs(ours.first_loss - loss_of(folder, ours.examples, quantization_config=in_8_bits)) < LOSS
+    assert abs(ours.first_loss - loss_of(folder, ours.examples)) > LOSS  # twin: the base as it is
+
+
+def loss_of(folder, examples, **given):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "llama2", dtype=torch.float32, **given).train()
+    total, count = 0.0, 0
+    for row in examples:
+        labels = torch.tensor(row["labels"][1:])
+        logits = model(input_ids=torch.tensor([row["ids"]])).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        count += int((labels != -100).sum())
+    return total / count
 
 
 def test_the_file_and_not_the_flags_says_which_program_it_is(folder):

@@ -75,7 +75,6 @@ WRONG = {  # command -> the setting that is refused
     "finetune.py --lora_r 8": "base_model",
     "finetune.py --base_model m --adapter_name bottleneck": "adapter_name",
     "finetune.py --base_model m --adapter_name prefix-tuning": "adapter_name",
-    "finetune.py --base_model m --load_8bit": "load_8bit",
     "finetune.py --base_model m --bf16 --fp16": "fp16",
     "finetune.py --base_model m --batch_size 4 --micro_batch_size 8": "micro_batch_size",
     "finetune.py --base_model m --learning_rate fast": "learning_rate",
@@ -86,7 +85,6 @@ WRONG = {  # command -> the setting that is refused
     "trl sft --model_name_or_path m --dataset_name d --packing": "packing",
     "trl sft --dataset_name d": "model_name_or_path",
     "axolotl train lora.yml --sample-packing": "sample_packing",
-    "axolotl train lora.yml --load-in-8bit": "load_in_8bit",
     "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "dataset.packed",
 }
 MEANT = {  # command -> what its last word is likely to mean

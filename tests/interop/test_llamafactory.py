@@ -117,6 +117,7 @@ CASES = {
         {"quantization_bit": 4, "quantization_method": "bnb", "double_quantization": True},
         {"precision": {"base": "nf4"}},
     ),
+    "8 bits": ({"quantization_bit": 8}, {"precision": {"base": "int8"}}),
     "dora and rslora": (
         {"use_dora": True, "use_rslora": True, "lora_rank": 16, "lora_alpha": 64, "lora_dropout": 0.05},
         {"adapter": {"kind": "dora", "rank": 16, "alpha": 64.0, "dropout": 0.05, "rslora": True}},
@@ -309,7 +310,7 @@ REFUSED = [  # of several settings the last one is refused
     "use_badam: true",
     "use_galore: true",
     "pure_bf16: true",
-    "quantization_bit: 8",
+    "quantization_bit: 3",
     "flash_attn: fa3",
     "optim: lion_32bit",
     "lr_scheduler_type: polynomial",

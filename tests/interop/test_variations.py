@@ -41,6 +41,7 @@ AXOLOTL_CASES: dict[str, dict[str, Any]] = {
     "--lora-target-linear": {"adapter.targets": "all-linear"},
     "--peft-use-dora --peft-use-rslora": {"adapter.kind": "dora", "adapter.rslora": True},
     "--adapter qlora --load-in-4bit": {"precision.base": "nf4"},
+    "--adapter lora --load-in-8bit": {"precision.base": "int8"},
     "--optimizer adamw_torch_fused --lr-scheduler linear --warmup-ratio 0.05": {
         "optim.name": "adamw", "optim.schedule": "linear", "optim.warmup": 0.05,
     },

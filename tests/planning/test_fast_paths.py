@@ -45,6 +45,7 @@ def test_auto_is_fast_where_weights_are_whole(planned, kind):
 def test_where_it_cannot_run_auto_is_plain_and_a_request_is_refused(planned):
     for request_, why in [
         ({"precision": {"base": "nf4"}}, "nf4"),
+        ({"precision": {"base": "int8"}}, "int8"),
         ({"parallel": {"engine": "fsdp2"}}, "fsdp2 hands each module its weights"),
         ({"parallel": {"engine": "deepspeed"}}, "deepspeed hands each module its weights"),
         ({"compile": "default"}, "torch.compile"),

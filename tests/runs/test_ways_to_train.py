@@ -21,6 +21,7 @@ from surefoot.system.errors import EnvironmentFault
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
 NF4 = {"compute": "fp32", "base": "nf4"}
+INT8 = {"compute": "fp32", "base": "int8"}
 STEPS, CUT = 4, 2
 WAYS = {
     "adamw_8bit": {"optim": {"name": "adamw_8bit", "lr": 1e-3}, "adapter": LORA},
@@ -35,6 +36,12 @@ WAYS = {
         "optim": {"lr": 1e-3},
         "adapter": DORA | {"dropout": 0.1},
         "precision": {"compute": "bf16", "base": "nf4"},
+    },
+    "int8, lora": {"optim": {"lr": 1e-3}, "adapter": LORA, "precision": INT8},
+    "int8, dora, bf16": {
+        "optim": {"lr": 1e-3},
+        "adapter": DORA | {"dropout": 0.1},
+        "precision": {"compute": "bf16", "base": "int8"},
     },
     "neftune": {"optim": {"lr": 1e-3, "neftune_alpha": 5.0}, "adapter": LORA},
     "all at once": {
@@ -78,7 +85,7 @@ def ends(folder):
     return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
 
 
-@pytest.mark.parametrize("name", representatives(WAYS, "adamw_8bit", "muon, lora", "all at once"))
+@pytest.mark.parametrize("name", representatives(WAYS, "adamw_8bit", "muon, lora", "int8, dora, bf16", "all at once"))
 def test_a_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, name):
     wanted = config(workplace, tmp_path / "run", **WAYS[name])
     screen = train(wanted, "new")
@@ -119,7 +126,11 @@ def test_twin_other_draws_would_not_end_with_the_same_bytes(workplace, tmp_path,
 
 @pytest.mark.parametrize(
     ("way", "key"),
-    [({"optim": {"name": "adamw_8bit"}}, "optim.name"), ({"precision": {"base": "nf4"}}, "precision.base")],
+    [
+        ({"optim": {"name": "adamw_8bit"}}, "optim.name"),
+        ({"precision": {"base": "nf4"}}, "precision.base"),
+        ({"precision": {"base": "int8"}}, "precision.base"),
+    ],
 )
 def test_a_library_that_is_missing_ends_the_plan(workplace, tmp_path, monkeypatch, way, key):
     monkeypatch.setattr(required, "bitsandbytes_obstacle", lambda kind: "needs bitsandbytes, which is not installed")
@@ -155,13 +166,14 @@ def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
     )
 
 
-def test_what_trained_over_four_bits_is_opened_over_four_bits_or_says_why_not(workplace, tmp_path, monkeypatch):
-    train(config(workplace, tmp_path / "run", **WAYS["nf4, lora"]), "new")
+@pytest.mark.parametrize("name", ["nf4", "int8"])
+def test_what_trained_over_few_bits_is_opened_over_few_bits_or_says_why_not(workplace, tmp_path, monkeypatch, name):
+    train(config(workplace, tmp_path / "run", **WAYS[f"{name}, lora"]), "new")
     opened = open_for_use(str(tmp_path / "run"))
     assert any(map(is_quantised, opened.model.modules()))
-    assert "nf4 and fp32 on cpu" in opened.described
+    assert f"{name} and fp32 on cpu" in opened.described
     obstacle = "needs bitsandbytes, which is not installed"
     monkeypatch.setattr("surefoot.methods.open_model.bitsandbytes_obstacle", lambda kind: obstacle)
     plain = open_for_use(str(tmp_path / "run"))
     assert not any(map(is_quantised, plain.model.modules()))
-    assert f"fp32 (it was trained over nf4, which {obstacle})" in plain.described
+    assert f"fp32 (it was trained over {name}, which {obstacle})" in plain.described

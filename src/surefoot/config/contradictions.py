@@ -13,7 +13,7 @@ from surefoot.config import method_contradictions
 from surefoot.config.keys import shown_key
 from surefoot.config.method_contradictions import problem as _problem
 from surefoot.config.problems import Problem
-from surefoot.config.schema import DataConfig, OptimConfig, RunConfig, TrackingConfig
+from surefoot.config.schema import QUANTISED, DataConfig, OptimConfig, RunConfig, TrackingConfig
 from surefoot.config.sections import SourceConfig
 
 
@@ -84,8 +84,8 @@ def _publishing(config: RunConfig) -> Iterator[Problem]:
         what = f"bos.scale {config.bos.scale:g} stands in a file beside the weights, and a merged model would lose it"
         fix = "leave adapter.publish out; `surefoot export --merge` can write the factor into the weights"
         yield _problem("adapter.publish", what, fix, "bos.scale")
-    if config.precision.base == "nf4":
-        what = "the adapter was trained over 4-bit weights, and merged into the whole ones it answers otherwise"
+    if config.precision.base in QUANTISED:
+        what = "the adapter was trained over quantised weights, and merged into the whole ones it answers otherwise"
         fix = "leave adapter.publish out; `surefoot export --merge` shows the difference"
         yield _problem("adapter.publish", what, fix, "precision.base")
 
@@ -215,10 +215,10 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     base = config.precision.base
-    if config.adapter is None and base == "nf4":
+    if config.adapter is None and base in QUANTISED:
         yield _problem(
             "precision.base",
-            "4-bit weights cannot train, and without an adapter the base itself does",
+            "quantised weights cannot train, and without an adapter the base itself does",
             "add an adapter (QLoRA), or leave precision.base out",
             "adapter",
         )

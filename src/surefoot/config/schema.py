@@ -107,12 +107,16 @@ class DataConfig(Section):
         return plain_sources(value) if isinstance(value, tuple) else value
 
 
+QUANTISED = ("nf4", "int8")
+"""Of precision.base: what holds the decoder's linear layers in less than 16 bits."""
+
+
 class PrecisionConfig(Section):
     compute: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(examples=["bf16"])] = "auto"
     """Type of the matrix products. Trainable parameters are always fp32."""
-    base: Literal["auto", "fp32", "bf16", "fp16", "nf4"] = "auto"
-    """Type in which a frozen base is held; fp32 in full fine-tuning. nf4: 4 bits per weight through bitsandbytes
-    (QLoRA)."""
+    base: Literal["auto", "fp32", "bf16", "fp16", "nf4", "int8"] = "auto"
+    """Type in which a frozen base is held; fp32 in full fine-tuning. nf4 and int8: 4 and 8 bits per weight through
+    bitsandbytes (QLoRA)."""
     tf32: Switch = "auto"
     """TF32 for the remaining fp32 products on Ampere or newer GPUs."""
 

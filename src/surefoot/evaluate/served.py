@@ -162,9 +162,7 @@ def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | No
     packed = any(map(is_quantised, model.modules()))
     free = hardware.detect().free
     if packed or (free is not None and wanted > free):
-        why = (
-            "is held in 4 bits" if packed else f"takes {size_text(wanted)} in fp32, and {size_text(free or 0)} are free"
-        )
+        why = "is quantised" if packed else f"takes {size_text(wanted)} in fp32, and {size_text(free or 0)} are free"
         fix = "give --threshold, by how many nats a token may differ: 0.3 for a server that computes in 16 bits"
         raise InputError(Fault(str(opened.trained), f"{why}: rounding cannot be measured", fix, code="SF-MEMORY"))
     with opened.context():

@@ -46,7 +46,7 @@ from surefoot.models.value_head import (
     value_width,
 )
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import DType, RunPlan, TokenizerPlan
+from surefoot.planning.plan import DType, PackedType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError
@@ -123,9 +123,9 @@ def open_for_use(
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     machine = hardware.detect()
     dtype = held or _dtype(plan.precision.unpacked if plan else facts.stored, machine)
-    trained_packed = plan is not None and plan.precision.base.value == "nf4"
-    obstacle = bitsandbytes_obstacle(machine.kind) if trained_packed else ""
-    packed = trained_packed and not obstacle
+    trained_over = plan.precision.packed if plan else None
+    obstacle = bitsandbytes_obstacle(machine.kind) if trained_over else ""
+    packed = None if obstacle else trained_over
     device = torch.device(machine.kind)
     base_model = load_model(
         base,
@@ -137,7 +137,7 @@ def open_for_use(
         scored=scored and has_value_head(base),
     )
     if packed:
-        quantise(base_model, compute=TORCH_DTYPE[dtype], device=device)
+        quantise(base_model, packed, compute=TORCH_DTYPE[dtype], device=device)
     model = open_adapter(base_model, saved) if saved else base_model
     install_bos_scaling(model, scale)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))
@@ -152,7 +152,7 @@ def open_for_use(
         positions=facts.max_positions,
         context=lambda: nullcontext() if dtype == "fp32" else torch.autocast(machine.kind, dtype=TORCH_DTYPE[dtype]),
         named=f"{path if not saved or adapter else saved.base}{over}",
-        held=f"{_held(dtype, packed, obstacle)} on {machine.kind}",
+        held=f"{_held(dtype, trained_over, obstacle)} on {machine.kind}",
         cautions=tuple(notes),
         base=base,
         trained=trained,
@@ -275,11 +275,13 @@ def find_tokens(
     return folder, plan.tokenizer if plan else plan_tokens(path, facts, folder)
 
 
-def _held(dtype: DType, packed: bool, obstacle: str) -> str:
-    """How the base is held. An adapter that was trained over 4 bits also works over the base as it was."""
-    if packed:
-        return f"nf4 and {dtype}"
-    return f"{dtype} (it was trained over nf4, which {obstacle})" if obstacle else dtype
+def _held(dtype: DType, trained_over: PackedType | None, obstacle: str) -> str:
+    """How the base is held. An adapter that was trained over a quantised base also works over the base as it was."""
+    if trained_over is None:
+        return dtype
+    if obstacle:
+        return f"{dtype} (it was trained over {trained_over}, which {obstacle})"
+    return f"{trained_over} and {dtype}"
 
 
 def _dtype(stored: DType, machine: Hardware) -> DType:

@@ -32,7 +32,7 @@ def load_policy(
     checkpoint: whose weights it takes, None for those of the base.
     """
     full = plan.adapter is None
-    packed = plan.precision.base.value == "nf4"
+    packed = plan.precision.packed
     tokens = plan.tokenizer
     model: PreTrainedModel = load_model(
         checkpoint.folder if full and checkpoint else base,
@@ -44,7 +44,7 @@ def load_policy(
     if full and checkpoint:
         keep_left_out(model, base)  # the checkpoint will be deleted one day
     if packed:
-        quantise(model, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
+        quantise(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
     if (share := trained_dropout(config, plan)) is not None:
         set_dropout(model, share)
     model.generation_config.eos_token_id = list(tokens.stop.value)

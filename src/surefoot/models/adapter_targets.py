@@ -126,7 +126,7 @@ def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
     if any(map(is_quantised, model.modules())):
         packed = [name for name in plan.targets.value if _is_renamed(model, name.rpartition(".")[2])]
         if packed:
-            what = f"PEFT adapts {packed[0]} as a parameter, and it is packed in 4 bits"
+            what = f"PEFT adapts {packed[0]} as a parameter, and it is quantised"
             yield Fault("adapter.targets", what, "leave it out, or set precision.base: auto", code=_TARGETS)
     if plan.kind.value == "lora" and not plan.dropout:
         return

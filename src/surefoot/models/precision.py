@@ -1,9 +1,10 @@
-"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest, NF4 for the base of a QLoRA run.
+"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest, few bits for the base of QLoRA.
 
 NF4 (Dettmers et al. 2023, by bitsandbytes) holds a weight in 4 bits, one of 16 values whose spacing suits a normal
 distribution, times the largest value of its block of 64; these scales are held in 8 bits with a scale per 256 of them
 (double quantisation). Every product dequantises its weight anew to the compute dtype: a quarter of a 16-bit base's
-memory, for more time per step. The same weights give the same bits on every load, so nothing of the base is saved.
+memory, for more time per step. int8 (`surefoot.models.int8`) has a byte per weight and a scale per row. The same
+weights give the same bits on every load, so nothing of the base is saved.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from transformers import PreTrainedModel
 
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.peft import dequantize_module_weight
-from surefoot.planning.plan import DType, PrecisionPlan
+from surefoot.planning.plan import DType, PackedType, PrecisionPlan
 from surefoot.system.libraries import import_bitsandbytes
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CODES: dict[PackedType, torch.dtype] = {"nf4": torch.uint8, "int8": torch.int8}
+"""What a packed weight is stored as."""
 
 
 def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
@@ -75,32 +78,36 @@ def exact_products() -> Iterator[None]:
             one.fp32_precision = own
 
 
-def quantise(model: PreTrainedModel, *, compute: torch.dtype, device: torch.device) -> None:
-    """Put every linear layer inside the decoder layers into NF4, in place, and the whole model on `device`.
+def quantise(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, device: torch.device) -> None:
+    """Quantise every linear layer inside the decoder layers, in place, and put the whole model on `device`.
 
     Embeddings, norms and the output head stay as they are. compute: dtype of the products. Quantised layer by layer,
     so that the device never holds the unpacked model.
     """
+    from surefoot.models.int8 import Int8Linear  # needs bitsandbytes
+
     layers = decoder_layers(model)
     for name, module in list(layers.named_modules()):
         if type(module) is nn.Linear:
-            layers.set_submodule(name, _packed(module, compute, device))
+            packed = Int8Linear(module, device) if to == "int8" else _nf4(module, compute, device)
+            layers.set_submodule(name, packed)
     model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
-    # How PEFT tells that these layers take its 4-bit adapters.
-    model.is_loaded_in_4bit = True  # pyright: ignore[reportArgumentType]
+    # How PEFT tells that these layers take its 4-bit or 8-bit adapters.
+    setattr(model, "is_loaded_in_8bit" if to == "int8" else "is_loaded_in_4bit", True)
 
 
 def is_quantised(module: nn.Module) -> bool:
     """By the storage: a linear layer whose weight is packed bytes. Works where bitsandbytes is not installed."""
-    return isinstance(module, nn.Linear) and module.weight.dtype == torch.uint8
+    return isinstance(module, nn.Linear) and module.weight.dtype in CODES.values()
 
 
 def plain_weight(layer: nn.Module) -> torch.Tensor:
-    """[out_features, in_features] of a linear layer; a packed weight is dequantised, to the dtype that it came from."""
+    """[out_features, in_features] of a linear layer; a packed weight is dequantised: NF4 to the dtype that it
+    came from, int8 to fp32."""
     return dequantize_module_weight(layer) if is_quantised(layer) else layer.get_parameter("weight")
 
 
-def _packed(linear: nn.Linear, compute: torch.dtype, device: torch.device) -> nn.Linear:
+def _nf4(linear: nn.Linear, compute: torch.dtype, device: torch.device) -> nn.Linear:
     library = import_bitsandbytes()
     packed = library.nn.Linear4bit(
         linear.in_features,

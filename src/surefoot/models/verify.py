@@ -24,7 +24,7 @@ from surefoot.models.embeddings import is_tied
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import TORCH_DTYPE, is_quantised
+from surefoot.models.precision import CODES, TORCH_DTYPE, is_quantised
 from surefoot.models.wrapped import says_tied
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
@@ -43,7 +43,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
     Raises EnvironmentFault with one line per difference.
     """
     base = causal_model(model)
-    packed, held = plan.precision.base.value == "nf4", TORCH_DTYPE[plan.precision.unpacked]
+    packed, held = plan.precision.packed, TORCH_DTYPE[plan.precision.unpacked]
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     found: dict[str, Any] = {
@@ -62,7 +62,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
     }
     expected: dict[str, Any] = {
         "trainable_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.trainable.value])],
-        "frozen_dtypes": [*(["uint8"] if packed else []), _dtype_name(held)] if frozen else [],
+        "frozen_dtypes": [*([_dtype_name(CODES[packed])] if packed else []), _dtype_name(held)] if frozen else [],
         "not_packed": [],
         "trainable": plan.trainable,
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],

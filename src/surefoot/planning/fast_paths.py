@@ -16,7 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan
+from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan, PackedType
 from surefoot.system.hardware import Hardware
 
 CUTTING = ("fsdp2", "deepspeed")  # engines whose parameters are whole only while the module's own forward runs
@@ -31,7 +31,7 @@ def plan_kernels(
     adapter: AdapterPlan | None,
     hardware: Hardware,
     *,
-    packed: bool,
+    packed: PackedType | None,
     engine: str,
     bos_scale: float,
     documents: Choice[str],
@@ -45,7 +45,7 @@ def plan_kernels(
     model: facts of the model.
     adapter: as planned; None for full fine-tuning.
     hardware: the machine to plan for.
-    packed: whether the base is held in nf4.
+    packed: in what the base is quantised; None where it is not.
     engine: single, ddp, fsdp2 or deepspeed.
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
@@ -93,12 +93,12 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
     return ""
 
 
-def adapter_obstacle(adapter: AdapterPlan | None, *, packed: bool, engine: str, compiled: bool) -> str:
+def adapter_obstacle(adapter: AdapterPlan | None, *, packed: PackedType | None, engine: str, compiled: bool) -> str:
     """Why the adapter's own kernels cannot run; empty where they can."""
     if adapter is None:
         return "full fine-tuning has no adapter"
     if packed:
-        return "a base in nf4 is unpacked by layers of its own"
+        return f"a base in {packed} is unpacked by layers of its own"
     if engine in CUTTING:
         return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""

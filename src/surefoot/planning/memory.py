@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModuleFact
-from surefoot.planning.plan import Choice, MemoryPlan
+from surefoot.planning.plan import Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
@@ -173,8 +173,9 @@ _HEADROOM = 0.9
 _LIBRARIES = GIB
 # `surefoot.models.fast.last_block.WORTH_IT`: where a larger share of all rows is read, none is left out.
 _WORTH_IT = 0.9
-# NF4: half a byte, a byte of scale for 64 weights, an fp32 scale for 256 of these.
-_PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
+# Bytes of a packed matrix: for each weight and for each row. NF4: half a byte, a byte of scale for 64 weights, an fp32
+# scale for 256 of these. int8: a byte, an fp32 scale for a row.
+_PACKED: dict[PackedType, tuple[float, int]] = {"nf4": (0.5 + 1 / 64 + 4 / (64 * 256), 0), "int8": (1, 4)}
 # Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): where
 # micro-batches have other numbers of tokens from step to step, all places are taken before long.
 _PROGRAMS = 154 << 20
@@ -307,13 +308,15 @@ def _cast_bytes(work: Workload) -> int:
 def _frozen_bytes(work: Workload) -> int:
     if work.adapter is None:
         return 4 * (work.parameters - work.trainable)
-    if work.precision.base.value != "nf4":
+    if (packed := work.precision.packed) is None:
         return work.parameters * BYTES[work.precision.unpacked]
     linears = [module.linear for module in work.model.modules if module.in_layer and module.linear]
+    of_weight, of_row = _PACKED[packed]
     matrices = [inputs * outputs for inputs, outputs in linears]
     rest = (work.parameters - sum(matrices)) * BYTES[work.precision.unpacked]
+    quantised = int(of_weight * sum(matrices)) + of_row * sum(outputs for _, outputs in linears)
     # One matrix at a time is dequantised for its product.
-    return int(_PACKED * sum(matrices)) + rest + max(matrices) * work.width
+    return quantised + rest + max(matrices) * work.width
 
 
 def _logits(work: Workload, positions: int) -> int:

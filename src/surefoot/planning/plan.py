@@ -20,7 +20,9 @@ from surefoot.system.errors import Fault, InputError
 T = TypeVar("T")
 Source = Literal["user", "family", "hardware", "measured", "default"]
 DType = Literal["fp32", "bf16", "fp16"]
-BaseType = Literal["fp32", "bf16", "fp16", "nf4"]
+PackedType = Literal["nf4", "int8"]
+BaseType = DType | PackedType
+PACKED_BITS: dict[BaseType, int] = {"nf4": 4, "int8": 8}  # of a weight of the decoder's linear layers
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
 OWN_DROPOUT = "own"  # as the model's config.json says
 Dropout = float | Literal["own"]
@@ -44,9 +46,15 @@ class PrecisionPlan:
     tf32: Choice[bool]
 
     @property
+    def packed(self) -> PackedType | None:
+        """In what the base's linear layers are quantised; None where they are not."""
+        return self.base.value if self.base.value == "nf4" or self.base.value == "int8" else None
+
+    @property
     def unpacked(self) -> DType:
-        """Of frozen weights that nf4 leaves as they are: embeddings, head, norms; of all where nothing is packed."""
-        return self.compute.value if self.base.value == "nf4" else self.base.value
+        """Of frozen weights that are not quantised: embeddings, head, norms; of all where nothing is."""
+        value = self.base.value
+        return self.compute.value if value == "nf4" or value == "int8" else value
 
 
 @dataclass(frozen=True)

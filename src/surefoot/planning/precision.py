@@ -2,7 +2,7 @@
 
 The rules stand against three ways of losing a run: fp16 trainable parameters under a gradient scaler ("Attempting to
 unscale FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights. What cannot be
-held in 4 bits is refused before anything is loaded.
+held in 4 or 8 bits is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from surefoot.config.schema import PrecisionConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import AdapterPlan, BaseType, Choice, DType, PrecisionPlan
+from surefoot.planning.plan import PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
 from surefoot.system.hardware import Hardware
 
 _BASE = "hold the base in 16 bits (precision.base: bf16)"
 
 
-def check_packed_base(model: ModelFacts, adapter: AdapterPlan | None, notes: Notes) -> None:
-    """Refuse precision.base: nf4 for layers that have no 4-bit form, and for modules that shall train in full."""
+def check_packed_base(packed: PackedType, model: ModelFacts, adapter: AdapterPlan | None, notes: Notes) -> None:
+    """Refuse a quantised base for layers that have no such form, and for modules that shall train in full."""
+    bits = PACKED_BITS[packed]
     if model.structure and any(linear.transposed for linear in model.structure.linears):
-        what = f"nf4: the linear layers of {model.model_type} hold their weights transposed, which has no 4-bit form"
+        what = f"{packed}: {model.model_type}'s linear layers hold weights transposed, which has no {bits}-bit form"
         notes.refuse("precision.base", what, _BASE)
     for name in adapter.modules_to_save if adapter else ():
         if any(module.in_layer and module.linear and module.name.endswith(name) for module in model.modules):
-            what = f"{name} would train in full, and precision.base: nf4 holds it in 4 bits, which cannot train"
+            what = f"{name} would train in full, and precision.base: {packed} holds it in {bits} bits, which cannot"
             notes.refuse("adapter.modules_to_save", what, f"leave it out, or {_BASE}")
 
 
@@ -138,9 +139,9 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
         return Choice(
             compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
         )
-    if request.base == "nf4":
-        reason = f"asked for: 4 bits per weight of the decoder's linear layers; embeddings, head and norms in {compute}"
-        return Choice("nf4", reason, "user")
+    if bits := PACKED_BITS.get(request.base):
+        layers = "the decoder's linear layers; embeddings, head and norms"
+        return Choice(request.base, f"asked for: {bits} bits per weight of {layers} in {compute}", "user")
     if request.base not in ("fp32", compute):
         what = f"products of {request.base} weights are {request.base} products, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")

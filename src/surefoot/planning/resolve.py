@@ -109,8 +109,8 @@ def resolve(
         uneven_heads=model.uneven_heads,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
-    if precision.base.value == "nf4":
-        check_packed_base(model, adapter, notes)
+    if packed := precision.packed:
+        check_packed_base(packed, model, adapter, notes)
     work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths)
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
@@ -125,7 +125,7 @@ def resolve(
         model,
         adapter,
         hardware,
-        packed=precision.base.value == "nf4",
+        packed=packed,
         engine=parallel.engine.value,
         bos_scale=tokens.bos_scale.value,
         documents=documents,
@@ -184,7 +184,7 @@ def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: i
     """available: bytes of one rank."""
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     in_place = bool(work.adapter and work.adapter.parameters)
-    check_shareable(parallel, config.optim.name, work.precision.base.value == "nf4", in_place, notes)
+    check_shareable(parallel, config.optim.name, work.precision.packed is not None, in_place, notes)
     check_average(parallel, config.ppo.ema, notes)
     check_server(parallel, config.ppo.engine, notes)
     caution_loading(parallel, ranks, base_bytes(work), notes)

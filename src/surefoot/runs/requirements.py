@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surefoot.config.schema import RunConfig
+from surefoot.config.schema import QUANTISED, RunConfig
 from surefoot.planning.parallel import RanksFacts
 from surefoot.system import process
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
@@ -84,10 +84,9 @@ def require_libraries(config: RunConfig, kind: str) -> None:
         faults.append(
             Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor", code="SF-PACKAGE")
         )
-    if config.precision.base == "nf4" and (obstacle := bitsandbytes_obstacle(kind)):
-        faults.append(
-            Fault("precision.base", f"nf4 {obstacle}", f"{_INSTALL}, or hold the base in 16 bits", code="SF-PACKAGE")
-        )
+    if config.precision.base in QUANTISED and (obstacle := bitsandbytes_obstacle(kind)):
+        what, fix = f"{config.precision.base} {obstacle}", f"{_INSTALL}, or hold the base in 16 bits"
+        faults.append(Fault("precision.base", what, fix, code="SF-PACKAGE"))
     if config.compile != "off" and (obstacle := compiler_obstacle(kind)):
         faults.append(
             Fault(

@@ -239,12 +239,13 @@ def test_a_second_model_without_room_is_not_loaded_and_not_called_right(run_of):
     assert "not looked at" in line.value
 
 
-def test_an_nf4_base_is_rounded_on_purpose(run_of):
+def test_a_quantised_base_is_rounded_on_purpose(run_of):
     config = run_of(packing="off")
     with ready(config, 1) as one:
         own, plan = own_pass(one), one.loaded.plan
-    nf4 = replace(plan, precision=replace(plan.precision, base=replace(plan.precision.base, value="nf4")))
-    assert "nf4" in parity_line(config, nf4, own, None).value
+    for name in ("nf4", "int8"):
+        packed = replace(plan, precision=replace(plan.precision, base=replace(plan.precision.base, value=name)))
+        assert name in parity_line(config, packed, own, None).value
 
 
 def test_the_weights_are_what_they_were(run_of):

@@ -64,10 +64,10 @@ def test_fp32_and_nothing_fused_where_it_fits():
     assert set(found.config["kernels"].values()) == {"plain"}
 
 
-@pytest.mark.parametrize("written", ["nf4", {"base": "nf4", "compute": "bf16"}])
-def test_a_base_in_4_bits_stays_one(written):
-    found = choose_reference({"precision": written}, plan(base="nf4"), anything)
-    assert found.config["precision"] == {"compute": "fp32", "base": "nf4"}
+@pytest.mark.parametrize("base", ["nf4", "int8"])
+def test_a_quantised_base_stays_one(base):
+    found = choose_reference({"precision": {"base": base, "compute": "bf16"}}, plan(base=base), anything)
+    assert found.config["precision"] == {"compute": "fp32", "base": base}
 
 
 def test_what_fits_in_16_bits_only_is_compared_in_16_bits():

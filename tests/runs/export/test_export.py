@@ -252,13 +252,14 @@ def test_added_rows_are_part_of_the_model(base, tmp_path):
     )
 
 
-def test_a_packed_base_is_merged_as_it_was_before(base, tmp_path):
+@pytest.mark.parametrize(("packed", "bits"), [("nf4", 4), ("int8", 8)])
+def test_a_packed_base_is_merged_as_it_was_before(base, tmp_path, packed, bits):
     plan = a_plan("tokenizer")
-    precision = replace(plan.precision, base=choice("nf4"), compute=choice("fp32"))
+    precision = replace(plan.precision, base=choice(packed), compute=choice("fp32"))
     run = a_run(tmp_path / "run", base, replace(plan, precision=precision))
     exported = export_model(str(run), tmp_path / "merged", merge=True)
     assert exported.record["notes"] == [
-        "trained over the base in 4 bits, merged into the base as it was before packing"
+        f"trained over the base in {bits} bits, merged into the base as it was before packing"
     ]
     trained = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run)
     assert (logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")) - logits(trained)).abs().max() < FP32

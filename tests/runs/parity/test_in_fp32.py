@@ -15,6 +15,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 from helpers.architectures import GEMMA3, LLAMA, OPT, build
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
+from helpers.plans import precision_plan
 from helpers.tiers import representatives
 from helpers.tiny_models import llama3_tokenizer
 from surefoot.methods.losses import sft
@@ -271,14 +272,14 @@ def test_a_run_in_fp32_is_not_looked_at_twice(workplace, tmp_path):
     assert all("fp32" not in one for one in found.values())
 
 
-@pytest.mark.parametrize(("engine", "base", "why"), [("fsdp2", "bf16", "fsdp2 has"), ("ddp", "nf4", "in nf4")])
+@pytest.mark.parametrize(
+    ("engine", "base", "why"), [("fsdp2", "bf16", "fsdp2 has"), ("ddp", "nf4", "nf4"), ("ddp", "int8", "int8")]
+)
 def test_what_cannot_go_in_fp32(engine, base, why):
     def chosen(value):
         return SimpleNamespace(value=value)
 
-    plan = SimpleNamespace(
-        precision=SimpleNamespace(base=chosen(base)), parallel=SimpleNamespace(engine=chosen(engine))
-    )
+    plan = SimpleNamespace(precision=precision_plan("bf16", base), parallel=SimpleNamespace(engine=chosen(engine)))
     assert why in in_fp32._unsuited(plan)
 
 

@@ -80,8 +80,8 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
 
 def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
     """What the run computed, against its twin."""
-    if plan.precision.base.value == "nf4":
-        return ok(_CODE, "does not apply to the run as it is: an nf4 base is rounded on purpose")
+    if packed := plan.precision.packed:
+        return ok(_CODE, f"does not apply to the run as it is: a base in {packed} is rounded on purpose")
     error = largest_difference(plain.loaded.engine, _pass(plain, own.padded), own.seen)
     fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
     count = sum(len(batch.examples) for batch in own.padded)

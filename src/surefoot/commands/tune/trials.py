@@ -1,7 +1,7 @@
 """Trials of settings: the requests they become, and whether a setting computes what the run asks for.
 
 Its first steps are held against the plain path: attention written out, nothing fused, nothing packed, in fp32 where
-that fits the memory, else in the run's own type. A base held in 4 bits stays in 4 bits: another one would be another
+that fits the memory, else in the run's own type. A quantised base stays quantised: another one would be another
 model. The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update
 made of both. Later steps say no more: differences of rounding grow as they train.
 """
@@ -73,7 +73,7 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
     EnvironmentFault where the plain path fits in no type."""
     reasons = []
     for compute in dict.fromkeys(("fp32", plan.precision.compute.value)):
-        precision = {"compute": compute, **({"base": "nf4"} if plan.precision.base.value == "nf4" else {})}
+        precision = {"compute": compute, **({"base": packed} if (packed := plan.precision.packed) else {})}
         config = with_settings(given, {**PLAINEST, "data.workers": 0, "precision": precision})
         if not (reason := refused(config)):
             return Reference(config, compute)

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from surefoot.evaluate.commonsense.protocol import Record
 from surefoot.evaluate.side_by_side import Side
 from surefoot.families.bos_zero import BOS_FILE
@@ -22,6 +20,7 @@ from surefoot.families.files import read_json
 from surefoot.methods.open_model import OpenModel
 from surefoot.models.folder import ADAPTER_CONFIG, base_fingerprint
 from surefoot.models.forward import causal_model
+from surefoot.models.precision import CODES
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
@@ -72,8 +71,9 @@ def model_identity(opened: OpenModel, side: Side) -> dict[str, Any]:
 def _precision(opened: OpenModel) -> str:
     """How the base is held: the same whether or not an adapter lies over it."""
     embedding = causal_model(opened.model).get_input_embeddings().weight
-    packed = any(parameter.dtype == torch.uint8 for parameter in opened.model.parameters())
-    return f"{embedding.dtype}{', nf4' if packed else ''} on {embedding.device.type}"
+    held = {parameter.dtype for parameter in opened.model.parameters()}
+    packed = "".join(f", {name}" for name, dtype in CODES.items() if dtype in held)
+    return f"{embedding.dtype}{packed} on {embedding.device.type}"
 
 
 def _adapter_fingerprint(folder: Path) -> str:

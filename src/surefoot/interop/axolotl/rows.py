@@ -48,7 +48,7 @@ _ROWS: tuple[Row, ...] = (
     carried("base_model", None, "model.path", type=text),
     carried("revision_of_model", None, "model.revision", type=text),
     joint("adapter", None, ("adapter.kind",), "lora or qlora", type=text),
-    refused("load_in_8bit", False, "a base in 8 bits is not in surefoot", "load_in_8bit: false, or adapter: qlora"),
+    joint("load_in_8bit", False, ("precision.base",)),
     joint("load_in_4bit", False, ("precision.base",)),
     joint("lora_r", None, ("adapter.rank",), type=whole),
     joint("lora_alpha", None, ("adapter.alpha",), type=number),

@@ -9,6 +9,7 @@ from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import (
+    EIGHT_BITS,
     UP,
     counted,
     module_names,
@@ -40,7 +41,15 @@ def set_adapter(draft: Draft) -> None:
         fix = "adapter: qlora and load_in_4bit: true belong together"
         draft.refuse("adapter" if kind else "load_in_4bit", f"load_in_4bit is {switch(draft['load_in_4bit'])}", fix)
         return
-    draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit")
+    if draft["load_in_8bit"] and kind != "lora":
+        draft.refuse(
+            "load_in_8bit", f"8-bit weights with adapter: {kind or 'none'}", "use adapter: lora, or leave it out"
+        )
+        return
+    if draft["load_in_8bit"]:
+        draft.set("precision.base", "int8", "load_in_8bit", "load_in_4bit", why=EIGHT_BITS)
+    else:
+        draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit", "load_in_8bit")
     if not kind:
         draft.drop("no adapter is asked for", "adapter", *shape, *targets)
         return

@@ -56,12 +56,7 @@ GUIDE: Mapping[str, Row] = by_name(
     carried("data_path", "yahma/alpaca-cleaned", "data.train", type=text),
     carried("output_dir", "./output", "output", type=text),
     carried("adapter_name", "lora", "adapter.kind", _adapter, type=text),
-    refused(
-        "load_8bit",
-        False,
-        "a base in 8 bits is not in surefoot",
-        "leave it out; for 4 bits, write the config (surefoot translate --out FILE), and train FILE precision.base=nf4",
-    ),
+    joint("load_8bit", False, ("precision.base",)),
     joint("batch_size", 128, ("batch.size",), "examples of an optimizer step, over all micro-batches"),
     joint("micro_batch_size", 4, ("batch.micro",), "the original's name"),
     joint("per_device_train_batch_size", 4, ("batch.micro",), "the guide's name"),

@@ -18,7 +18,7 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.faults import setting_fault
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.settings import Refusal, number, whole
-from surefoot.interop.shared_rules import KEEP_ALL, counted, resume_argument, set_default_targets, switch
+from surefoot.interop.shared_rules import EIGHT_BITS, KEEP_ALL, counted, resume_argument, set_default_targets, switch
 from surefoot.interop.trainer import set_precision
 from surefoot.interop.translation import Note
 
@@ -138,7 +138,7 @@ _GUIDES_PROMPTS = (
 )
 _ONE_TEXT = "prompt and answer are one text there, and what is too long loses its end"
 _STRADDLING = "a token that holds the end of the prompt and the begin of the answer is learned here, and was not there"
-_EIGHT_BITS = "surefoot holds no weights in 8 bits: in 16 they are more exact, and take twice the memory"
+_EIGHT_BITS = "here in 16 bits: more exact, and twice the memory (precision.base: int8 holds them in 8)"
 
 
 def _schedule(value: Any) -> str:
@@ -189,7 +189,7 @@ def _fixed_rule(source: Source) -> Rule:
         draft.set("optim.warmup_from_zero", True, why="a warm-up of transformers")
         if source.name == GUIDE:
             draft.set("data.template", "commonsense", why=_GUIDES_PROMPTS)
-            draft.set("precision.base", "fp32", why="the guide loads weights in fp32")
+            _set_base(draft, "fp32", "the guide loads weights in fp32")
         for note in source.notes:
             draft.tell(note)
 
@@ -201,7 +201,7 @@ def _original_rule(source: Source) -> Rule:
         said = source.fixed["bf16"] if source.fixed["bf16"].value else source.fixed["fp16"]
         compute = "fp32" if not said.value else "bf16" if said is source.fixed["bf16"] else "fp16"
         draft.set("precision.compute", compute, why=f"fixed in {said.where}")
-        draft.set("precision.base", compute, why="weights are loaded in 16 bits there")
+        _set_base(draft, compute, "weights are loaded in 16 bits there")
         draft.set("data.encoding", "whole", why=_ONE_TEXT)
         if source.name == ALPACA_LORA:
             draft.set("adapter.kind", "lora", why="it has no other adapter")
@@ -210,6 +210,15 @@ def _original_rule(source: Source) -> Rule:
             draft.set("data.template", "commonsense", why="its prompts, byte for byte")
 
     return rule
+
+
+def _set_base(draft: Draft, held: str, why: str) -> None:
+    if "load_8bit" not in draft.rows:
+        draft.set("precision.base", held, why=why)
+    elif draft["load_8bit"]:
+        draft.set("precision.base", "int8", "load_8bit", why=EIGHT_BITS)
+    else:
+        draft.set("precision.base", held, "load_8bit", why=why)
 
 
 def _attention_kernels(draft: Draft) -> None:

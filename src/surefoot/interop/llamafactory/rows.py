@@ -83,7 +83,7 @@ MODEL = (
     listed("print_param_status", False, "`surefoot plan` shows what trains"),
     listed("trust_remote_code", False, "surefoot runs no code of a model or data set"),
     joint("quantization_method", "bnb", ("precision.base",), type=text),
-    joint("quantization_bit", None, ("precision.base",), "4 with nf4 only", type=whole),
+    joint("quantization_bit", None, ("precision.base",), "4 with nf4, or 8", type=whole),
     joint("quantization_type", "nf4", ("precision.base",), type=text),
     joint("double_quantization", True, ("precision.base",)),
     listed("quantization_device_map", None, "the model lies on one device"),

@@ -10,6 +10,7 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
 from surefoot.interop.llamafactory.data import SAME, UNTHINKING, set_data, why_not, writes_bos
 from surefoot.interop.settings import PACKED, UNPACKED
+from surefoot.interop.shared_rules import EIGHT_BITS
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 _PREFERENCES = (
@@ -204,11 +205,14 @@ def set_quantisation(draft: Draft) -> None:
     method = str(draft["quantization_method"]).lower()
     if method not in ("bnb", "bitsandbytes"):
         draft.refuse("quantization_method", f"surefoot quantises with bitsandbytes, not {method}", "leave it out")
-    elif bits != 4 or draft["quantization_type"] != "nf4" or not draft["double_quantization"]:
-        what = "surefoot holds a base in 4-bit nf4 with double quantisation, and in no other form"
-        draft.refuse("quantization_bit", what, "quantization_bit: 4, or leave it out")
     elif draft["finetuning_type"] != "lora":
-        draft.refuse("quantization_bit", "4-bit weights cannot train", "use finetuning_type: lora")
+        draft.refuse("quantization_bit", f"{bits}-bit weights cannot train", "use finetuning_type: lora")
+    elif bits == 8:
+        draft.set("precision.base", "int8", "quantization_bit", "quantization_method", why=EIGHT_BITS)
+        draft.drop("is about 4 bits", *words[1:])
+    elif bits != 4 or draft["quantization_type"] != "nf4" or not draft["double_quantization"]:
+        what = "surefoot holds a base in 8 bits or in 4-bit nf4 with double quantisation, and in no other form"
+        draft.refuse("quantization_bit", what, "quantization_bit: 4 or 8, or leave it out")
     else:
         draft.set("precision.base", "nf4", "quantization_bit", *words)
 

@@ -32,7 +32,7 @@ from surefoot.interop.settings import (
     text,
     truth,
 )
-from surefoot.interop.shared_rules import module_names, set_default_targets
+from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
@@ -83,7 +83,7 @@ OWN_ROWS: tuple[Row, ...] = (
     refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",)),
-    refused("load_in_8bit", False, "a base in 8 bits is not in surefoot", "use load_in_4bit, or leave it out"),
+    joint("load_in_8bit", False, ("precision.base",)),
     joint("load_in_4bit", False, ("precision.base",)),
     refused("bnb_4bit_quant_type", "nf4", "surefoot's 4 bits are nf4", "leave it out"),
     joint("use_bnb_nested_quant", False, ("precision.base",)),
@@ -200,6 +200,14 @@ def set_compute(draft: Draft) -> None:
 
 
 def set_weights(draft: Draft) -> None:
+    if draft["load_in_8bit"] and draft["load_in_4bit"]:
+        draft.refuse("load_in_8bit", "load_in_4bit is set as well", "keep one of the two")
+        return
+    if draft["load_in_8bit"]:
+        draft.set("precision.base", "int8", "load_in_8bit", why=EIGHT_BITS)
+        draft.drop("the base is held in 8 bits", "dtype", "load_in_4bit", "use_bnb_nested_quant")
+        return
+    draft.drop("asks for nothing", "load_in_8bit")
     if draft["load_in_4bit"]:
         both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
         draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)

@@ -1,6 +1,6 @@
 """A trained model in one piece: the adapter merged into its base, cast, sharded, proven to be the same, and published.
 
-Merged in fp32 from the base as it was before any 4-bit packing, in place, layer by layer: the peak is one copy of the
+Merged in fp32 from the base as it was before any quantisation, in place, layer by layer: the peak is one copy of the
 model in fp32. Everything is written into a hidden folder that takes its name when the certificate holds; a refusal, a
 full disk or a kill leaves nothing behind.
 
@@ -281,7 +281,7 @@ def _notes(parts: ExportParts, account: Account, dropped: bool) -> list[str]:
     notes = base_notes(parts)
     notes += [layout_note(saved.folder.resolve().name, saved.layouts) for saved in parts.chain if saved.layouts]
     if parts.packed:
-        notes.append("trained over the base in 4 bits, merged into the base as it was before packing")
+        notes.append(f"trained over the base in {parts.packed} bits, merged into the base as it was before packing")
     if account.untied:
         notes.append("embedding and output head were tied and differ now, so config.json says that they are two")
     notes += [

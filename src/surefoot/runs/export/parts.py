@@ -15,7 +15,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.folder import check_folder
 from surefoot.models.load import load_tokenizer
 from surefoot.models.saved_adapter import SavedAdapter
-from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.planning.plan import PACKED_BITS, RunPlan, TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import looks_local
 
@@ -30,7 +30,7 @@ class ExportParts:
     with_tokenizer: the folder whose tokenizer goes along.
     bos_id: put before every text; None where none is.
     bos_scale: of the embedding of the first token; None where it is not scaled.
-    packed: trained over 4 bits.
+    packed: bits per weight of a quantised base that it was trained over; None: of none.
     elsewhere: adapters that were trained over other weights than the base has.
     cautions: what else is not as a run left it.
     """
@@ -60,8 +60,8 @@ class ExportParts:
         return self.encoder.tokenizer("a")["input_ids"][:1] == [self.bos_id]
 
     @property
-    def packed(self) -> bool:
-        return self.plan is not None and self.plan.precision.base.value == "nf4"
+    def packed(self) -> int | None:
+        return PACKED_BITS.get(self.plan.precision.base.value) if self.plan else None
 
     @property
     def added_rows(self) -> int:

@@ -186,9 +186,9 @@ def set_up_again(run: PreparedRun) -> LoadedModels:
 
 def plain_plan(plan: RunPlan) -> RunPlan:
     """The same step in fp32, attention written out, without surefoot's own kernels and without compilation. A base that
-    is held in 4 bits stays so: these are its weights."""
+    is quantised stays so: these are its weights."""
     fp32, off = replace(_PLAIN, value="fp32"), replace(_PLAIN, value=False)
-    base = plan.precision.base if plan.precision.base.value == "nf4" else fp32
+    base = plan.precision.base if plan.precision.packed else fp32
     eager = replace(_PLAIN, value="eager")
     return replace(
         plan,

@@ -221,7 +221,8 @@ def _unsuited(plan: RunPlan) -> str:
     """Why no part of the model can be computed in fp32, as far as the plan tells."""
     if plan.parallel.engine.value in CUTTING:
         return f"{plan.parallel.engine.value} has shared the weights out"
-    return "a base in nf4 is unpacked to 16 bits" if plan.precision.base.value == "nf4" else ""
+    packed = plan.precision.packed
+    return f"a base in {packed} is unpacked to 16 bits" if packed else ""
 
 
 def _no_room(loaded: LoadedModels) -> str:
