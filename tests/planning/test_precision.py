@@ -242,7 +242,7 @@ def test_transposed_layers_are_refused(tmp_path):
     assert faults(llama) == []
     ((where, what),) = faults(dataclasses.replace(llama, family=find("gpt2"), model_type="gpt2"))
     assert where == "precision.base"
-    assert "gpt2's linear layers hold their weights transposed" in what
+    assert "gpt2's linear layers hold weights transposed" in what
 
 
 def test_packed_layers_cannot_train_in_full(tmp_path):

@@ -56,8 +56,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (gradient,) = gradients
-        return gradient @ _dequantised(*ctx.saved_tensors, gradient.dtype), None, None, None
+        (gradient,), (codes, scale) = gradients, ctx.saved_tensors
+        return gradient @ _dequantised(codes, scale, gradient.dtype), None, None, None
 
 
 def _dequantised(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

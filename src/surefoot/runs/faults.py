@@ -73,7 +73,7 @@ def advice(config: RunConfig, plan: RunPlan) -> str:
     anew = [f"data.max_length below {plan.tokenizer.max_length.value}"]
     if plan.adapter is None:
         anew += ["an adapter", "optim.name: adafactor or adamw_8bit"]
-    elif plan.precision.base.value != "nf4":  # from int8 as well
+    elif plan.precision.base.value != "nf4":
         anew.append("precision.base: nf4")
     elsewhere = f"a new run can also take {', '.join(anew)}"
     return f"go on with --resume {' or '.join(now)}; {elsewhere}" if now else elsewhere

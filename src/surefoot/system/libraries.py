@@ -105,6 +105,9 @@ def _try_bitsandbytes(library: Any, kind: str) -> None:
     packed, state = library.functional.quantize_4bit(matrix.data, quant_type="nf4", compress_statistics=True)
     if not torch.allclose(library.functional.dequantize_4bit(packed, state), matrix.data, atol=0.2):
         raise RuntimeError("it does not give back the matrix that it quantised")
+    codes, scale, _ = library.functional.int8_vectorwise_quant(matrix.data.half())
+    if not torch.allclose(codes * scale[:, None] / 127, matrix.data, atol=0.01):
+        raise RuntimeError("it does not give back the matrix that it quantised to 8 bits")
     matrix.grad = torch.ones_like(matrix)
     library.optim.AdamW8bit([matrix], lr=1e-3).step()
     if not torch.isfinite(matrix).all():
