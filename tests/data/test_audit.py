@@ -152,6 +152,15 @@ def test_words_behind_a_stop_are_learned_only_where_the_template_says_so(encoder
     assert "does not end with a supervised stop" in fault_of(none, encoder, ids, learns_behind_stop=True)
 
 
+def test_of_several_answers_the_last_alone_may_stop_where_the_template_says_so(encoder, ids):
+    data = dataset((numbers("bos 5 7 3 6 eot", ids), ".#..##"), (numbers("bos 6 eot", ids), ".##"))
+    assert audited(data, encoder, ids, last_stops=True).ended == 2
+    assert "does not end with a supervised stop" in fault_of(data, encoder, ids)
+    none = dataset((numbers("bos 5 7 3 6", ids), ".#..#"), (numbers("bos 6 eot", ids), ".##"))
+    assert "does not end with a supervised stop" in fault_of(none, encoder, ids, last_stops=True)
+    assert audited(dataset((numbers("bos 5", ids), "..")), encoder, ids, last_stops=True).ended == 0
+
+
 def test_pad_may_be_a_stop_token(encoder, ids):
     audit = audited(dataset((numbers("bos 5 eot", ids), ".##")), encoder, ids, pad_id=ids["eot"])
     assert (audit.answers, audit.ended, audit.pad) == (1, 1, "<|eot_id|>")

@@ -351,7 +351,7 @@ GLM4 = r"""
             {{- '</tool_call>' }}
         {%- endfor %}
     {%- else %}
-        {{- '<|' + message.role + '|>\n' + message.content }}
+        {{- ('<|user|>' if message.role == 'user' else '<|system|>') + '\n' + message.content }}
     {%- endif %}
 {%- endfor %}
 {{- '<|assistant|>' if add_generation_prompt }}

@@ -121,6 +121,7 @@ def audit_dataset(
     overlap: np.ndarray = NONE,
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
+    last_stops: bool = False,
     kind: Kind = "answers",
 ) -> Audit:
     """Count and prove.
@@ -129,6 +130,7 @@ def audit_dataset(
     duplicates, overlap: items by index, found before, as they are of several files at once; see `surefoot.data.checks`.
     repeats_bos: the template writes BOS before later turns as well.
     learns_behind_stop: what it writes behind a stop token is part of the answer.
+    last_stops: of several answers the last alone ends with one.
 
     Raises InputError, naming the first record, when a proof fails.
     """
@@ -141,6 +143,7 @@ def audit_dataset(
         train_on=train_on,
         repeats_bos=repeats_bos,
         learns_behind_stop=learns_behind_stop,
+        last_stops=last_stops,
     )
     flags = dataset.flags()
 

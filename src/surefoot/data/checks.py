@@ -47,6 +47,7 @@ def prove(
     train_on: TrainOn,
     repeats_bos: bool = False,
     learns_behind_stop: bool = False,
+    last_stops: bool = False,
 ) -> Proven:
     """Check BOS, PAD and the ends of answers of every example.
 
@@ -56,12 +57,13 @@ def prove(
     bos_id: None where no BOS is to be put.
     repeats_bos: the template writes BOS before later turns.
     learns_behind_stop: what it writes behind a stop token is part of the answer.
+    last_stops: of several answers the last alone ends with one.
     """
     supervised = answers = closed = 0
     for part in _parts(dataset):
         _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
         _prove_pad(part, encoder, pad_id, stop_ids)
-        ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop)
+        ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop, last_stops)
         supervised += int(np.count_nonzero(part.mask))
         answers += len(ends)
         closed += int(ends.sum())
@@ -140,7 +142,9 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
         part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")
 
 
-def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool) -> np.ndarray:
+def _prove_ends(
+    part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool, last_stops: bool
+) -> np.ndarray:
     """For each supervised stretch whether a stop token closes it: [stretches] bool."""
     stops = np.flatnonzero(_among(part.ids, stop_ids) & part.mask)
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
@@ -155,7 +159,8 @@ def _prove_ends(part: _Part, stop_ids: Collection[int], train_on: TrainOn, learn
     else:
         closed = np.isin(ends, stops, assume_unique=True)
     cut = part.flags[owner] & (STOP_LOST | CONTINUED) > 0
-    wrong = ends[~closed & ~cut]
+    excused = np.append(owner[1:] == owner[:-1], False)[: len(owner)] & last_stops
+    wrong = ends[~closed & ~cut & ~excused]
     if len(wrong):
         fix = "the model would never learn to stop; choose another data.template"
         part.fail(wrong[0], "an answer does not end with a supervised stop token", fix, "SF-LABEL-STOP")

@@ -253,6 +253,7 @@ def _audits(
                     stop_ids=template.stop_ids,
                     repeats_bos=template.repeats_bos,
                     learns_behind_stop=template.learns_behind_stop,
+                    last_stops=template.last_stops,
                     train_on=settings.train_on,
                     duplicates=duplicates,
                     overlap=overlap,

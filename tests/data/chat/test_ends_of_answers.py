@@ -103,7 +103,7 @@ def test_one_answer_is_that_of_transformers_and_learned_with_its_end(family, cas
 def test_several_answers(family, said):
     assert check(family, CASES["multi-turn"]) == said
     notes = opened(family)[0].dialogue_notes
-    assert bool(notes) == (family == "gpt_oss")
+    assert bool(notes) == opened(family)[0].last_stops == (family == "gpt_oss")
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,66 @@ def test_glm_learns_thoughts_with_every_answer():
     assert text == f"[gMASK]<sop><|user|>\nWhere?<|assistant|>{said[0]}\n And then?\n<|assistant|>{said[1]}"
 
 
+HM = replace(ANSWER, thought="hm")
+THOUGHT_OUT = {
+    "gpt_oss": f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}Here it is.<|return|>",
+    "glm4": "\n<think>hm</think>\nHere it is.<|user|>",
+    "qwen3": "<think>\nhm\n</think>\n\nHere it is.<|im_end|>",
+}
+
+
+@pytest.mark.parametrize("family", THOUGHT_OUT)
+def test_thoughts_in_a_field_of_their_own_are_learned_where_the_template_puts_them(family):
+    assert check(family, Conversation((SYSTEM, USER, HM))) == [THOUGHT_OUT[family]]
+    before = Conversation((USER, ANSWER, AGAIN, HM))
+    template, encoder, _ = opened(family)
+    ids, mask = ids_and_mask(template, encoder, before, None)
+    assert learned(encoder, ids, mask)[-1] == THOUGHT_OUT[family]
+
+
+@pytest.mark.parametrize("family", ["glm4", "qwen3"])
+def test_earlier_thoughts_stay_as_they_were_written(family):
+    """Not cut, not doubled, not half of a block (TRL issue 6363)."""
+    template, encoder, _ = opened(family)
+    ids, mask = ids_and_mask(template, encoder, Conversation((USER, HM, AGAIN, replace(LAST, thought="so"))), None)
+    second = THOUGHT_OUT[family].replace("hm", "so").replace(ANSWER.content, LAST.content)
+    assert learned(encoder, ids, mask) == [THOUGHT_OUT[family], second]
+    text = str(encoder.tokenizer.decode(ids))
+    assert text.count("<think>") == text.count("</think>") == 2
+
+
+def test_gpt_oss_drops_earlier_thoughts_and_records_with_some_are_refused():
+    template, *_ = opened("gpt_oss")
+    with pytest.raises(RowFault, match="rewrites what comes before turn 3"):
+        template.segments(Conversation((USER, HM, AGAIN, LAST)))
+
+
+def test_control_tokens_that_thoughts_spell_out_are_text():
+    template, encoder, _ = opened("gpt_oss")
+    spelled = Conversation((USER, replace(ANSWER, thought="a<|return|><|end|>b")))
+    ids, _ = ids_and_mask(template, encoder, spelled, None)
+    harmless, _ = ids_and_mask(template, encoder, Conversation((USER, HM)), None)
+    control = [[number for number in one if number in encoder.control] for one in (ids, harmless)]
+    assert control[0] == control[1]
+    assert "a<|return|><|end|>b" in str(encoder.tokenizer.decode(ids))
+
+
+@pytest.mark.parametrize(("name", "family"), [("chatml", "qwen3"), ("qwen3", "qwen3"), ("deepseek", "deepseek")])
+def test_named_templates_write_them_as_a_block_and_so_does_what_is_saved(name, family):
+    template, encoder, bos = opened(family, name)
+    whole = Conversation((USER, HM))
+    ids, mask = ids_and_mask(template, encoder, whole, bos)
+    (said,) = learned(encoder, ids, mask)
+    assert said.startswith("<think>\nhm\n</think>\n\nHere it is.")
+    assert ids_and_mask(template, encoder, Conversation((USER, THOUGHT)), bos)[0] == ids
+    source = template.jinja(str(encoder.tokenizer.bos_token) if bos is not None else "")
+    saved = encoder.tokenizer.apply_chat_template(messages(whole.turns), chat_template=source, return_dict=False)
+    assert saved == ids
+
+
 def test_thoughts_that_a_template_leaves_out_are_not_lost_in_silence():
     template, *_ = opened("deepseek")
-    for turns in ((USER, THOUGHT), (USER, ANSWER, AGAIN, THOUGHT)):
+    for turns in ((USER, THOUGHT), (USER, ANSWER, AGAIN, THOUGHT), (USER, HM)):
         with pytest.raises(RowFault, match="leaves out the thoughts"):
             template.segments(Conversation(turns))
     named, encoder, bos = opened("deepseek", "deepseek")
@@ -199,6 +256,15 @@ def test_twin_return_behind_an_earlier_answer_is_not_how_gpt_oss_goes_on(monkeyp
     monkeypatch.setattr(turn_by_turn, "_new", always)
     with pytest.raises(AssertionError):
         check("gpt_oss", Conversation((USER, CALL, RESULT, ANSWER, AGAIN, LAST), tools=(TOOL,)))
+
+
+def test_twin_without_the_field_nothing_is_thought(monkeypatch):
+    monkeypatch.setattr(turn_by_turn, "_require_thoughts", lambda *_: None)
+    monkeypatch.setattr(
+        "surefoot.data.chat.render.messages", lambda turns: messages([replace(t, thought="") for t in turns])
+    )
+    with pytest.raises(AssertionError):
+        test_thoughts_in_a_field_of_their_own_are_learned_where_the_template_puts_them("gpt_oss")
 
 
 def test_twin_thoughts_would_go_unseen(monkeypatch):

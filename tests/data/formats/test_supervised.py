@@ -12,6 +12,7 @@ import pytest
 from helpers.converted_records import convert
 from surefoot.data.formats import ToolCall, Turn, retag
 from surefoot.data.formats import supervised as sharegpt_module
+from surefoot.data.formats.supervised import read_messages
 from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError
 
@@ -185,3 +186,13 @@ def test_twin_with_an_answer_in_place_of_a_call(monkeypatch):
     monkeypatch.setitem(sharegpt_module._SHAREGPT_ROLES, "function_call", "assistant")
     with pytest.raises(AssertionError):
         test_both_formats_become_the_same_conversation()
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking"])
+def test_thoughts_in_a_field_of_their_own(name):
+    answer = {"role": "assistant", "content": "Heron.", name: "A bird…"}
+    question = {"role": "user", "content": "Name a bird.", name: "not read"}
+    asked, said = read_messages({"messages": [question, answer]}).turns
+    assert (said.content, said.thought) == ("Heron.", "A bird…")
+    assert asked.thought == ""
+    assert read_messages({"messages": [question, answer | {name: None}]}).turns[1].thought == ""  # a table's blank

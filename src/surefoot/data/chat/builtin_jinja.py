@@ -11,6 +11,8 @@ import json
 
 from surefoot.families.template_row import Dialogue, Prompt, ToolLayout
 
+# What an answer was thought out with, in a field of its own, as in `surefoot.data.chat.builtin_template`.
+_THOUGHT = "('<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n\\n' if message.reasoning_content else '')"
 _ROLE = "{{- raise_exception('this template has no place for the role ' ~ message.role) -}}"
 
 
@@ -67,7 +69,7 @@ def write_prompt(row: Prompt, bos: str, eos: str) -> str:
         f"{{%- if message.input -%}}{{{{- {_fill(row.input, 'message.input')} -}}}}{{%- endif -%}}",
         *_print(row.response),
         "{%- elif message.role == 'assistant' and loop.last -%}",
-        f"{{{{- {_quote(row.lead)} ~ message.content ~ {_quote(eos)} -}}}}",
+        f"{{{{- {_quote(row.lead)} ~ {_THOUGHT} ~ message.content ~ {_quote(eos)} -}}}}",
         "{%- else -%}",
         f"{{{{- raise_exception('the {row.name} template holds one prompt and one answer') -}}}}",
         "{%- endif -%}",
@@ -112,7 +114,7 @@ def _assistant(row: Dialogue, layout: ToolLayout | None) -> list[str]:
     if row.lead and layout is not None and not layout.keeps_lead:
         lead = f"('' if message.tool_calls else {lead})"
     lines = [
-        f"{{%- set text = {_text('message', 'assistant', row, optional=True)} -%}}",
+        f"{{%- set text = {_THOUGHT} ~ {_text('message', 'assistant', row, optional=True)} -%}}",
         *_print(row.opening),
         f"{{{{- {lead} ~ text -}}}}",
         *(_calls(layout) if layout is not None else []),

@@ -64,7 +64,7 @@ def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence
         segments += _around(row.input, [Segment(prompt.context, place, content=True)], place)
     segments.append(_words(row.response, place))
     for turn in answers:
-        answer = Segment(turn.content, place + 1, content=True, answer=True)
+        answer = Segment(_thought(turn) + turn.content, place + 1, content=True, answer=True)
         segments += [_words(row.lead, place + 1, answer=True), answer, _words(eos, place + 1, answer=True)]
     return segments
 
@@ -83,7 +83,7 @@ def _check(row: Dialogue, conversation: Conversation) -> None:
             raise RowFault(
                 f"turn {place + 1}: the {row.name} template holds one call per turn", "choose chatml or qwen"
             )
-        if turn.calls and turn.text.strip() and not tools.text_and_calls:
+        if turn.calls and (turn.thought or turn.text.strip()) and not tools.text_and_calls:
             raise RowFault(
                 f"turn {place + 1}: the {row.name} template holds a text or calls, not both", "choose chatml or qwen"
             )
@@ -188,9 +188,14 @@ def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int
     yield _words("" if neighbours[1] else right, place)
 
 
+def _thought(turn: Turn) -> str:
+    """As Qwen, DeepSeek and many data sets write it into an answer."""
+    return f"<think>\n{turn.thought}\n</think>\n\n" if turn.thought else ""
+
+
 def _text(row: Dialogue, turn: Turn, place: int, answer: bool = False) -> Segment:
     text = turn.text.strip() if turn.role in row.trimmed else turn.text
-    return Segment(text, place, content=True, answer=answer)
+    return Segment(_thought(turn) + text, place, content=True, answer=answer)
 
 
 @functools.lru_cache(maxsize=4096)

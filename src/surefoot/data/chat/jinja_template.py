@@ -86,7 +86,8 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
         segments=chat.segments,
         jinja=chat.with_bos,
         notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
-        dialogue_notes=chat.dialogue_notes(),
+        dialogue_notes=(notes := chat.dialogue_notes()),
+        last_stops=_ENDS_OTHERWISE in notes,
         repeats_bos=chat.repeats_bos(),
         at_once=chat.at_once,
     )
@@ -188,7 +189,7 @@ class _Chat:
     def segments(self, conversation: Conversation) -> tuple[Segment, ...]:
         require_turns(conversation, OWN)
         turns = conversation.turns
-        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+        if _takes_rendering(conversation):
             return self._rendered(conversation)
         frame = self.frame(tuple(turn.role for turn in turns))
         contents: list[str] = []
@@ -209,7 +210,7 @@ class _Chat:
         """As the template writes all turns together, contents marked. What it takes apart is laid out as ever."""
         require_turns(conversation, OWN)
         turns = conversation.turns
-        if conversation.tools or any(turn.calls or turn.role == "tool" for turn in turns):
+        if _takes_rendering(conversation):
             return self._rendered(conversation)
         pieces = self._split(_placeholders(turn.role for turn in turns), generation_prompt)
         contents = _contents(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
@@ -327,6 +328,12 @@ class _Chat:
 
 
 _OTHER_TEMPLATE = "choose another data.template: the named one of the model's family, chatml or vicuna"
+
+
+def _takes_rendering(conversation: Conversation) -> bool:
+    """Whether more than texts is in it: no placeholder stands for that."""
+    turns = conversation.turns
+    return bool(conversation.tools) or any(turn.calls or turn.thought or turn.role == "tool" for turn in turns)
 
 
 def _placeholders(roles: Iterable[str]) -> list[Turn]:

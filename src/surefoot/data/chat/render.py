@@ -156,6 +156,8 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     for turn, ids in zip(turns, call_ids(turns), strict=True):
         message: dict[str, Any] = {"role": turn.role, "content": turn.text}
+        if turn.thought:
+            message |= {"reasoning_content": turn.thought, "thinking": turn.thought}
         if turn.calls:
             message["tool_calls"] = [
                 {"type": "function", "id": own, "function": {"name": call.name, "arguments": dict(call.arguments)}}

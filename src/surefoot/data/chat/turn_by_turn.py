@@ -57,7 +57,7 @@ def _require_written(conversation: Conversation, render: Render) -> None:
     if tools and render(turns, (), False) == text:
         raise RowFault("the chat template leaves out the definitions of tools", _WRITES_TOOLS)
     for place, turn in enumerate(turns):
-        if turn.role == "assistant" and _THOUGHT_ENDS in turn.content:
+        if turn.role == "assistant" and (turn.thought or _THOUGHT_ENDS in turn.content):
             _require_thoughts(turns[: place + 1], tools, render)
     for place, what, other in _changes(turns):
         try:
@@ -71,7 +71,10 @@ def _require_written(conversation: Conversation, render: Render) -> None:
 def _require_thoughts(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], render: Render) -> None:
     """turns: up to an answer with thoughts, which is then the newest."""
     *before, answer = turns
-    other = replace(answer, content=answer.content.replace(_THOUGHT_ENDS, "." + _THOUGHT_ENDS))
+    if answer.thought:
+        other = replace(answer, thought=f"{answer.thought}.")
+    else:
+        other = replace(answer, content=answer.content.replace(_THOUGHT_ENDS, "." + _THOUGHT_ENDS))
     if render(turns, tools, False) == render([*before, other], tools, False):
         raise RowFault(f"turn {len(turns)}: the chat template leaves out the thoughts", _KEEPS_THOUGHTS)
 
@@ -201,6 +204,7 @@ def _mask(conversation: Conversation, encoder: TextEncoder) -> tuple[Conversatio
         replace(
             turn,
             content=masked(turn.content),
+            thought=masked(turn.thought),
             context=masked(turn.context),
             calls=tuple(replace(call, name=masked(call.name), arguments=masked(call.arguments)) for call in turn.calls),
         )
@@ -216,7 +220,7 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Conversation):
         yield from _strings([value.turns, value.tools])
     elif isinstance(value, Turn):
-        yield from _strings([value.content, value.context, value.calls])
+        yield from _strings([value.content, value.thought, value.context, value.calls])
     elif isinstance(value, ToolCall):
         yield from _strings([value.name, value.arguments])
     elif isinstance(value, Mapping):

@@ -175,6 +175,7 @@ class Turn:
     calls: of an assistant turn, whose content may then be empty.
     learned: False for an answer that the data marks as not to be learned.
     call, tool: of a result, the id of its call and the tool's name, where the data gives them.
+    thought: what an answer's writer thought before it, where the data has it in a field of its own.
     """
 
     role: str
@@ -184,6 +185,7 @@ class Turn:
     learned: bool = True
     call: str = ""
     tool: str = ""
+    thought: str = ""
 
     @property
     def text(self) -> str:

@@ -196,6 +196,9 @@ def kept(batches: Batches) -> Iterator[Kept]:
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
         for one in itertools.chain.from_iterable(batches):
             value = asdict(one)
+            for turn in value["turns"]:  # of most there is none, and the digest is what it was before there were any
+                if not turn["thought"]:
+                    del turn["thought"]
             digest.update((separator + json.dumps(value, sort_keys=True, ensure_ascii=False)).encode())
             separator = ", "
             file.write(json.dumps(value) + "\n")

@@ -34,6 +34,7 @@ from surefoot.data.formats.preference import (
     read_prompt,
 )
 from surefoot.data.formats.supervised import (
+    THOUGHTS,
     read_alpaca,
     read_commonsense,
     read_messages,
@@ -105,7 +106,7 @@ LAYOUTS: Mapping[str, Layout] = joined(
             ("messages",),
             ("conversations", "tools", "system"),
             "role",
-            ("role", "content", "tool_calls", "tool_call_id", "name", *_MARKS),
+            ("role", "content", "tool_calls", "tool_call_id", "name", *THOUGHTS, *_MARKS),
         ),
         "sharegpt": Layout(
             read_sharegpt,

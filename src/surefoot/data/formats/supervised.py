@@ -34,6 +34,7 @@ from surefoot.data.formats.conversation import (
 )
 from surefoot.data.sources.records import Row, kind_of
 
+THOUGHTS = ("reasoning_content", "thinking")  # as Qwen, DeepSeek and GLM call the field, and gpt-oss
 _MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -67,7 +68,9 @@ def read_message(message: Mapping[str, Any]) -> Turn:
     if not content.strip() and not may_be_empty:
         raise RowFault("has an empty 'content'", "remove the row or fill it in")
     call, tool = (optional(message, name) if role == "tool" else "" for name in ("tool_call_id", "name"))
-    return Turn(role, content, calls=calls, learned=is_learned(message, role), call=call, tool=tool)
+    thought = next(filter(None, (optional(message, name) for name in THOUGHTS)), "") if role == "assistant" else ""
+    learned = is_learned(message, role)
+    return Turn(role, content, calls=calls, learned=learned, call=call, tool=tool, thought=thought)
 
 
 def _content(message: Mapping[str, Any]) -> str:

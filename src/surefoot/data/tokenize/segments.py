@@ -191,6 +191,7 @@ class Template:
     notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
     repeats_bos: BOS stands before later turns as well.
     learns_behind_stop: what follows a stop token is learned, too.
+    last_stops: of several answers the last alone ends with a stop token.
     at_once: a conversation as it is rendered in one go, with the generation prompt or not, where that may differ from
         laying it out answer by answer.
     """
@@ -204,6 +205,7 @@ class Template:
     dialogue_notes: tuple[str, ...] = ()
     repeats_bos: bool = False
     learns_behind_stop: bool = False
+    last_stops: bool = False
     at_once: Callable[[Conversation, bool], tuple[Segment, ...]] | None = None
 
 
