@@ -303,7 +303,10 @@ def test_what_there_is_nothing_of_to_change_is_said_truly(models, tmp_path):
         assert what in refused.stderr
 
 
-@pytest.mark.parametrize(("name", "to"), [("qwen2", "tied-head"), ("gpt2", "tied-head"), ("phi3", "split")])
+OUT = [("qwen2", "tied-head"), ("gpt2", "tied-head"), ("phi3", "split")]
+
+
+@pytest.mark.parametrize(("name", "to"), representatives(OUT, *OUT[1:]))
 def test_a_model_goes_out_and_comes_back(models, tmp_path, name, to):
     assert call(models[name], "--to", to, "--out", tmp_path / "out").exit_code == 0
     assert weights(tmp_path / "out").keys() != weights(models[name]).keys()

@@ -435,7 +435,7 @@ def in_process(tmp_path, base):
     return lambda *words: CliRunner().invoke(main, ["train", str(tmp_path / "run.yaml"), *words])
 
 
-@pytest.mark.parametrize("where", ["steps.load_models", "run.publish"])
+@pytest.mark.parametrize("where", representatives(["steps.load_models", "run.publish"], "run.publish"))
 def test_sigterm_before_and_after_the_steps_ends_in_75_and_the_run_goes_on(tmp_path, in_process, monkeypatch, where):
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
@@ -469,36 +469,35 @@ def interrupt(*_):
 # Every key works
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {
-            "gradient_checkpointing": "on",
-            "tokenizer": {"pad": "add"},
-            "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2},
-            "attention": "eager",
-            "optim": {"schedule": "wsd", "decay": 0.5, "warmup": "2 steps", "weight_decay": 0.1},
-            "samples": {"count": 2, "max_new_tokens": 4},
-        },
-        {
-            "adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]},
-            "tokenizer": {"pad": "add"},
-            "attention": {"flash": "off"},
-            "early_stopping": {"patience": 1, "min_delta": 10.0},
-            "duration": "600 tokens",
-            "checkpoint": {"every": "200 tokens"},
-        },
-        {
-            "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"]},
-            "data": {"train_on": "everything", "eval": 0.2, "max_samples": 10, "template": "alpaca"},
-            "bos": {"prepend": "off"},
-            "precision": {"compute": "bf16", "base": "fp32"},
-            "batch": {"size": 5, "micro": 2},
-            "checkpoint": {"every": "1 step", "keep": 1, "best": "none"},
-        },
-    ],
-    ids=lambda changes: "-".join(changes),
-)
+EVERY_KEY = [
+    {
+        "gradient_checkpointing": "on",
+        "tokenizer": {"pad": "add"},
+        "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"], "dropout": 0.2},
+        "attention": "eager",
+        "optim": {"schedule": "wsd", "decay": 0.5, "warmup": "2 steps", "weight_decay": 0.1},
+        "samples": {"count": 2, "max_new_tokens": 4},
+    },
+    {
+        "adapter": {"kind": "dora", "rank": 2, "rslora": True, "targets": ["q_proj", "v_proj"]},
+        "tokenizer": {"pad": "add"},
+        "attention": {"flash": "off"},
+        "early_stopping": {"patience": 1, "min_delta": 10.0},
+        "duration": "600 tokens",
+        "checkpoint": {"every": "200 tokens"},
+    },
+    {
+        "adapter": {"kind": "lora", "rank": 2, "modules_to_save": ["lm_head"]},
+        "data": {"train_on": "everything", "eval": 0.2, "max_samples": 10, "template": "alpaca"},
+        "bos": {"prepend": "off"},
+        "precision": {"compute": "bf16", "base": "fp32"},
+        "batch": {"size": 5, "micro": 2},
+        "checkpoint": {"every": "1 step", "keep": 1, "best": "none"},
+    },
+]
+
+
+@pytest.mark.parametrize("changes", representatives(EVERY_KEY, EVERY_KEY[0]), ids="-".join)
 def test_a_run_with(run, changes):
     trial = run(**changes)
     if "data" in changes:

@@ -65,8 +65,8 @@ SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
-QUICK = [("ppo-judged", "fsdp2", "lora"), ("dpo", "ddp", "dora")]
-MATRIX = representatives(product(METHODS, ENGINES, ADAPTERS), *QUICK)
+# The other preference methods go over the same code as the packed answers below.
+MATRIX = representatives(product(METHODS, ENGINES, ADAPTERS), ("ppo-judged", "fsdp2", "lora"))
 
 
 @pytest.fixture(scope="module")

@@ -161,9 +161,12 @@ def test_a_stopped_rank_ends_the_run(world, victim):
     assert alive(list(ranks.values())) == []
 
 
-def test_ranks_end_with_the_process_that_started_them(world):
-    output = world / "orphans"
-    started = start(surefoot("train", write_config(world, output, parallel=TWO, **ENDLESS)), output)
+@pytest.mark.parametrize("by", representatives(["forked", "typed"], "forked"))
+def test_ranks_end_with_the_process_that_started_them(world, by):
+    output = world / f"orphans-{by}"
+    config = write_config(world, output, parallel=TWO, **ENDLESS)
+    typed = by == "typed"
+    started = start(surefoot("train", config), output) if typed else start_forked(["train", config], output)
     started.await_step(1)
     ranks = started.ranks()
     stop(ranks[1])  # a stopped one, too

@@ -15,6 +15,7 @@ import transformers
 from torch import nn
 
 from helpers.plans import adapter_plan, linear_names
+from helpers.tiers import representatives
 from surefoot.models import bos
 from surefoot.models.adapters import add_adapter
 from surefoot.models.bos import install_bos_scaling
@@ -132,7 +133,7 @@ def apart(found, wanted):
     return math.sqrt(total / sum(float(gradient.pow(2).sum()) for gradient in wanted.values()))
 
 
-@pytest.mark.parametrize("layers", DEPTHS)
+@pytest.mark.parametrize("layers", representatives(DEPTHS, 48))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, FP32), (torch.bfloat16, BF16)])
 def test_deep_and_finite(layers, dtype, tolerance):
     model = llama(layers, dtype)
@@ -144,7 +145,7 @@ def test_deep_and_finite(layers, dtype, tolerance):
     assert apart(found, wanted) < tolerance
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("kind", representatives(["lora", "dora"], "dora"))
 def test_deep_under_an_adapter(kind):
     """With B away from zero, where an adapter starts."""
     model = llama(32)
@@ -169,7 +170,7 @@ def test_deep_with_gradient_checkpointing():
     assert not finite(gradients(model, plain=True))
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4, 8])
+@pytest.mark.parametrize("layers", representatives([1, 2, 4, 8], 1, 4))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_the_plain_gradient_is_finite_it_is_the_same_to_the_last_bit(layers, dtype):
     """What is cut would have been multiplied by zeros."""

@@ -98,7 +98,7 @@ def test_killed_anywhere_around_a_rollback_it_ends_as_undisturbed(world, stage, 
 PLACES = 4
 
 
-@pytest.mark.parametrize("place", representatives(range(PLACES), 1))
+@pytest.mark.parametrize("place", representatives(range(PLACES)))
 def test_a_kill_within_the_rollback(world, place):
     """Spread over the writes from the bad steps on to the first save after them: failure folders, the record, the
     resumed session's records, events and logs."""

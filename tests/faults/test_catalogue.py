@@ -14,6 +14,7 @@ from faults.place import ROWS, Place
 from faults.proven_elsewhere import PROVEN_ELSEWHERE
 from faults.run_cases import raising
 from faults.test_bad_inputs import CASES
+from helpers.tiers import representatives
 from surefoot.training.checkpoint import list_checkpoints
 
 # How many faults each part of the catalogue has: data, tokenizer, model, precision, run, policy, export, config.
@@ -61,7 +62,7 @@ def test_the_last_line_cut_at_every_byte_is_named_by_the_command(place: Place) -
     assert not (place.folder / "out").exists()
 
 
-@pytest.mark.parametrize("change", [fused, from_under_an_adapter])
+@pytest.mark.parametrize("change", representatives([fused, from_under_an_adapter], fused))
 def test_a_base_in_another_layout_trains_to_the_same_bits(place: Place, change) -> None:
     place.weights(change)
     result = place.call("train", place.config())

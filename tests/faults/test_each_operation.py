@@ -12,10 +12,9 @@ from faults.faulty_disk import KINDS, FaultyDisk, Killed, copy_of, operations_of
 from faults.histories import HISTORIES, engine_after, loaded, outcome, recovered, save
 from faults.records import Record, add
 from faults.trials import processor_seconds
+from helpers.tiers import diagonal
 from surefoot.system import disk, durable
 from surefoot.system.errors import EnvironmentFault
-
-CASES = pytest.mark.parametrize("name", HISTORIES)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ def told(name, fault, count, started):
     add(Record("each operation of a save", name, seconds=seconds, trials=count, counts={fault: count}))
 
 
-@CASES
-@pytest.mark.parametrize("kind", ["kill", "torn"])
+@pytest.mark.parametrize(("name", "kind"), diagonal(HISTORIES, ["kill", "torn"]))
 def test_a_kill_at_any_operation_leaves_the_older_or_the_newer(name, kind, prepared, tmp_path):
     count, started = 0, processor_seconds()
     for number, operation, run, raised in trials(name, kind, prepared, tmp_path):
@@ -69,8 +67,7 @@ def test_a_kill_at_any_operation_leaves_the_older_or_the_newer(name, kind, prepa
     told(name, KINDS[kind], count, started)
 
 
-@CASES
-@pytest.mark.parametrize("kind", ["full", "broken", "short"])
+@pytest.mark.parametrize(("name", "kind"), diagonal(HISTORIES, ["full", "broken", "short"]))
 def test_a_disk_that_fails_at_any_operation_is_exit_3_and_costs_nothing(name, kind, prepared, tmp_path):
     """Clean-up of what is replaced or no longer needed may fail in silence: then the newer one stands."""
     count, started = 0, processor_seconds()

@@ -1,5 +1,5 @@
-"""One function for both kinds of device: on the CPU in every run of the suite, which shows that the test itself works,
-and on a GPU behind its marker.
+"""One function for both kinds of device: on the CPU in the suite or its long tier, which shows that the test itself
+works, and on a GPU behind its marker.
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_it(place, device): ...
@@ -23,6 +23,7 @@ from surefoot.system import hardware
 HERE = torch.cuda.is_available()
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="there is no NVIDIA GPU")])
 DEVICES = ["cpu", CUDA]
+IN_THE_LONG_TIER = [pytest.param("cpu", marks=pytest.mark.slow), CUDA]  # on the CPU
 # Nothing is left open that would be measured first, in processes that each take seconds to start.
 QUIET: dict[str, Any] = {"attention": "eager", "kernels": {"pointwise": "plain"}}
 

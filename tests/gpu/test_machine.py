@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu.devices import CUDA, DEVICES, take
+from gpu.devices import CUDA, DEVICES, IN_THE_LONG_TIER, take
 from helpers.doctor_runs import clean_base, clean_run
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
@@ -35,7 +35,7 @@ def base(tmp_path_factory):
     return clean_base(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", IN_THE_LONG_TIER)
 def test_doctor_finds_nothing_wrong_with_a_clean_run(tmp_path, base, monkeypatch, device):
     """Cautions on speed may come of models as tiny as this one."""
     take(device, monkeypatch)

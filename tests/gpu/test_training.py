@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gpu.devices import DEVICES, QUIET, device_of, logged, losses_of, take
+from gpu.devices import DEVICES, IN_THE_LONG_TIER, QUIET, device_of, logged, losses_of, take
 from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
@@ -76,7 +76,7 @@ def test_twin_another_rate_is_noticed(place, monkeypatch, on_the_cpu):
 FUSED = {"attention": {"cudnn": "off"}}
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", IN_THE_LONG_TIER)
 @pytest.mark.parametrize("precision", representatives(TOLERANCE, "bf16"))
 def test_packed_rows_and_sdpa_learn_the_same(place, monkeypatch, on_the_cpu, device, precision):
     take(device, monkeypatch)
@@ -120,7 +120,7 @@ def straight_and_broken(place, device, resumed=lambda patch: None):
     return [place / name for name in names]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", IN_THE_LONG_TIER)
 def test_a_run_that_ended_and_went_on_equals_one_that_nothing_disturbed(place, monkeypatch, device):
     """Bit for bit, as far as the device's kernels repeat themselves: so are two straight runs."""
     take(device, monkeypatch)
@@ -130,6 +130,7 @@ def test_a_run_that_ended_and_went_on_equals_one_that_nothing_disturbed(place, m
     assert compare_folders(straight, broken) == []
 
 
+@pytest.mark.slow
 def test_twin_other_draws_after_the_resume_are_noticed(place, monkeypatch):
     take("cpu", monkeypatch)
     straight, _, broken = straight_and_broken(
@@ -138,7 +139,7 @@ def test_twin_other_draws_after_the_resume_are_noticed(place, monkeypatch):
     assert compare_folders(straight, broken) != []
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", IN_THE_LONG_TIER)
 def test_a_failure_is_found_again_at_the_same_module(place, monkeypatch, device):
     take(device, monkeypatch)
     real = loop.train_step

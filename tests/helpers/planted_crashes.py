@@ -59,6 +59,11 @@ def replayed(rank: int = 0) -> None:
     replay_run.main()
 
 
+def replayed_in_forward(rank: int = 0) -> None:
+    in_forward()
+    replayed()
+
+
 def _plant(crash: Any) -> None:
     from transformers.models.llama.modeling_llama import LlamaMLP
 

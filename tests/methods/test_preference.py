@@ -7,7 +7,6 @@ import math
 import random
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,6 +132,8 @@ def test_a_loss_without_a_reference_opens_none(train, monkeypatch, loss):
 
 ADDED = """
 import json, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "surefoot"]:  # of a process that was forked
+    del sys.modules[name]
 from surefoot.method_facts import losses
 
 losses.PAIR_LOSSES = {**losses.PAIR_LOSSES, "added": losses.LossFacts(reference=False)}
@@ -155,7 +156,7 @@ print(json.dumps([json.loads(line) for line in (result.folder / "trainer_log.jso
 
 
 @pytest.mark.parametrize("parts", representatives(["whole", "half"], "whole"))
-def test_a_loss_is_added_by_its_rows_alone(world, parts):
+def test_a_loss_is_added_by_its_rows_alone(world, tmp_path, any_python, parts):
     """Its facts and its formulas, no other place: schema, plan, reference and log follow."""
     config = {
         "stage": "dpo",
@@ -165,17 +166,17 @@ def test_a_loss_is_added_by_its_rows_alone(world, parts):
         "alignment": {"loss": "added"},
         "batch": {"size": 6},
         "duration": "2 steps",
-        "output": str(world / f"added-{parts}"),
+        "output": str(tmp_path / "added"),
     }
-    found = subprocess.run([sys.executable, "-c", ADDED, json.dumps(config), parts], capture_output=True, text=True)
+    found = subprocess.run([any_python, "-c", ADDED, json.dumps(config), parts], capture_output=True, text=True)
     if parts == "half":  # twin: facts without formulas
         assert found.returncode != 0
         assert "added" in found.stderr.splitlines()[-1]
-        assert not (world / "added-half").exists()
+        assert not (tmp_path / "added").exists()
         return
     assert found.returncode == 0, found.stderr
     rows = [row for row in json.loads(found.stdout.splitlines()[-1]) if "loss" in row]
-    plan = json.loads((world / "added-whole" / "plan.json").read_text())["plan"]
+    plan = json.loads((tmp_path / "added" / "plan.json").read_text())["plan"]
     assert (len(rows), plan["reference"]["value"]) == (2, "none")
     for row in rows:
         assert row["reward_chosen"] == pytest.approx(0.1 * row["logp_chosen"], rel=1e-5)

@@ -6,6 +6,7 @@ import io
 import pytest
 from safetensors.torch import load_file, save_file
 
+from helpers.tiers import diagonal
 from helpers.toy_model import save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
@@ -125,16 +126,16 @@ def straight(tmp_path_factory):
     return runs
 
 
-@pytest.mark.parametrize("log_every", [1, 5])
-@pytest.mark.parametrize("stops", [[3], [5], [4, 6, 11], [1, 2, 12]])
+@pytest.mark.parametrize(("stops", "log_every"), diagonal([[3], [5], [4, 6, 11], [1, 2, 12]], [1, 5]))
 def test_stopped_and_resumed(tmp_path, straight, stops, log_every):
     for stop_after in [*stops, None]:
         session(tmp_path, log_every=log_every, stop_after=stop_after)
     assert deterministic(tmp_path) == deterministic(straight[log_every])
 
 
-@pytest.mark.parametrize("log_every", [1, 5])
-@pytest.mark.parametrize("death", [("step", 3), ("step", 7), ("evaluation", 5), ("step", 11)])
+@pytest.mark.parametrize(
+    ("death", "log_every"), diagonal([("step", 3), ("step", 7), ("evaluation", 5), ("step", 11)], [1, 5])
+)
 def test_killed_and_resumed(tmp_path, straight, death, log_every):
     with pytest.raises(Killed):
         session(tmp_path, log_every=log_every, die_after=death)

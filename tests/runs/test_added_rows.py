@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.faults import raises_fault
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.open_model import open_for_use
 from surefoot.models import saved_adapter
@@ -64,14 +65,18 @@ def logits(model) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("tied", "saved"),
-    [
-        (False, []),
-        (False, ["lm_head"]),
+    representatives(
+        [
+            (False, []),
+            (False, ["lm_head"]),
+            (False, ["embed_tokens"]),
+            (False, ["embed_tokens", "lm_head"]),
+            (True, ["lm_head"]),
+            (True, ["embed_tokens"]),
+        ],
         (False, ["embed_tokens"]),
-        (False, ["embed_tokens", "lm_head"]),
         (True, ["lm_head"]),
-        (True, ["embed_tokens"]),
-    ],
+    ),
     ids=str,
 )
 def test_it_is_resumed_opened_and_exported(place, tmp_path, tied, saved):

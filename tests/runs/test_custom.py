@@ -7,6 +7,7 @@ import torch
 
 import surefoot
 from helpers.faults import raises_fault
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.runs import custom as custom_module
@@ -34,7 +35,7 @@ TEXTS = [{"text": "The sky is above. " * n} for n in range(1, 13)]
 GENERATE = {"metrics.names": {"metrics": {"names": ["exact_match"]}}, "samples.count": {"samples": {"count": 2}}}
 
 
-@pytest.mark.parametrize("key", GENERATE)
+@pytest.mark.parametrize("key", representatives(GENERATE, "samples.count"))
 def test_texts_ask_nothing_so_no_answers_are_generated_to_them(config, tmp_path, key):
     surefoot.train(config | GENERATE[key])
     (tmp_path / "train.json").write_text(json.dumps(TEXTS))

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.growing_records import sky_rows
 from helpers.model_layouts import run_config
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import last_block
 from surefoot.planning.plan import plan_from_json
@@ -58,7 +59,7 @@ def losses(folder):
     return [line.get("loss", line.get("eval_loss")) for line in lines]
 
 
-@pytest.mark.parametrize("stage", ["sft", "dpo", "kto", "reward"])
+@pytest.mark.parametrize("stage", representatives(["sft", "dpo", "kto", "reward"], "sft", "kto"))
 def test_a_run_is_the_plain_one(workplace, tmp_path, stage):
     for name in ("plain", "pruned"):
         train(workplace, tmp_path / name, stage, kernels={"last_block": name})

@@ -136,7 +136,7 @@ def layouts(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("way", representatives(WAYS, "dpo, cached", "kto", "reward, divergence"))
+@pytest.mark.parametrize("way", representatives(WAYS, "dpo, cached", "kto"))
 def test_a_packed_run_has_the_numbers_of_a_padded_one(train, layouts, way):
     packed = train("packed", **WAYS[way])
     assert layouts == {("trained", True), ("evaluated", True)}

@@ -165,10 +165,10 @@ def fails(monkeypatch):
     monkeypatch.setitem(documents.FORMS, "sdpa", broken)
 
 
-@pytest.mark.parametrize(
-    ("breaks", "why"),
-    [(loses_documents, "the documents of a packed row are lost on the way"), (fails, "shapes do not match)")],
-)
+BREAKS = [(loses_documents, "the documents of a packed row are lost on the way"), (fails, "shapes do not match)")]
+
+
+@pytest.mark.parametrize(("breaks", "why"), representatives(BREAKS, BREAKS[0]))
 def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_asked_by_name(
     workplace, tmp_path, monkeypatch, breaks, why
 ):

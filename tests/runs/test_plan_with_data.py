@@ -8,6 +8,7 @@ import pytest
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
@@ -53,7 +54,7 @@ def test_what_is_shown_is_what_a_run_goes_by(config):
     assert plan_to_json(blind) != plan_to_json(run.plan)
 
 
-@pytest.mark.parametrize("command", [False, True])
+@pytest.mark.parametrize("command", representatives([False, True], True))
 def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch, command):
     """And a draft before it reads the data, whose conflicts it refuses; the draft knows no lengths of examples. A
     command makes it before it imports torch, and the run goes on with that one."""

@@ -9,6 +9,7 @@ import yaml
 from transformers import AutoTokenizer, GenerationConfig
 
 from helpers.fork_server import ForkServer
+from helpers.tiers import diagonal
 from helpers.tiny_models import LLAMA3_TEMPLATE, tiny_llama
 from surefoot.data.formats import Turn
 from surefoot.methods.open_model import conversation_ids, open_for_use
@@ -61,8 +62,9 @@ def test_the_plan_names_the_template_that_trained(runs, name):
     assert said["reason"]
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "texts"])
-@pytest.mark.parametrize("place", ["run", "run/checkpoint-1"])
+@pytest.mark.parametrize(
+    ("name", "place"), diagonal([name for name in RUNS if name != "texts"], ["run", "run/checkpoint-1"])
+)
 def test_surefoot_and_transformers_ask_alike(runs, name, place):
     folder = runs / name / place
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,5 +1,6 @@
 """Optional libraries are tried before they are promised, and imported without noise or downloads."""
 
+import functools
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from helpers.tiers import representatives
 from surefoot.models import save
 from surefoot.system import libraries as module
 from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle, import_bitsandbytes, is_installed
@@ -19,6 +21,17 @@ def get_kernel(*_, **__):
     raise RuntimeError("no network")
 """
 
+# Each line in a fork of a process that has torch alone: whether a compiler came with it, and whether it asked the hub.
+_EACH = """
+import os, sys, torch
+for line in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(line)
+        print("torch._inductor.compile_fx" in sys.modules, os.path.exists("fetched"))
+        break
+    assert os.wait()[1] == 0
+    print("<next>", flush=True)
+"""
 _OURS = "from surefoot.system.libraries import import_bitsandbytes; import_bitsandbytes()"
 
 
@@ -60,10 +73,14 @@ def test_wrong_numbers_are_noticed(monkeypatch):
     assert "does not give back" in bitsandbytes_obstacle("cpu")
 
 
-def test_a_missing_compiler_is_one_line():
+@pytest.mark.parametrize("backend", representatives(["eager", "inductor"], "eager"))
+def test_a_missing_compiler_is_one_line(monkeypatch, backend):
+    """eager: after a compilation that takes no compiler, which would take most of this file's time."""
     import torch._inductor.config as inductor
 
-    assert compiler_obstacle("cpu") == ""  # what this leaves behind does not answer for it
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        assert compiler_obstacle("cpu") == ""  # what this leaves behind does not answer for it
     compiler_obstacle.cache_clear()
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         said = compiler_obstacle("cpu")
@@ -71,16 +88,18 @@ def test_a_missing_compiler_is_one_line():
     assert "\n" not in said
 
 
-@pytest.mark.parametrize(("line", "alone"), [(_OURS, False), ("import bitsandbytes", True)])
-def test_bitsandbytes_comes_without_noise_and_compiler_and_look_at_the_hub(tmp_path, line, alone):
+def test_bitsandbytes_comes_without_noise_and_compiler_and_look_at_the_hub(tmp_path):
     """The second line is the twin: what it does alone; it looks for kernels on CPUs with AVX512-BF16."""
+    program = [sys.executable, "-c", _EACH, _OURS, "import bitsandbytes"]
     (tmp_path / "kernels.py").write_text(FETCHES)
-    program = f"import sys\n{line}\nprint('torch._inductor.compile_fx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == str(alone)
-    fetches = alone and import_bitsandbytes().functional.has_avx512bf16()
-    assert (tmp_path / "fetched").exists() == fetches
-    assert ("kernels-community" in done.stdout + done.stderr) == fetches
+    done = subprocess.run(
+        program, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    ours, alone = done.stdout.split("<next>\n")[:2]
+    fetches = bool(import_bitsandbytes().functional.has_avx512bf16())
+    for said, compiles, looks in ((ours, False, False), (alone, True, fetches)):
+        assert said.splitlines()[-1] == f"{compiles} {looks}"
+        assert ("kernels-community" in said) == looks
 
 
 def test_what_is_compiled_later_is_compiled_once_and_with_its_settings(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.board_server import serving
 from helpers.run_folders import NASTY, log_more, log_rows, train_row, write_run
+from helpers.tiers import diagonal
 from surefoot.commands.board.listing import Tail
 from surefoot.commands.board.streams import follow_run
 from surefoot.system import folder_lock
@@ -32,8 +33,7 @@ def home(board):
     return f"http://127.0.0.1:{board.server_port}/"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "scheme"), diagonal(SIZES, ["light", "dark"]))
 def test_overview_and_run_at_any_width(board, open_page, size, scheme):
     width, height = SIZES[size]
     watched = open_page(board.address, viewport={"width": width, "height": height}, color_scheme=scheme)

@@ -112,6 +112,8 @@ _IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x202D, 0x20
 
 def clean(text: str) -> str:
     """Strip terminal escape sequences and control characters from untrusted text; line ends become line feeds."""
+    if text.isprintable():  # as nearly all is, and each cell of a table is asked several times
+        return text
     return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from helpers import zoo
 from helpers.adapter_runs import a_plan, a_run
 from helpers.faults import raises_fault
+from helpers.tiers import diagonal
 from helpers.tiny_models import tiny_llama
 from surefoot.models import gguf as gguf_file
 from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
@@ -36,8 +37,7 @@ def fields(file: Path) -> dict:
     return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize(("family", "dtype"), diagonal(WRITTEN, ["fp32", "bf16"]))
 def test_families_with_a_row_come_back_bit_for_bit(tmp_path, family, dtype):
     base = zoo.ZOO[family](tmp_path / "base", **WRITTEN[family])
     out = tmp_path / "out"

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from helpers.faults import raises_fault
+from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.methods import sft as sft_module
@@ -24,6 +25,7 @@ from surefoot.training.failure import Largest, read_failure
 from surefoot.training.manifest import manifest, sealed
 
 BAD_STEP = 3
+DROPOUT = {"kind": "lora", "rank": 4, "dropout": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_a_weight_that_is_not_finite_is_found_again_bit_for_bit(folder, monkeypa
     assert sorted(path.name for path in (folder / "weight").glob("failure-*")) == ["failure-3", "failure-4"]
 
 
-@pytest.fixture(scope="module", params=["off", "on"])
+@pytest.fixture(scope="module", params=representatives(["off", "on"], "off"))
 def overflown(request, folder):
     """Step 1 makes the weights so large that step 2 overflows. Its layers are computed once, or twice."""
     name = f"overflown-{request.param}"
@@ -366,7 +368,7 @@ def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatc
     assert "step 3: what went wrong could not be written: 'not this one'" in result.output
 
 
-@pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 4, "dropout": 0.1}, None])
+@pytest.mark.parametrize("adapter", representatives([DROPOUT, None], DROPOUT))
 def test_weights_that_were_too_large_to_keep_come_from_the_last_checkpoint(folder, monkeypatch, adapter):
     """A loss that is NaN at step 6 alone: step 5 and, from the base model, the steps 1 to 5 are taken again."""
     name = f"large-{adapter is None}"

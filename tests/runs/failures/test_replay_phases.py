@@ -155,7 +155,7 @@ def goes_on(world: Path, name: str, path: str, before: dict[str, str]) -> None:
     assert code == 0, said
 
 
-@pytest.mark.parametrize("stage", representatives(STAGES, "dpo", "kto"))
+@pytest.mark.parametrize("stage", representatives(STAGES, "dpo"))
 def test_an_evaluation_that_raises_is_kept_and_raised_again(world, plant, stage):
     name = f"{stage}-evaluation"
     path = config(world, name, stage)

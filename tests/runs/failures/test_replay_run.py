@@ -14,6 +14,7 @@ from helpers import planted_crashes
 from helpers.fork_server import ForkServer
 from helpers.planted_crashes import STEP
 from helpers.rollback_runs import rollback_world, write_config
+from helpers.tiers import representatives
 from helpers.trained_runs import heron_config, heron_folder
 from surefoot.commands.main import main
 from surefoot.report.death import death_in_a_step, find_death
@@ -72,8 +73,9 @@ def forked(server, monkeypatch, tmp_path):
     def run(program, *, input, **_):
         (tmp_path / "asked.json").write_text(input)
         log = tmp_path / "child.log"
-        code = server.run([], log, folder=tmp_path, change="helpers.planted_crashes:replayed")
-        return SimpleNamespace(stdout=log.read_text(), stderr="", returncode=code)
+        planted = "replayed_in_forward" if "in_forward" in program else "replayed"
+        code = server.run([], log, folder=tmp_path, change=f"helpers.planted_crashes:{planted}")
+        return SimpleNamespace(stdout=log.read_text(), stderr=log.read_text(), returncode=code)
 
     monkeypatch.setattr(replay_apart, "subprocess", SimpleNamespace(run=run))
 
@@ -175,8 +177,11 @@ def test_an_exception_and_a_value_that_is_not_finite_are_told(killed, monkeypatc
     assert json.loads(taken(killed)["done"])["non_finite"] == "loss"
 
 
-def test_a_crash_is_reproduced_and_its_module_named(crashed, monkeypatch):
-    """By real children: as the run's, and by the command line."""
+@pytest.mark.parametrize("child", representatives(["forked", "typed"], "forked"))
+def test_a_crash_is_reproduced_and_its_module_named(crashed, child, monkeypatch, request):
+    """In the run, and in a child of the command line."""
+    if child == "forked":
+        request.getfixturevalue("forked")
     log = (crashed / "run.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
     assert str(Path(planted_crashes.__file__)) in log

@@ -11,6 +11,7 @@ import torch
 
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
+from helpers.tiers import diagonal
 from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.report.console import Console
@@ -123,8 +124,7 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.parametrize("said", ENVIRONMENT)
-@pytest.mark.parametrize("where", ["together", "packed rows", "packed pass", "alone"])
+@pytest.mark.parametrize(("where", "said"), diagonal(["together", "packed rows", "packed pass", "alone"], ENVIRONMENT))
 def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, tmp_path, monkeypatch, where, said):
     def fail(*_):
         raise ENVIRONMENT[said]

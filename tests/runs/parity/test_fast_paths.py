@@ -12,6 +12,7 @@ import pytest
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.planning.plan import KernelsPlan, plan_from_json
@@ -71,7 +72,7 @@ def break_scale(monkeypatch):
     monkeypatch.setattr(fast_adapters, "_up", lambda *given: plain(*given) * 1.5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", representatives(["fp32", "bf16"], "bf16"))
 def test_a_path_that_computes_the_same_is_used(workplace, tmp_path, precision):
     screen = train(config(workplace, tmp_path / "run", precision=precision))
     found, choice = recorded(tmp_path / "run")
@@ -81,11 +82,10 @@ def test_a_path_that_computes_the_same_is_used(workplace, tmp_path, precision):
     assert "caution: kernels" not in screen
 
 
-@pytest.mark.parametrize(
-    ("stage", "more"),
-    [("reward", {}), ("dpo", {}), ("dpo", {"alignment": {"reference": "cached"}})],
-    ids=str,
-)
+REHEARSED = [("reward", {}), ("dpo", {}), ("dpo", {"alignment": {"reference": "cached"}})]
+
+
+@pytest.mark.parametrize(("stage", "more"), representatives(REHEARSED, REHEARSED[0], REHEARSED[2]), ids=str)
 def test_stages_that_lack_something_before_step_1_are_rehearsed_without_it(workplace, tmp_path, stage, more):
     train(config(workplace, tmp_path / "run", stage=stage, rows="pairs.json", **more))
     found, _ = recorded(tmp_path / "run")
