@@ -169,7 +169,7 @@ def test_resumed_it_ends_with_the_same_bytes(train, stage):
     assert ends(train("padded", stage=stage, packing="off")) != uninterrupted  # twin: bytes tell rounding apart
 
 
-@pytest.mark.parametrize("stage", representatives(["reward", "kto"], "reward"))
+@pytest.mark.parametrize("stage", representatives(["reward", "kto"]))
 def test_a_wide_model_is_measured_and_its_pairs_are_counted(world, train, stage):
     """Narrow models are planned without a measurement, so that nothing of it would be seen to fail."""
     tiny_llama(world / "wide", hidden=NARROW, pad=True)

@@ -128,6 +128,7 @@ def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once(world, rollback, 
     assert not (run / RECORD).exists()
 
 
+@pytest.mark.slow
 def test_ppo_goes_back_to_a_checkpoint_before_step_1_and_resumes_from_it(world, clean, monkeypatch):
     """The first evaluation is the best one so far, and is saved."""
     spoil(one_of_each(clean("ppo"), (1, 2)), monkeypatch)

@@ -106,7 +106,7 @@ def test_a_packed_run_is_held_against_padded_rows_of_the_same_examples(run_of, s
     assert error_of(line) < ROUNDING
 
 
-@pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto", "ppo"], "sft", "ppo"))
+@pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto", "ppo"], "ppo"))
 def test_padded_runs_with_a_micro_batch_of_their_own(run_of, stage):
     line = examined(run_of(stage, "off" if stage != "ppo" else "auto"))
     assert (line.code, line.verdict) == ("FAST-PATH", "ok")

@@ -177,7 +177,7 @@ def test_an_evaluation_that_raises_is_kept_and_raised_again(world, plant, stage)
     goes_on(world, name, path, before)
 
 
-@pytest.mark.parametrize("stage", representatives(STAGES, "sft", "ppo"))
+@pytest.mark.parametrize("stage", representatives(STAGES, "sft"))
 def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stage):
     name = f"{stage}-batches"
     path = config(world, name, stage)

@@ -262,6 +262,7 @@ def others(tmp_path_factory):
     return rollback_world(tmp_path_factory.mktemp("others"))
 
 
+@pytest.mark.slow
 def test_a_step_of_answers_is_taken_again_bit_for_bit(others, server):
     """The third of its cycle's two: its answers are drawn again, by a model that the steps before it made."""
     whole = write_config(others, "ppo-whole", "ppo")
