@@ -92,7 +92,7 @@ def _script_json(value: Any) -> Markup:
 
 def _printable(value: Any) -> Any:
     """Text with control characters as escapes, so that none is obeyed: not an ANSI code, not a change of direction."""
-    if isinstance(value, Markup) or not isinstance(value, str) or value.isprintable():
+    if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return "".join(letter if _is_shown(letter) else letter.encode("unicode_escape").decode() for letter in value)
 
