@@ -286,7 +286,7 @@ def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path
     for rank in (7, 9):  # twin: a pattern that does not fit its tensors
         config["rank_pattern"]["qkv_proj"] = rank
         (tmp_path / "out" / "adapter_config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match="no multiple of 3" if rank == 7 else "the model's is"):
+        with pytest.raises(InputError, match="not a multiple of 3" if rank == 7 else "the model's is"):
             open_adapter(load(folder), fitted(read_adapter(tmp_path / "out"), facts_of(folder)))
     path = "model.layers.0.self_attn.q_proj"
     patterns = {"rank_pattern": {path: 2}}
