@@ -1,4 +1,5 @@
-"""Random Llamas of any size with a tokenizer of their own: what the benchmarks train. Nothing is downloaded.
+"""Random Llamas and mixtures of experts of any size with a tokenizer of their own: what the benchmarks train. Nothing is
+downloaded.
 
     build_base(folder, texts, Shape(layers=6, hidden=384))
     build_base(folder, texts, SIZES["8b"], device="cuda")     the shape of Llama-3.1-8B, in bf16, written in seconds
@@ -21,8 +22,8 @@ _WORDS = 8000  # of the tokenizer; what a vocabulary has beyond them is never as
 
 @dataclass(frozen=True)
 class Shape:
-    """vocabulary: rows of the embedding. own: fields of LlamaConfig that are not as the module says. large: held in
-    bf16."""
+    """vocabulary: rows of the embedding. own: fields of config.json that are not as the module says, such as another
+    model_type. large: held in bf16."""
 
     layers: int
     hidden: int
@@ -31,9 +32,10 @@ class Shape:
     large: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """LlamaConfig's, without those of the tokenizer."""
+        """config.json's, without those of the tokenizer."""
         heads = self.hidden // 64
         return {
+            "model_type": "llama",
             "vocab_size": self.vocabulary,
             "hidden_size": self.hidden,
             "intermediate_size": self.hidden * 8 // 3,
@@ -63,7 +65,14 @@ _LLAMA3 = {
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-5,
 }
+_EXPERTS = {
+    "model_type": "qwen3_moe",
+    "head_dim": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+}
 SIZES = {
+    "experts": Shape(6, 512, 8_192, {**_EXPERTS, "moe_intermediate_size": 384}),
     "tiny": Shape(4, 256),
     "small": Shape(12, 768, 32_000),
     "vocabulary": Shape(12, 768, 128_000),
@@ -91,22 +100,22 @@ def moved_bytes(shape: Shape) -> int:
 def build_base(folder: Path, texts: list[str], shape: Shape, device: str = "cpu") -> None:
     """texts: what the tokenizer is trained on. device: where a large one is drawn."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     config = write_config(folder, texts, shape)
     torch.manual_seed(0)
     if not shape.large:
-        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return
     with torch.device(device), _sixteen_bits():
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder, max_shard_size="4GB")
 
 
 def write_config(folder: Path, texts: list[str], shape: Shape) -> Any:
     """Tokenizer and config.json, which is all that a plan asks for. Returns the config."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+    from transformers import AutoConfig, PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -119,12 +128,11 @@ def write_config(folder: Path, texts: list[str], shape: Shape) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     tokenizer.save_pretrained(folder)
     fields = shape.fields()
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
         **{**fields, "vocab_size": max(fields["vocab_size"], len(tokenizer))},
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(folder)
     return config

@@ -34,7 +34,7 @@ from fresh import told_by
 
 from surefoot.system import process
 
-SIZES = {"22 M": Shape(8, 384, 8_192), "95 M": Shape(10, 768, 32_000)}
+SIZES = {"22 M": Shape(8, 384, 8_192), "95 M": Shape(10, 768, 32_000), "71 M experts": NAMED["experts"]}
 LENGTHS = (256, 1024)
 ROWS = 2
 ADAPTERS = ("full", "lora", "dora")

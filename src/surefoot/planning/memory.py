@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModuleFact
+from surefoot.planning.expert_memory import expert_bytes
 from surefoot.planning.plan import Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
@@ -55,7 +56,13 @@ def layer_bytes(work: Workload, tokens: int, length: int) -> int:
     dropped = 2 * b * model.hidden if model.dropouts else 0
     per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
     per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
-    return tokens * per_token + _dora_bytes(work)
+    return tokens * per_token + _dora_bytes(work) + _expert_bytes(work, tokens)
+
+
+def _expert_bytes(work: Workload, tokens: int) -> int:
+    """Under autocast a base of fp32 multiplies its experts in fp32: torch's grouped product is not cast."""
+    width = BYTES[work.precision.unpacked] if work.adapter else BYTES["fp32"]
+    return expert_bytes(work.model, work.adapter, tokens, width, fast=work.fast_adapter, cast=work.autocast)
 
 
 def unread_bytes(work: Workload, rows: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.expert_memory import as_dense
 from surefoot.planning.fast_paths import FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
@@ -19,7 +20,10 @@ BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides the memory besides the number of tokens in flight."""
+    """What decides the memory besides the number of tokens in flight.
+
+    model: of a mixture of experts as `expert_memory.as_dense` has it.
+    """
 
     model: ModelFacts
     precision: PrecisionPlan
@@ -69,7 +73,7 @@ def workload_of(
     trainable = adapter.trainable if adapter else parameters - model.beside - idle_parameters(config, model, tokens)
     moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, tokens.added_rows))
     return Workload(
-        model,
+        as_dense(model),
         precision,
         attention,
         adapter,
