@@ -7,11 +7,23 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from helpers.experts import moe_facts
 from helpers.model_layouts import LLAMA31_8B, model_facts
 from helpers.plans import adapter_plan
 from helpers.tiny_models import tiny_llama
+from surefoot.config.sections import AdapterShape
 from surefoot.families.model_facts import read_model_facts
-from surefoot.planning.limits import NO_WORK, Work, attention_flops, fraction_of_limit, step_flops, work_of
+from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.limits import (
+    NO_WORK,
+    Work,
+    attention_flops,
+    fraction_of_limit,
+    layer_flops,
+    step_flops,
+    work_of,
+)
+from surefoot.planning.notes import Notes
 
 # GFLOP per token of Llama-3.1-8B by the formulas of the module's docstring, worked out apart and rounded to 0.1.
 TABLE = [
@@ -104,3 +116,15 @@ def test_twin_a_forgotten_half_of_the_attention_is_noticed(large, monkeypatch):
     monkeypatch.setattr("surefoot.planning.limits.attention_flops", lambda *of: 2 * attention_flops(*of))
     with pytest.raises(AssertionError):
         test_a_table_worked_out_apart(large, "lora", 4096, 1.0, 33.7)
+
+
+@pytest.mark.parametrize("active", [1, 2])
+def test_of_a_mixtures_experts_those_that_a_token_goes_to_are_counted(active, tmp_path):
+    facts = moe_facts(tmp_path, "mixtral", num_experts_per_tok=active)
+    attention, router, expert = 2 * 32 * 32 + 2 * 32 * 16, 32 * 6, 32 * 96 + 48 * 32
+    assert layer_flops(facts, 7) == 2 * 7 * 2 * (attention + router + active * expert)
+    plan = plan_adapter(AdapterShape(kind="lora", rank=4), facts, 0, Notes())
+    without = dataclasses.replace(plan, parameters=())
+    work = Work(tokens=7, squares=49, supervised=7)
+    more = step_flops(facts, work, plan, pruned=False).needed - step_flops(facts, work, without, pruned=False).needed
+    assert more == 6 * 7 * 2 * 4 * active * (32 + 96 + 48 + 32)

@@ -39,7 +39,11 @@ def adapted_modules(model: PeftModel) -> list[str]:
 
 def adapted_parameters(model: PeftModel) -> list[str]:
     """Full names, within the base model, of the other parameters that carry one."""
-    return [f"{name}.{layer.parameter_name}" for name, layer in _layers(model) if not is_linear(layer)]
+    return [
+        f"{name}.{layer.parameter_name}"
+        for name, layer in _layers(model)
+        if isinstance(layer, ParamWrapper) and not is_linear(layer)
+    ]
 
 
 def is_linear(layer: LoraLayer) -> bool:

@@ -3,8 +3,9 @@
     flops = step_flops(model, Work(tokens, squares, supervised), adapter)
     share = fraction_of_limit(flops.needed, rate, seconds)
 
-A multiply-add is two FLOPs. With P the weights of the layers' matrices, R those of the adapter, H those of the output
-head, A the attention of a token and f the share of supervised tokens, a token costs
+A multiply-add is two FLOPs. With P the weights of the layers' matrices (of a mixture's experts those that a token goes
+to), R those of the adapter, H those of the output head, A the attention of a token and f the share of supervised
+tokens, a token costs
 
     full    6 P + 3 A + 6 f H          forward 2 P + A, twice as much backward
     LoRA    4 P + 3 A + 6 R + 4 f H    no gradients of frozen matrices
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
 from surefoot.planning.plan import AdapterPlan
 
 
@@ -82,7 +83,7 @@ def step_flops(
     pruned: leave out what nobody reads, which the limit does whoever trains.
     """
     full = adapter is None
-    layers = sum(_weights(module) for module in model.layer_linears)
+    layers = _layer_weights(model)
     added = _adapter_weights(model, adapter)
     attention = attention_flops(model, work.squares, work.tokens)
     passes = 4 if full else 2  # a product in the backward pass for the input, and one for a weight that trains
@@ -107,7 +108,7 @@ def step_flops(
 
 def layer_flops(model: ModelFacts, tokens: int) -> float:
     """Forward, of the layers' matrices."""
-    return 2.0 * tokens * sum(_weights(module) for module in model.layer_linears)
+    return 2.0 * tokens * _layer_weights(model)
 
 
 def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:
@@ -125,6 +126,18 @@ def fraction_of_limit(flops: float, rate: float, seconds: float) -> float:
     return flops / rate / seconds
 
 
+def _layer_weights(model: ModelFacts) -> float:
+    """That a token is multiplied with in all layers: of a mixture's experts those that it goes to."""
+    linears = sum(_weights(module) for module in model.layer_linears)
+    matrices = (one for module in model.modules for one in module.matrices)
+    return linears + sum(one.numbers * _active(model, one) for one in matrices)
+
+
+def _active(model: ModelFacts, matrix: MatrixFact) -> float:
+    """Share of its experts that a token goes to; a router sees every token."""
+    return min(1.0, model.active / matrix.experts) if matrix.experts > 1 else 1.0
+
+
 def _weights(module: ModuleFact) -> int:
     assert module.linear is not None
     return module.linear[0] * module.linear[1]
@@ -136,9 +149,17 @@ def _targets(model: ModelFacts, adapter: AdapterPlan | None) -> list[tuple[int, 
     return [module.linear for module in model.layer_linears if module.linear and module.name in names]
 
 
-def _adapter_weights(model: ModelFacts, adapter: AdapterPlan | None) -> int:
-    rank = adapter.rank if adapter else 0
-    return sum(rank * (inputs + outputs) for inputs, outputs in _targets(model, adapter))
+def _adapter_weights(model: ModelFacts, adapter: AdapterPlan | None) -> float:
+    if adapter is None:
+        return 0.0
+    of_linears = sum(inputs + outputs for inputs, outputs in _targets(model, adapter))
+    of_experts = sum(
+        one.sides * _active(model, one)
+        for module in model.modules
+        for one in module.matrices
+        if f"{module.name}.{one.name}" in adapter.parameters
+    )
+    return adapter.rank * (of_linears + of_experts)
 
 
 def _row_norms(model: ModelFacts, adapter: AdapterPlan | None) -> float:

@@ -278,7 +278,8 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
 
 
 def _programs(work: Workload) -> int:
-    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and work.varies
+    varies = work.varies or work.model.experts > 0  # every expert has other numbers of rows in every pass
+    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and varies
     return _PROGRAMS if counted else 0
 
 

@@ -68,7 +68,7 @@ class _Slot:
             a, b = layer.lora_A[name], layer.lora_B[name]
             if b.bias is not None:
                 return None
-            found[layer.parameter_name] = a.weight, b.weight, layer.scaling[name]
+            found[layer.parameter_name] = a.get_parameter("weight"), b.get_parameter("weight"), layer.scaling[name]
             layer = layer.base_layer
         experts = layer
         known = {"gate_up_proj" if experts.has_gate else "up_proj", "down_proj"}
