@@ -1,5 +1,5 @@
-"""Random Llamas and mixtures of experts of any size with a tokenizer of their own: what the benchmarks train. Nothing is
-downloaded.
+"""Random Llamas and mixtures of experts of any size, with a tokenizer of their own: what the benchmarks train. Nothing
+is downloaded.
 
     build_base(folder, texts, Shape(layers=6, hidden=384))
     build_base(folder, texts, SIZES["8b"], device="cuda")     the shape of Llama-3.1-8B, in bf16, written in seconds
