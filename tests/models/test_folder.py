@@ -130,10 +130,49 @@ def test_remote_code_and_file_redirections_are_dropped(model):
     assert not fields.keys() & read_config(model).keys()
 
 
-def test_an_adapter_folder_and_a_quantised_model_are_told_apart_from_a_model(model):
-    set_config(model, quantization_config={"quant_method": "bitsandbytes"})
-    with raises_fault("SF-MODEL-KIND", f"{model}/config.json"):
+CARD = "---\nlicense: mit\n{}\ntags:\n- x\n---\n# A model\nbase_model: elsewhere/other\n"
+
+
+@pytest.mark.parametrize(
+    ("stored", "values"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, ["GPTQ", 4]),
+        ({"quant_method": "awq", "bits": 4}, ["AWQ", 4]),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ["bitsandbytes"]),
+        ({"quant_method": "compressed-tensors"}, ["compressed-tensors"]),
+        ({}, []),
+        ("int4", []),
+    ],
+)
+def test_weights_that_are_stored_quantised_are_no_fault_of_the_config(model, stored, values):
+    read_config(model)
+    set_config(model, quantization_config=stored)
+    with raises_fault("SF-MODEL-QUANTISED", f"{model}/config.json", *values) as caught:
         read_config(model)
+    assert caught.value.exit_code == 3
+    assert "precision.base: nf4 or int8" in caught.value.faults[0].fix
+
+
+@pytest.mark.parametrize(
+    ("said", "original"),
+    [
+        ("base_model: org/model-7B", "org/model-7B"),
+        ("base_model:\n- org/model-7B", "org/model-7B"),
+        ("base_model:\n- org/one\n- org/two", None),
+        ("language: en", None),
+    ],
+)
+def test_the_model_that_it_was_made_from_is_named_where_the_card_names_it(model, said, original):
+    set_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    (model / "README.md").write_text(CARD.format(said))
+    with raises_fault("SF-MODEL-QUANTISED", f"{model}/config.json") as caught:
+        read_config(model)
+    fix = caught.value.faults[0].fix
+    assert f"take {original or 'the model that it was made from'};" in fix
+    assert "elsewhere" not in fix
+
+
+def test_an_adapter_folder_is_told_apart_from_a_model(model):
     (model / "adapter_config.json").write_text("{}")
     with raises_fault("SF-MODEL-KIND", model):
         read_config(model)

@@ -120,7 +120,8 @@ def require_adapter(folder: Path, name: str) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries."""
+    """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries,
+    EnvironmentFault for a model whose weights are stored quantised."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
         raise InputError(
@@ -130,11 +131,33 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise weights_error(folder, "has no config.json", "give a folder with config.json and *.safetensors")
     config = read_json(path)
     faults = list(_hostile_fields(config, str(path)))
-    if "quantization_config" in config:
-        faults.append(Fault(str(path), "the weights are quantised", "use the unquantised model", code="SF-MODEL-KIND"))
     if faults:
         raise InputError(faults)
+    if "quantization_config" in config:
+        raise EnvironmentFault(_stored_quantised(folder, path, config["quantization_config"]))
     return _without_code(config)
+
+
+def _stored_quantised(folder: Path, path: Path, stored: Any) -> Fault:
+    """stored: what config.json says of it; its libraries each have a layout of their own."""
+    named = stored if isinstance(stored, dict) else {}
+    method = str(named.get("quant_method") or "").lower()
+    form = {"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4"}.get(method, method) or "a quantised form"
+    bits = named.get("bits")
+    form += f" with {bits} bits" if isinstance(bits, int) else ""
+    what = f"its weights are stored in {form}, and surefoot trains over weights that it quantises itself"
+    original = _made_from(folder)
+    fix = f"take {original or 'the model that it was made from'}; precision.base: nf4 or int8 holds it in 4 or 8 bits"
+    return Fault(str(path), what, fix, code="SF-MODEL-QUANTISED")
+
+
+def _made_from(folder: Path) -> str:
+    """As the model card names it; empty where there is none, or several."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head = text.removeprefix("---\n").partition("\n---\n")[0] if text.startswith("---\n") else ""
+    named = re.search(r"^base_model:[ \t]*(?:\n[ \t]*-[ \t]+)?([\w./-]+)[ \t]*(?:\n(?![ \t]*-)|\Z)", head, re.MULTILINE)
+    return named[1] if named else ""
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -146,6 +146,10 @@ CODES: dict[str, ErrorCode] = {
         "The model is of a kind that cannot be trained here, or that this command does not take.",
         "docs/families.md lists what can.",
     ),
+    "SF-MODEL-QUANTISED": ErrorCode(
+        "The model's weights are stored quantised (GPTQ, AWQ, FP8, bitsandbytes, ...).",
+        "Take the model that it was made from; precision.base: nf4 or int8 quantises that while it is loaded.",
+    ),
     "SF-MODEL-NUMBERS": ErrorCode(
         "Weights or logits are NaN, infinite or too large, or a position sees later tokens.",
         "Get the model again; use another precision if its values need it.",
