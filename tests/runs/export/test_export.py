@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_leaves_the_former_export(run, tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable, "write_json", full)
-    with raises_fault("SF-FILE-WRITE", out):
+    with raises_fault("SF-DISK-FULL", out):
         export_model(str(run), out, merge=True, dtype="bf16", overwrite=True)
     assert read(out) == before
     assert leftovers(tmp_path) == []
