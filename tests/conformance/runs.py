@@ -41,6 +41,7 @@ _STOPPING_CALL = 3  # of the loss, while steps are taken: two calls make a step,
 _NO_DROPOUT = {
     "opt": {"dropout": 0.0},
     "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "phimoe": {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
     "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
 }
 

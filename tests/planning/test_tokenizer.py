@@ -190,6 +190,15 @@ class TestBos:
         assert decide(small(bos_by_processor=True), family=False)[0].bos.value is True
         assert decide(small(bos_by_processor=False), family=False)[0].bos.value is False
 
+    def test_a_token_that_begins_turns_is_no_bos(self, decide, small):
+        """SmolLM2 says that it is a Llama, and names <|im_start|> as BOS."""
+        roles = {"bos_token": "<|im_start|>", "eos_token": "</s>"}
+        begins_turns = small(specials=["<|im_start|>", "</s>"], roles=roles)
+        assert decide(begins_turns)[0].bos.value is False
+        assert decide(begins_turns, bos={"prepend": "on"})[0].bos.value is True  # asked for
+        other = small(specials=["<s>", "</s>"], roles=roles | {"bos_token": "<s>"})
+        assert decide(other)[0].bos.value is True  # twin
+
     def test_without_a_token_there_is_none(self, decide, small):
         tokenizer = small(roles={"eos_token": "</s>"})
         plan, notes = decide(tokenizer)

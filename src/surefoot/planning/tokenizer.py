@@ -200,6 +200,8 @@ def _bos(
         return Choice(False, "the tokenizer has none", "default")
     if config.bos.prepend == "tokenizer":
         return _as_the_tokenizer(template, tokenizer, "asked for", "user")
+    if tokenizer.bos.text == _CHATML and not tokenizer.adds_bos:  # SmolLM2, which says that it is a Llama
+        return Choice(False, f"the tokenizer names {_CHATML} as BOS, which begins turns, not texts", "family")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
     if family is None or family.uses_bos is None:
         who = "unknown family" if family is None else f"{family.name} models differ"

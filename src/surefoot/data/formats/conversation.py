@@ -1,12 +1,11 @@
 """Conversations, which every record becomes: turns, tool definitions, tool calls, and the rules that they obey.
 
 Fields are read strictly: what is absent, null, of another type or empty is a fault with the field's name. A field that
-may be absent may be null as well: tables (CSV, Parquet) have no other way to leave one out.
+may be absent may be null as well: tables have no other way to leave one out.
 
-Order: a system turn at most first; then a user turn, an answer, and so on. An answer may be followed by results of
-tools (several, for calls made at once) and another answer. The last turn is an answer, because what follows it would
-teach nothing. A tool's result belongs to the call whose id it names, or, where no result of an answer names one, to the
-call in its place.
+Order: a system turn at most first; then a user turn, an answer, and so on. Results of tools (several, for calls made at
+once) and another answer may follow an answer. The last turn is an answer: what follows it would teach nothing. A result
+belongs to the call whose id it names or, where no result of an answer names one, to the call in its place.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ class Turn:
     calls: of an assistant turn, whose content may then be empty.
     learned: False for an answer that the data marks as not to be learned.
     call, tool: of a result, the id of its call and the tool's name, where the data gives them.
-    thought: what an answer's writer thought before it, where the data has it in a field of its own.
+    thought: what was thought before an answer, where the data has it in a field of its own.
     """
 
     role: str
