@@ -25,6 +25,7 @@ MOST_FRAMES = 8  # of data/ from `prepare_data` to the reader of a format, both 
 FILES = (
     "prepare.py",
     "tokenize/segments.py",
+    "tokenize/sight.py",
     "sources/resolve.py",
     "sources/records.py",
     "tokenize/tokenize_file.py",
@@ -38,6 +39,8 @@ FILES = (
     "formats/supervised.py",
     "sources/text.py",
     "formats/registry.py",
+    "formats/rows.py",
+    "formats/pictures.py",
     "tokenize/encode.py",
     "tokenize/dataset.py",
     "checks.py",

@@ -11,7 +11,7 @@ from helpers.faults import refused_settings
 from helpers.golden_templates import golden_encoder
 from surefoot.config.schema import RunConfig
 from surefoot.data.chat.templates import make_template
-from surefoot.data.formats.conversation import RowFault
+from surefoot.data.formats import RowFault
 from surefoot.data.formats.preference import read_judged, read_preference
 from surefoot.interop.axolotl import data as pairs
 from surefoot.interop.launch import Options

@@ -195,7 +195,7 @@ def test_positions_of_packed_and_padded_rows_are_those_of_each_text_alone(folder
     mask = torch.ones(2, 16, dtype=torch.long)
     mask[1, :7] = 0
     rows = torch.stack((IDS[0, :16], torch.cat((torch.zeros(7, dtype=torch.long), IDS[1, :9]))))
-    batch = SimpleNamespace(input_ids=rows, attention_mask=mask, documents=())
+    batch = SimpleNamespace(input_ids=rows, attention_mask=mask, documents=(), pixels=())
     with torch.no_grad():
         padded = model(**model_inputs(model, batch)).logits
     assert float((padded[1, 7:] - alone[1]).abs().max()) <= FP32_RELATIVE * largest

@@ -99,6 +99,9 @@ class DataConfig(Section):
     """Stages sft and pretrain: the examples of a micro-batch go through the model as one row without padding, none
     seeing another. auto: where a form of attention passes the accuracy check and saves time here. off: padded rows of
     like lengths. Which examples make a step is the same either way."""
+    max_pixels: Annotated[Count | None, Field(examples=[262144])] = None
+    """Most pixels of a picture that the model sees: larger ones are made smaller, and so take fewer tokens. null: as
+    the model's processor has it."""
     workers: Annotated[int, Field(ge=0), Number] = 0
     """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
 

@@ -37,7 +37,7 @@ _CUT_SHARE = 0.01  # of the examples: more than this is a caution
 # Fields of `Audit` that several audits together have the sum of.
 _COUNTS = (
     *("kept", "continued", "truncated", "prompt_cut", "prompt_lost", "stop_lost", "answers_lost", "control_text"),
-    *("duplicates", "overlap", "tokens", "supervised_tokens", "answers", "ended", "good"),
+    *("duplicates", "overlap", "tokens", "supervised_tokens", "answers", "ended", "good", "pictures", "picture_tokens"),
 )
 
 
@@ -100,6 +100,8 @@ class Audit:
     kind: Kind = "answers"
     pairs: PairFacts | None = None  # of pairs
     good: int = 0  # judged examples that are good
+    pictures: int = 0
+    picture_tokens: int = 0  # that stand for features of these
     duplicate_places: tuple[Place, ...] = ()  # the first of them
     overlap_places: tuple[Place, ...] = ()
 
@@ -146,6 +148,7 @@ def audit_dataset(
         last_stops=last_stops,
     )
     flags = dataset.flags()
+    pictures = [picture for _, own in dataset.pictures() for picture in own]
 
     def count(flag: int) -> int:
         return int((flags & flag > 0).reshape(-1, rows_per_item(kind)).any(axis=1).sum())
@@ -177,6 +180,8 @@ def audit_dataset(
         kind=kind,
         pairs=pair_facts(dataset) if kind == "pairs" else None,
         good=int(dataset.good().sum()) if kind == "judged" else 0,
+        pictures=len(pictures),
+        picture_tokens=sum(picture.tokens for picture in pictures),
         duplicate_places=first_places(duplicates),
         overlap_places=first_places(overlap),
     )
@@ -283,9 +288,12 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: K
     example = dataset[index]
     control = np.isin(example.ids, list(encoder.control))
     borders = np.flatnonzero(np.diff(example.supervised * 2 + control)) + 1
-    parts = []
+    parts: list[SamplePart] = []
+    pictures = iter(example.pictures)
     for start, end in zip([0, *borders], [*borders, len(example.ids)], strict=True):
         text = str(encoder.tokenizer.decode(example.ids[start:end].tolist()))
+        if example.pictures and dataset.sight and control[start]:
+            text = dataset.sight.told(text, pictures)
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
     verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""

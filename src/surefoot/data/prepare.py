@@ -21,6 +21,7 @@ from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
 from surefoot.data.tokenize.encode import Encoding, TrainOn
 from surefoot.data.tokenize.segments import Template, TextEncoder
+from surefoot.data.tokenize.sight import read_sight
 from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenise
 from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
@@ -77,6 +78,7 @@ def prepare_data(
     template_fallbacks: Sequence[str] = (),
     encoding: Encoding = "parts",
     kind: Kind = "answers",
+    max_pixels: int | None = None,
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
@@ -94,6 +96,7 @@ def prepare_data(
     encoding: of prompt and answer, in parts or as a whole.
     kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning,
         and a prompt is left out where it has more than max_length tokens.
+    max_pixels: of a picture; None: as the model's processor has it.
 
     Raises InputError for anything wrong with the data.
     """
@@ -112,6 +115,7 @@ def prepare_data(
         tuple(template_fallbacks),
         encoding,
         kind,
+        read_sight(tokenizer.name_or_path, encoder, max_pixels),
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
@@ -209,7 +213,7 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> Loaded:
                 files[-1] = (file, replace(facts, notes=(*facts.notes, _not_read(unread))))
             break
     name = files[0][1].file if len(files) == 1 else f"{spec.path} ({len(files)} files)"
-    examples = of_files(file for file, _ in files)
+    examples = of_files((file for file, _ in files), settings.sight)
     if not len(examples):
         used = sum(facts.used for _, facts in files)
         what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "

@@ -35,7 +35,7 @@ from surefoot.evaluate.capture_folder import (
     require_room_to_compare,
 )
 from surefoot.evaluate.capture_tensors import CaptureWriter
-from surefoot.evaluate.loss import read_evaluation_data
+from surefoot.evaluate.loss import read_evaluation_data, without_pictures
 from surefoot.evaluate.texts import TEXT, about_bos, with_bos
 from surefoot.methods.open_model import OpenModel, open_for_use
 from surefoot.methods.requests import (
@@ -256,6 +256,7 @@ def _encoded(opened: OpenModel, text: str) -> list[int]:
 def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
     """The first record with so many tokens, laid out as in training (a plain text as it is) and cut to them."""
     prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)), any_layout=True)
+    without_pictures(prepared)
     lengths = [len(prepared.train[place].ids) for place in range(len(prepared.train))]
     place = next((place for place, found in enumerate(lengths) if found >= length), None)
     if place is None:

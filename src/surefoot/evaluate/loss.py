@@ -43,6 +43,7 @@ from surefoot.planning.plan import PLAIN, Choice, TokenizerPlan
 from surefoot.report.rows import finite
 from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
+from surefoot.system.errors import Fault, InputError
 from surefoot.system.folders import run_of
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport
@@ -86,6 +87,14 @@ def read_evaluation_data(
     tokens = _tokens(opened, request)
     with words_of_the_command():
         return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
+
+
+def without_pictures(data: PreparedData) -> PreparedData:
+    """The data, for what gives a model token ids alone. Raises InputError for examples with pictures."""
+    if data.audit.pictures:
+        what = f"has {data.audit.pictures:,} pictures, and this looks at texts"
+        raise InputError(Fault(data.audit.source.file, what, "name data without pictures", code="SF-DATA-PICTURE"))
+    return data
 
 
 def held_out_data(opened: OpenModel) -> PreparedData | None:

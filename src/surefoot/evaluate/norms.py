@@ -34,7 +34,7 @@ from torch import nn
 
 from surefoot.data.formats import Turn
 from surefoot.evaluate.capture_tensors import Summary, summarise
-from surefoot.evaluate.loss import read_evaluation_data
+from surefoot.evaluate.loss import read_evaluation_data, without_pictures
 from surefoot.evaluate.side_by_side import sides
 from surefoot.evaluate.texts import TEXT, about_bos, with_bos
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
@@ -174,6 +174,7 @@ def _sequences(opened: OpenModel, data: DataRequest | None, texts: int) -> tuple
         paragraphs = [" ".join(one.split()) for one in TEXT.split("\n\n")][:texts]
         return [raw_ids(opened, one)[:longest] for one in paragraphs], "built-in text"
     prepared, _ = read_evaluation_data(opened, replace(data, max_length=longest), any_layout=True)
+    without_pictures(prepared)
     examples = (prepared.train[place].ids for place in range(len(prepared.train)))
     return [[int(one) for one in ids] for ids in examples], data.source
 

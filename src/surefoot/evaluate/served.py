@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from surefoot.data.formats import Turn
-from surefoot.evaluate.loss import held_out_data, read_evaluation_data
+from surefoot.evaluate.loss import held_out_data, read_evaluation_data, without_pictures
 from surefoot.evaluate.side_by_side import adapter_off
 from surefoot.evaluate.texts import TEXT, last_tokens
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids
@@ -114,6 +114,7 @@ def _texts(opened: OpenModel, request: DataRequest | None, most: int, room: int 
     longest = min(LONGEST, opened.positions, (room or LONGEST + 1) - 1)
     if data is None:
         return [last_tokens(raw_ids(opened, TEXT), longest, opened.bos_id)], "a text of surefoot's own"
+    without_pictures(data)
     ids = (data.train[place].ids.tolist()[:longest] for place in range(len(data.train)))
     found = list(itertools.islice((one for one in ids if len(one) > 1), most))
     return found, request.source if request else "texts that the run held out"

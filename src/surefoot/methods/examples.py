@@ -67,6 +67,7 @@ def prepare_examples(
         chunks=config.method.plain_texts,
         read_record=read_record or _named_reader(config),
         kind=config.method.records,
+        max_pixels=data.max_pixels,
     )
 
 

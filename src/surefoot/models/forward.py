@@ -221,6 +221,10 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
         inputs["documents"] = documents_of(documents, batch.input_ids.device)
     elif batch.attention_mask is not None:
         inputs["position_ids"] = positions_from_mask(batch.attention_mask)
+    if batch.pixels:
+        names = dict.fromkeys(name for own in batch.pixels for name, _ in own)
+        inputs |= {name: torch.cat([dict(own)[name] for own in batch.pixels if own]) for name in names}
+        inputs["mm_token_type_ids"] = batch.seen
     return inputs
 
 

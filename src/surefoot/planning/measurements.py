@@ -140,6 +140,7 @@ class LengthFacts:
     shared: of those tokens what is computed, padding too, where what both answers of a pair begin with is computed
         once.
     evaluated: the longest evaluation example, 0 where there is none.
+    pictures: some examples have pictures.
     """
 
     longest: int
@@ -150,6 +151,7 @@ class LengthFacts:
     padding: float = 0.0
     shared: float = 1.0
     evaluated: int = 0
+    pictures: bool = False
 
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:

@@ -52,7 +52,7 @@ def plan_packing(
     request = config.data.packing
     if request == "off":
         return Choice(PLAIN, "asked for", "user")
-    forms = open_forms(config, model, hardware, compute, longest)
+    forms = open_forms(config, model, hardware, compute, longest, pictures=bool(lengths and lengths.pictures))
     if isinstance(forms, str):
         if request == "on":
             notes.refuse("data.packing", f"is on, but {forms}", "leave it out")
@@ -82,9 +82,20 @@ def without_packing(plan: RunPlan, reason: str, source: Source) -> RunPlan:
 
 
 def open_forms(
-    config: RunConfig, model: ModelFacts, hardware: Hardware, compute: DType, longest: int
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    compute: DType,
+    longest: int,
+    *,
+    pictures: bool = False,
 ) -> tuple[Form, ...] | str:
-    """The forms that could run, the first of them the usual one, or why none can."""
+    """The forms that could run, the first of them the usual one, or why none can.
+
+    pictures: some examples have pictures.
+    """
+    if pictures:
+        return "examples have pictures, whose places in height and width are counted in rows of their own"
     if not config.method.packs:
         return f"stage {config.stage} does not pack"
     if hardware.kind not in ("cpu", "cuda"):

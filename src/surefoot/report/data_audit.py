@@ -74,6 +74,9 @@ def size_facts(audit: AuditJson) -> dict[str, str]:
         "length": f"{length['shortest']:,} to {length['longest']:,}, median {length['median']:,}, "
         f"95 % up to {length['p95']:,}",
     }
+    if pictures := audit.get("pictures"):
+        count, total = pictures["count"], pictures["tokens"]
+        found["pictures"] = f"{count:,}, which take {total:,} tokens ({total / count:,.0f} each in the mean)"
     if pairs := audit.get("pairs"):
         names = ("better_tokens", "worse_tokens", "better_longer")
         better, worse, longer = (pairs[name] / pairs["count"] for name in names)
@@ -164,7 +167,8 @@ def file_json(audit: Audit) -> dict[str, Any]:
 def _kind(audit: Audit) -> dict[str, Any]:
     """What data for supervised training does not have."""
     if audit.kind == "answers":
-        return {}
+        pictures = {"count": audit.pictures, "tokens": audit.picture_tokens}
+        return {"pictures": pictures} if audit.pictures else {}
     counts = {"pairs": asdict(audit.pairs)} if audit.pairs else {}
     return {"kind": audit.kind, **counts, **({"good": audit.good} if audit.kind == "judged" else {})}
 

@@ -181,7 +181,7 @@ def _measure(
         so_far = replace(so_far, pointwise=seen)
     if lengths is None or not lengths.mix or config.data.packing == "off":
         return so_far
-    packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths))
+    packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
     if isinstance(packed, str):
         return so_far
     rows = batch().micro.value if hardware.kind == "cuda" else 1

@@ -170,6 +170,7 @@ def length_facts(
         padding=1 - tokens.real / tokens.padded,
         shared=tokens.shared / tokens.padded,
         evaluated=int(data.eval.lengths.max()) if data.eval is not None else 0,
+        pictures=any(file.pictures for one in (train, data.eval) if one is not None for file in one.files),
     )
 
 

@@ -83,6 +83,10 @@ CODES: dict[str, ErrorCode] = {
         "A record is faulty.",
         "Mend or remove it; the message names file, line and row. `surefoot data` shows all of them.",
     ),
+    "SF-DATA-PICTURE": ErrorCode(
+        "A picture is missing, damaged, too large, or named where none can be learned.",
+        "Mend the file or the record; docs/images.md says which pictures are read, and by which models.",
+    ),
     "SF-DATA-EMPTY": ErrorCode(
         "A file or a prompt is empty, or nothing to learn from is left of the data.",
         "Check the file and the share that is taken of it.",

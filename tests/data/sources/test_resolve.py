@@ -303,7 +303,10 @@ class TestDescriptions:
             ({"num_samples": 10}, "num_samples is 10, and there are 9 records"),
             ({"ranking": True}, "is preference data (ranking)"),
             ({"columns": {"prompt": "instruction", "kto_tag": "label"}}, "is preference data (kto_tag)"),
-            ({"columns": {"prompt": "instruction", "images": "images"}}, "has images, and surefoot reads text"),
+            (
+                {"columns": {"prompt": "instruction", "videos": "videos"}},
+                "has videos, and surefoot reads texts and pictures",
+            ),
             ({"columns": {"promt": "instruction"}}, "columns has 'promt', which means nothing here"),
             ({"colums": {}}, "unknown: colums; did you mean columns?"),
             ({"file_name": "../a.json"}, "leaves the folder"),

@@ -195,6 +195,14 @@ def test_batches_hold_so_many_conversations(tmp_path, monkeypatch):
     assert (found.placeholder, found.example_prompt) == ("{{name}}", "q0")
 
 
+def _without_pictures(one: dict) -> dict:
+    """As conversations were before they could have some: what runs learned from goes on having its digest."""
+    del one["images"], one["pictures"]
+    for turn in one["turns"]:
+        del turn["images"]
+    return one
+
+
 def test_conversations_come_back_from_the_disk_as_they_were():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": [1.5, None, "ä"]}}}
     turns = (
@@ -209,5 +217,5 @@ def test_conversations_come_back_from_the_disk_as_they_were():
             assert [one for batch in found.again() for one in batch] == listed
         first = next(found.again())[0]
         assert list(first.tools[0]["function"]["parameters"]) == ["z", "a"]  # templates write them in this order
-        text = json.dumps([asdict(one) for one in listed], sort_keys=True, ensure_ascii=False)
+        text = json.dumps([_without_pictures(asdict(one)) for one in listed], sort_keys=True, ensure_ascii=False)
         assert found.digest == hashlib.sha256(text.encode()).hexdigest()

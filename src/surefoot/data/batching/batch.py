@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from surefoot.data.formats.conversation import Picture
+
 IGNORE = -100
+Pixels = tuple[tuple[str, torch.Tensor], ...]  # of an example's pictures, by argument of the model's forward
 RecordName = int | str  # a record's number in its file or, where there are several files, "data/a.json:120"
 
 
@@ -27,6 +30,7 @@ class Example:
     ids: np.ndarray
     supervised: np.ndarray
     number: RecordName  # named in logs and errors
+    pictures: tuple[Picture, ...] = ()
 
 
 class Weighted(Protocol):
@@ -64,6 +68,8 @@ class Batch:
     lengths: real input tokens of each example.
     documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
         (`pack`); none of them sees another. Empty where every example is a row of its own.
+    pixels: of each example what the model's forward takes of its pictures; empty where none has any.
+    seen: [B, T] int32, 1 where a feature of a picture stands; None where there are no pixels.
     """
 
     input_ids: torch.Tensor
@@ -73,6 +79,8 @@ class Batch:
     lengths: tuple[int, ...]
     examples: tuple[RecordName, ...]
     documents: tuple[int, ...] = ()
+    pixels: tuple[Pixels, ...] = ()
+    seen: torch.Tensor | None = None
 
     @property
     def rows(self) -> Batch:
@@ -97,6 +105,10 @@ class Batch:
             input_ids=self.input_ids.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
             attention_mask=None if mask is None else mask.to(device, non_blocking=True),
+            pixels=tuple(
+                tuple((name, tensor.to(device, non_blocking=True)) for name, tensor in own) for own in self.pixels
+            ),
+            seen=None if self.seen is None else self.seen.to(device, non_blocking=True),
         )
 
     def blank(self) -> Batch:

@@ -51,17 +51,28 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
     return pack(examples) if layout.packed else collate(examples, layout.pad_id)
 
 
+def seen_batch(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> Batch:
+    """These examples as one micro-batch, with the pixels of their pictures."""
+    examples = [dataset[index] for index in indices]
+    batch = to_batch(examples, layout)
+    sight = dataset.sight
+    if sight is None or not any(example.pictures for example in examples):
+        return batch
+    pixels = tuple(sight.pixels(example.pictures) for example in examples)
+    return replace(batch, pixels=pixels, seen=(batch.input_ids == sight.token_id).int())
+
+
 def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """The examples of one step in the micro-batches of a layout."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
-    return [to_batch([dataset[own[place]] for place in group], layout) for group in groups]
+    return [seen_batch(dataset, [own[place] for place in group], layout) for group in groups]
 
 
 def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
     """The examples of a whole data set, the longest first: padding is small, and memory runs out at once or never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
-        yield to_batch([dataset[place] for place in group], layout)
+        yield seen_batch(dataset, group, layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:

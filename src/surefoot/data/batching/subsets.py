@@ -96,6 +96,8 @@ def _at(rows: Batch, places: Sequence[int]) -> Batch:
         int((targets != IGNORE).sum()),
         lengths,
         tuple(rows.examples[place] for place in places),
+        pixels=tuple(rows.pixels[place] for place in places) if rows.pixels else (),
+        seen=None if rows.seen is None else rows.seen[list(places), :longest],
     )
 
 

@@ -5,11 +5,13 @@ repaired: a missing field, a null, a number where text belongs, an empty answer 
 data, named with file, line, row, turn and field. A blank system text counts as none.
 """
 
-from surefoot.data.formats.conversation import Conversation, RowFault, RowFaults, ToolCall, Turn, each_row
+from surefoot.data.formats.conversation import IMAGE, Conversation, ToolCall, Turn
 from surefoot.data.formats.registry import LAYOUTS, Reader, Seen, conversations_of, kind_of_record, look, recognise
+from surefoot.data.formats.rows import RowFault, RowFaults, each_row
 from surefoot.data.formats.supervised import retag
 
 __all__ = [
+    "IMAGE",
     "LAYOUTS",
     "Conversation",
     "Reader",

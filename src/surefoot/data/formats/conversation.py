@@ -12,95 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, NamedTuple
 
+from surefoot.data.formats.rows import RowFault
 from surefoot.data.sources.records import kind_of
 from surefoot.data.sources.text import read_value
-from surefoot.system.errors import Fault, InputError
-from surefoot.system.messages import first_few, nearest_words
-
-_SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
-
-
-class Numbered(Protocol):
-    """A record or a conversation: its number in the file and the line where it starts, both from 1."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def line(self) -> int: ...
-
-
-Item = TypeVar("Item", bound=Numbered)
-Result = TypeVar("Result")
-
-
-class RowFault(Exception):
-    """What is wrong with one row; the caller knows the file."""
-
-    def __init__(self, what: str, fix: str = ""):
-        super().__init__(what)
-        self.what, self.fix = what, fix
-
-
-class RowFaults(Generic[Item]):
-    """The rows of the file `name` that something could not be done with, gathered one after the other."""
-
-    def __init__(self, name: str):
-        self._name = name
-        self._found: dict[tuple[str, str], list[int]] = {}  # the first kinds, with the numbers of their rows
-        self._lines: list[int] = []  # of the first row of each
-        self._rest = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def attempt(self, item: Item, do: Callable[[Item], Result]) -> Result | None:
-        """What `do` returns; None where the row is at fault."""
-        try:
-            return do(item)
-        except RowFault as fault:
-            self.note(item, fault)
-            return None
-
-    def note(self, item: Item, fault: RowFault) -> None:
-        """Count the fault of this row."""
-        kind = (fault.what, fault.fix)
-        if kind in self._found:
-            self._found[kind].append(item.number)
-        elif len(self._found) < _SHOWN:
-            self._found[kind] = [item.number]
-            self._lines.append(item.line)
-        else:
-            self._rest += 1
-
-    def refuse(self) -> None:
-        """One InputError for all of them, where there are any: each kind of fault once, by its first row and the
-        numbers of others; the first kinds in full, rows with others counted."""
-        faults = [
-            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix), code="SF-DATA-ROW")
-            for line, ((what, fix), rows) in zip(self._lines, self._found.items(), strict=True)
-        ]
-        if self._rest:
-            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen", code="SF-DATA-ROW"))
-        if faults:
-            raise InputError(faults)
-
-
-def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
-    """`do` for every row of the file `name`. InputError, as `RowFaults` words it, where there are faulty ones."""
-    faults = RowFaults[Item](name)
-    results = [faults.attempt(item, do) for item in items]
-    faults.refuse()
-    return cast("list[Result]", results)
-
-
-def _also(rows: Sequence[int], fix: str) -> str:
-    """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
-    if not rows:
-        return fix
-    same = f"the same in row{'s' if len(rows) > 1 else ''} {first_few(rows, _SHOWN)}"
-    return f"{same}; {fix}" if fix else same
+from surefoot.system.errors import InputError
+from surefoot.system.messages import nearest_words
 
 
 def field(record: Mapping[str, Any], name: str) -> Any:
@@ -152,6 +70,27 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "nothing"
 
 
+IMAGE = "\ufdd0"  # stands for a picture in a text; Unicode gives the character to nobody
+MARK = "<image>"  # in a text: where a picture of the record's own list stands
+
+
+class Picture(NamedTuple):
+    """A picture's file, as it was when the record was read.
+
+    width, height: in pixels, as it is looked at.
+    tokens: features that stand for it in the text.
+    size, changed: bytes, and when the file was written (nanoseconds): by these another file is told at once.
+    """
+
+    path: str
+    sha256: str
+    width: int
+    height: int
+    tokens: int
+    size: int
+    changed: int
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """What an assistant asks a tool to do.
@@ -175,6 +114,8 @@ class Turn:
     learned: False for an answer that the data marks as not to be learned.
     call, tool: of a result, the id of its call and the tool's name, where the data gives them.
     thought: what was thought before an answer, where the data has it in a field of its own.
+    images: for each `IMAGE` in the content the path of the picture that stands there, "" where the record's own list
+        has it.
     """
 
     role: str
@@ -185,6 +126,7 @@ class Turn:
     call: str = ""
     tool: str = ""
     thought: str = ""
+    images: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -199,6 +141,8 @@ class Conversation:
     tools: definitions of the tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function":
         {"name", …}}).
     good: whether its answer is the better of two, or was judged good; None where nobody judged it.
+    images: the record's own list of paths, for the marks in the texts in their order.
+    pictures: those of the `IMAGE`s in the texts, in order, once they were looked at.
     """
 
     turns: tuple[Turn, ...]
@@ -206,6 +150,8 @@ class Conversation:
     line: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     good: bool | None = None
+    images: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
 
 _FIRST = ("user",)
@@ -311,6 +257,17 @@ def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list):
         raise RowFault(f"'tools' is {kind_of(tools)}, not a list of tools")
     return tuple(_numbered(_tool, tool, f"tool {number}") for number, tool in enumerate(tools, start=1))
+
+
+def read_images(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The record's `images`: a path, or a list of paths; absent and null mean none."""
+    written = record.get("images")
+    paths = [] if written is None else written if isinstance(written, list) else [written]
+    for number, path in enumerate(paths, start=1):
+        if not isinstance(path, str) or not path:
+            what = f"has {kind_of(path)} as picture {number} in 'images', where a path belongs"
+            raise RowFault(what, "name the picture's file", "SF-DATA-PICTURE")
+    return tuple(paths)
 
 
 def read_calls(written: Any, name: str) -> tuple[ToolCall, ...]:

@@ -24,7 +24,6 @@ from typing import Any
 
 from surefoot.data.formats.conversation import (
     Conversation,
-    RowFault,
     Turn,
     check_order,
     field,
@@ -35,6 +34,7 @@ from surefoot.data.formats.conversation import (
     read_turns,
     text,
 )
+from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import read_instruction, read_message, read_sharegpt_turn
 from surefoot.data.sources.records import kind_of
 

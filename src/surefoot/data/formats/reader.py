@@ -30,6 +30,7 @@ from surefoot.data.formats import (
     conversations_of,
     retag,
 )
+from surefoot.data.formats.conversation import MARK
 from surefoot.data.formats.preference import read_judged, read_preference, read_prompt
 from surefoot.data.formats.registry import Record, read_text
 from surefoot.data.formats.supervised import read_messages
@@ -195,10 +196,7 @@ def kept(batches: Batches) -> Iterator[Kept]:
     digest, separator = hashlib.sha256(), "["
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
         for one in itertools.chain.from_iterable(batches):
-            value = asdict(one)
-            for turn in value["turns"]:  # of most there is none, and the digest is what it was before there were any
-                if not turn["thought"]:
-                    del turn["thought"]
+            value = _without_empty(asdict(one))
             digest.update((separator + json.dumps(value, sort_keys=True, ensure_ascii=False)).encode())
             separator = ", "
             file.write(json.dumps(value) + "\n")
@@ -214,8 +212,27 @@ def kept(batches: Batches) -> Iterator[Kept]:
 
 def _conversation(value: dict[str, Any]) -> Conversation:
     """From what `asdict` makes of one."""
-    turns = [Turn(**{**turn, "calls": tuple(ToolCall(**call) for call in turn["calls"])}) for turn in value["turns"]]
-    return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"])})
+    turns = [
+        Turn(
+            **{
+                **turn,
+                "calls": tuple(ToolCall(**call) for call in turn["calls"]),
+                "images": tuple(turn.get("images", ())),
+            }
+        )
+        for turn in value["turns"]
+    ]
+    images = tuple(value.get("images", ()))
+    return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"]), "images": images})
+
+
+_LATER = ("thought", "images", "pictures")
+
+
+def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
+    """Of fields that there were not always, and most have nothing in: so the digest is what it was before."""
+    turns = [{name: item for name, item in turn.items() if name not in _LATER or item} for turn in value["turns"]]
+    return {name: item for name, item in value.items() if name not in _LATER or item} | {"turns": turns}
 
 
 def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple[int, int]], str]:
@@ -243,7 +260,8 @@ def find_example_prompt(conversations: Iterable[Conversation]) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    return bool(text.strip()) and len(text) <= _SHORT and text.isprintable() and not set(text) & set("/\\@")
+    plain = text.isprintable() and MARK not in text and not set(text) & set("/\\@")
+    return plain and bool(text.strip()) and len(text) <= _SHORT
 
 
 _READS: Mapping[Kind, Reader] = {

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.data.formats.conversation import Conversation, RowFault, Turn, filled, listed
+from surefoot.data.formats.conversation import MARK, Conversation, Turn, filled, listed, read_images
 from surefoot.data.formats.preference import (
     ANSWERS,
     BESIDES,
@@ -33,6 +33,7 @@ from surefoot.data.formats.preference import (
     read_preference,
     read_prompt,
 )
+from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import (
     THOUGHTS,
     read_alpaca,
@@ -97,27 +98,27 @@ def _dialogue(record: Record) -> str:
     return next((name for name in _DIALOGUES if name in record), _DIALOGUES[0])
 
 
-_ALPACA = ("input", "system", "history")
+_ALPACA = ("input", "system", "history", "images")
 LAYOUTS: Mapping[str, Layout] = joined(
     FORMATS,
     {
         "messages": Layout(
             read_messages,
             ("messages",),
-            ("conversations", "tools", "system"),
+            ("conversations", "tools", "system", "images"),
             "role",
             ("role", "content", "tool_calls", "tool_call_id", "name", *THOUGHTS, *_MARKS),
         ),
         "sharegpt": Layout(
             read_sharegpt,
             ("conversations",),
-            ("messages", "tools", "system"),
+            ("messages", "tools", "system", "images"),
             "from",
             ("from", "value", "tool_call_id", "name", *_MARKS),
         ),
         "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
         "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
-        "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools",)),
+        "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools", "images")),
         "text": Layout(read_text, ("text",)),
         "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), form=form_of),
         "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
@@ -152,7 +153,20 @@ def conversations_of(row: Row, read: Reader) -> list[Conversation]:
     """What `read` makes of a row, one conversation or two, with its number and line."""
     found = read(row.value)
     several = found if isinstance(found, tuple) else (found,)
-    return [Conversation(one.turns, row.number, row.line, one.tools, one.good) for one in several]
+    images = _images(row.value, several)
+    return [Conversation(one.turns, row.number, row.line, one.tools, one.good, images) for one in several]
+
+
+def _images(record: Record, conversations: Sequence[Conversation]) -> tuple[str, ...]:
+    """The record's own list of pictures. A field of that name may be something else where no text has a place for
+    one."""
+    turns = [turn for one in conversations for turn in one.turns]
+    try:
+        return read_images(record)
+    except RowFault:
+        if any(turn.images or MARK in turn.text for turn in turns):
+            raise
+        return ()
 
 
 def unused_in(record: Record, layout: str) -> list[str]:

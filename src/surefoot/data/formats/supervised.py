@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.data.formats.conversation import (
+    IMAGE,
     Conversation,
-    RowFault,
     Turn,
     check_order,
     field,
@@ -32,6 +32,7 @@ from surefoot.data.formats.conversation import (
     role_in,
     text,
 )
+from surefoot.data.formats.rows import RowFault
 from surefoot.data.sources.records import Row, kind_of
 
 THOUGHTS = ("reasoning_content", "thinking")  # as Qwen, DeepSeek and GLM call the field, and gpt-oss
@@ -64,25 +65,46 @@ def read_message(message: Mapping[str, Any]) -> Turn:
     if calls and role != "assistant":
         raise RowFault(f"has tool calls, but its role is {message['role']}", "calls are made by the assistant")
     may_be_empty = calls or role in ("system", "tool")
-    content = "" if calls and message.get("content") is None else _content(message)
+    content, images = ("", ()) if calls and message.get("content") is None else _content(message)
     if not content.strip() and not may_be_empty:
         raise RowFault("has an empty 'content'", "remove the row or fill it in")
     call, tool = (optional(message, name) if role == "tool" else "" for name in ("tool_call_id", "name"))
     thought = next(filter(None, (optional(message, name) for name in THOUGHTS)), "") if role == "assistant" else ""
     learned = is_learned(message, role)
-    return Turn(role, content, calls=calls, learned=learned, call=call, tool=tool, thought=thought)
+    return Turn(role, content, calls=calls, learned=learned, call=call, tool=tool, thought=thought, images=images)
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    """A text, or a list of parts that are all text."""
+def _content(message: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """A text, or a list of parts that are texts and pictures; and the pictures' paths."""
     parts = field(message, "content")
     if not isinstance(parts, list):
-        return text(message, "content")
+        return text(message, "content"), ()
+    texts, images = [], []
     for number, part in enumerate(parts, start=1):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
-            raise RowFault(f"has a part {number} in 'content' that is no text ({kind})", "only texts can be learned")
-    return "".join(part["text"] for part in parts)
+        part, kind = (part, part.get("type")) if isinstance(part, dict) else ({}, kind_of(part))
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "image" or (kind == "image_url" and kind in part):
+            texts.append(IMAGE)
+            images.append(_path(part, number))
+        else:
+            what = f"has a part {number} in 'content' that is no text ({kind})"
+            raise RowFault(what, "only texts and pictures can be learned")
+    return "".join(texts), tuple(images)
+
+
+_PICTURES = ("image", "image_url")  # types of parts, and fields that hold the path
+
+
+def _path(part: Mapping[str, Any], number: int) -> str:
+    """Of the picture; empty where the part names none, as in TRL, whose record lists them."""
+    found = [part[name] for name in (*_PICTURES, "url", "path") if part.get(name) is not None]
+    path = found[0] if found else ""
+    path = path.get("url") if isinstance(path, dict) else path
+    if not isinstance(path, str) or len(found) > 1:
+        what = f"has a picture as part {number} of 'content' that is not one path ({kind_of(path)})"
+        raise RowFault(what, "write the path of its file", "SF-DATA-PICTURE")
+    return path
 
 
 _CALL = "call"

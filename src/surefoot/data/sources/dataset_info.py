@@ -43,7 +43,8 @@ _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
 _TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
 # Column of the description -> field of the format.
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"}
-_DIALOGUE = {"system": "system", "tools": "tools"}
+_ALPACA |= {"images": "images"}
+_DIALOGUE = {"system": "system", "tools": "tools", "images": "images"}
 _COLUMNS = {
     "alpaca": _ALPACA,
     "sharegpt": {"messages": "conversations", **_DIALOGUE},
@@ -57,7 +58,7 @@ _USUAL = {
 _PAIR = {"chosen": "chosen", "rejected": "rejected"}
 _VERDICT = {"kto_tag": "label"}
 _MARKS = (*_PAIR, *_VERDICT)  # columns that make an entry preference data; `ranking` does, too
-_MEDIA = ("images", "videos", "audios")
+_MEDIA = ("videos", "audios")
 _OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "system_tag": "system"}
 
@@ -175,7 +176,7 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
                 raise _refusal(where, f"{reason} ({key})", "export it to a file and name that in file_name")
     columns = entry.get("columns", {})
     if media := [column for column in _MEDIA if column in columns]:
-        raise _refusal(where, f"has {media[0]}, and surefoot reads text", "name an entry without it")
+        raise _refusal(where, f"has {media[0]}, and surefoot reads texts and pictures", "name an entry without it")
     known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
     if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
         fix = f"its format reads {', '.join(known)}"

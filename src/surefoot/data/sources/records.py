@@ -72,6 +72,7 @@ class Source:
     sample: so many records, chosen by the content itself.
     notes: what was recognised, in plain words.
     commit: of the hub data set it comes from.
+    folder: below which the records name pictures; None where there is none.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Source:
     sample: int | None = None
     notes: tuple[str, ...] = ()
     commit: str | None = None
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -298,7 +300,7 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
                 raise
             _require_same(name, path, sha256)
 
-    return Source(name, kind, sha256, read)
+    return Source(name, kind, sha256, read, folder=path.parent)
 
 
 def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:

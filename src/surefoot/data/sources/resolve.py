@@ -162,6 +162,7 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
             only_columns=columns is entry.columns,
             tags=entry.tags,
             sample=entry.sample,
+            folder=Path(spec.path),
             notes=(note, *source.notes),
         )
         for source in sources

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from surefoot.data.formats.conversation import Picture
 from surefoot.data.tokenize.dataset import (
     CONTINUED,
     CONTINUES,
@@ -52,7 +53,7 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None
     "supervised": (np.dtype(np.int64), ()),
     "prints": (PRINT, ()),
 }
-_META = "meta.json"
+_META, _PICTURES = "meta.json", "pictures.json"
 Written = tuple[TokenisedFile, dict[str, Any], str]  # the last: why nothing is kept, empty where it is
 
 
@@ -156,14 +157,18 @@ def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -
             name: stack.enter_context(growing(folder / f"{name}.npy", dtype or width, row))
             for name, (dtype, row) in _ARRAYS.items()
         }
-        tokens = 0
+        tokens = examples = 0
+        pictures: dict[str, Sequence[Picture]] = {}
         append["offsets"](np.zeros(1, dtype=np.int64))
         for batch in batches:
             arrays = _arrays(batch, width)
+            pictures |= {str(place): one.pictures for place, one in enumerate(batch, start=examples) if one.pictures}
+            examples += len(batch)
             append["offsets"](tokens + arrays.pop("offsets")[1:])
             tokens += len(arrays["ids"])
             for name, rows in arrays.items():
                 append[name](rows)
+    durable.fill_json(folder / _PICTURES, pictures)
 
 
 def _is_taken(error: EnvironmentFault) -> bool:
@@ -178,7 +183,10 @@ def _move_away(folder: Path) -> None:
 
 
 def _opened(folder: Path, name: str) -> TokenisedFile:
-    return TokenisedFile(name, **{array: _mapped(folder / f"{array}.npy") for array in _ARRAYS})
+    arrays = {array: _mapped(folder / f"{array}.npy") for array in _ARRAYS}
+    written: dict[str, list[list[Any]]] = json.loads(plain_files.read_text(folder / _PICTURES))
+    pictures = {int(place): tuple(Picture(*one) for one in own) for place, own in written.items()}
+    return TokenisedFile(name, **arrays, pictures=pictures)
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -201,8 +209,17 @@ def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarra
         "offsets": offsets,
         "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
         "supervised": supervised_of(mask, offsets),
-        "prints": prints_of(ids, mask, offsets),
+        "prints": _with_files(examples, prints_of(ids, mask, offsets)),
     }
+
+
+def _with_files(examples: Sequence[Encoded], prints: np.ndarray) -> np.ndarray:
+    """The hashes with what is seen: the same question of two pictures is two examples."""
+    for place, one in enumerate(examples):
+        if one.pictures:
+            seen = prints[place].tobytes() + "".join(picture.sha256 for picture in one.pictures).encode()
+            prints[place] = np.void(hashlib.blake2b(seen, digest_size=PRINT.itemsize).digest())
+    return prints
 
 
 def _flags(one: Encoded) -> int:

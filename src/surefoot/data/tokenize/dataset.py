@@ -8,14 +8,17 @@ every example (label counts, hashes for finding duplicates) is computed once and
 from __future__ import annotations
 
 import hashlib
+import itertools
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from surefoot.data.batching.batch import Example, RecordName
+from surefoot.data.formats.conversation import Picture
+from surefoot.data.tokenize.sight import Sight
 
 # `flags`
 TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT = (1 << bit for bit in range(8))
@@ -32,7 +35,8 @@ class TokenisedFile:
     offsets: [M + 1] int64, where each example begins, and the end.
     rows: [M, 4] int64: number, line, flags and lost answers of each example.
     supervised: [M] int64, computed from mask.
-    prints: [M] V16, hashes of ids and mask.
+    prints: [M] V16, hashes of ids, mask and pictures.
+    pictures: of the examples that have some, by their place.
     """
 
     name: str
@@ -42,9 +46,14 @@ class TokenisedFile:
     rows: np.ndarray
     supervised: np.ndarray
     prints: np.ndarray
+    pictures: Mapping[int, tuple[Picture, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def all_pictures(self) -> Iterator[Picture]:
+        """Of all examples, one after the other."""
+        return itertools.chain.from_iterable(self.pictures.values())
 
     def release_pages(self) -> None:
         """Of pages that were read of the ids and the mask; the system still has them, and so they cost no memory."""
@@ -78,17 +87,28 @@ class TokenisedDataset:
     """N examples chosen among those of all files.
 
     chosen[N]: their places, the files laid one after the other.
+    sight: makes the pixels of pictures; None where no example has any.
     """
 
     files: tuple[TokenisedFile, ...]
     chosen: np.ndarray
+    sight: Sight | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Example:
         file, place, part = self._find(index)
-        return Example(file.ids[part].astype(np.int64), np.array(file.mask[part]), self._name(file, place))
+        pictures = file.pictures.get(place, ())
+        return Example(file.ids[part].astype(np.int64), np.array(file.mask[part]), self._name(file, place), pictures)
+
+    def pictures(self) -> Iterator[tuple[int, tuple[Picture, ...]]]:
+        """The examples that have some, by number, with these."""
+        if any(file.pictures for file in self.files):
+            for index in range(len(self)):
+                file, place, _ = self._find(index)
+                if own := file.pictures.get(place):
+                    yield index, own
 
     def name(self, index: int) -> RecordName:
         """What logs and errors call one example."""
@@ -196,17 +216,18 @@ class TokenisedDataset:
         return f"{file.name}:{file.rows[place, 1]}"
 
 
-def of_files(files: Iterable[TokenisedFile]) -> TokenisedDataset:
+def of_files(files: Iterable[TokenisedFile], sight: Sight | None = None) -> TokenisedDataset:
     """All examples of these files."""
     files = tuple(files)
-    return TokenisedDataset(files, np.arange(sum(map(len, files))))
+    return TokenisedDataset(files, np.arange(sum(map(len, files))), sight)
 
 
 def joined(datasets: Sequence[TokenisedDataset]) -> TokenisedDataset:
     """The examples of these data sets one after the other, over the same arrays."""
     starts = np.cumsum([0, *(sum(map(len, one.files)) for one in datasets)])
     chosen = [one.chosen + start for one, start in zip(datasets, starts, strict=False)]
-    return TokenisedDataset(tuple(file for one in datasets for file in one.files), np.concatenate(chosen))
+    files = tuple(file for one in datasets for file in one.files)
+    return TokenisedDataset(files, np.concatenate(chosen), datasets[0].sight)
 
 
 PRINT = np.dtype("V16")  # BLAKE2b of 16 bytes: two examples of ten million are the same by chance once in 10^25
@@ -231,7 +252,7 @@ def prints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndar
         one = hashlib.blake2b(wide[4 * start : 4 * end], digest_size=PRINT.itemsize)
         one.update(labels[start:end])
         found += one.digest()
-    return np.frombuffer(bytes(found), dtype=PRINT)
+    return np.frombuffer(found, dtype=PRINT)
 
 
 Place = tuple[str, int, int]  # file, number of the record and line where it starts, both from 1

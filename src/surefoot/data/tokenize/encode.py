@@ -21,8 +21,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats.conversation import Picture
 from surefoot.data.tokenize.joint import behind_prompt, encode_whole, within_answers
 from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs
+from surefoot.data.tokenize.sight import Sight
 from surefoot.data.tokenize.truncate import Kept, keep
 from surefoot.system.errors import Fault, InputError
 
@@ -62,6 +64,7 @@ class Encoded(NamedTuple):
     continued: bool = False
     good: bool = False  # the better of a pair, or judged good
     fits: bool = True  # of a prompt: it has no more tokens than it may have
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -89,11 +92,17 @@ def rows_in_parts(
     bos_id: int | None,
     train_on: TrainOn,
     name: str,
+    sight: Sight | None = None,
 ) -> Iterator[Row]:
     """One `Row` per conversation, in order; arguments as in `encode`."""
+
+    def lay_out(conversation: Conversation) -> Sequence[Segment]:
+        segments = template.segments(conversation)
+        return sight.spread(segments, conversation.pictures) if sight else segments
+
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
-        layouts = each_row(chunk, lambda conversation: template.segments(conversation), name)
+        layouts = each_row(chunk, lay_out, name)
         for conversation, runs in zip(chunk, encode_runs(layouts, encoder, bos_id), strict=True):
             learned = _learned_turns(runs, conversation, train_on)
             whole = Encoded(
@@ -103,7 +112,10 @@ def rows_in_parts(
                 conversation.line,
                 control_texts=sum([run.spelled_out for run in runs]),
                 good=bool(conversation.good),
+                pictures=conversation.pictures,
             )
+            if sight and whole.pictures:
+                whole = whole._replace(supervised=whole.supervised & ~np.isin(whole.ids, sight.ids))
             yield Row(conversation, runs, learned, whole)
 
 
@@ -118,6 +130,7 @@ def encode(
     name: str,
     chunks: bool = False,
     encoding: Encoding = "parts",
+    sight: Sight | None = None,
 ) -> Iterator[Encoded]:
     """One `Encoded` per conversation, in order, at most max_length tokens each.
 
@@ -129,15 +142,20 @@ def encode(
     chunks: a text that is too long becomes several examples.
     encoding: parts = an answer is a text of its own for the tokenizer; whole = prompt and answer are encoded in one go,
         and what is too long loses its end.
+    sight: of the model, where conversations have pictures. None of their tokens is learned, and a conversation with
+        pictures that is too long is left out whole, since part of a picture means nothing.
     """
     if encoding == "whole":
         for start in range(0, len(conversations), _CHUNK):
             chunk = conversations[start : start + _CHUNK]
             yield from _in_one_go(chunk, template, encoder, bos_id, max_length, train_on, name)
         return
-    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on=train_on, name=name):
+    found = rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on=train_on, name=name, sight=sight)
+    for row in found:
         if len(row.whole.ids) <= max_length:
             yield row.whole
+        elif row.whole.pictures:
+            yield row.whole._replace(supervised=np.zeros_like(row.whole.supervised))
         elif chunks:
             yield from in_chunks(row.whole, max_length)
         else:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
-from surefoot.data.formats import Conversation
+from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats.pictures import refuse_pictures, with_pictures
 from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept, reader_with
 from surefoot.data.sources.records import Kind, Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
@@ -33,6 +34,7 @@ from surefoot.data.tokenize.encode import (
     encode_prompts,
 )
 from surefoot.data.tokenize.segments import Template, TextEncoder
+from surefoot.data.tokenize.sight import Sight, is_same
 from surefoot.families.templates import find_row
 from surefoot.system.errors import Fault, InputError
 
@@ -49,6 +51,7 @@ class TokenizeSettings:
     read_record: for files whose format is custom.
     fallbacks: templates for records that the first cannot write, where nobody asked for it.
     kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
+    sight: of a model that learns pictures, None for others.
     """
 
     encoder: TextEncoder
@@ -64,6 +67,7 @@ class TokenizeSettings:
     fallbacks: tuple[str, ...] = ()
     encoding: Encoding = "parts"
     kind: Kind = "answers"
+    sight: Sight | None = None
 
     def template_called(self, name: str) -> Template:
         """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
@@ -96,15 +100,17 @@ def tokenise(
                 "chunks": settings.chunks,
                 "encoding": settings.encoding,
                 "kind": settings.kind,
+                "sight": settings.sight and [settings.sight.identity, str(source.folder)],
             }
         )
         folder = Path(cache) / "tokenised" / key
-        if (found := open_cache(folder, source.name)) is not None:
+        found = open_cache(folder, source.name)
+        if found is not None and all(map(is_same, found[0].all_pictures())):
             file, record, unkept = *found, ""
         else:
             with _no_collector():
                 file, record, unkept = _encode(source, records, settings, folder)
-        return file, replace(_facts(source, content, record), unkept=unkept)
+        return file, replace(_facts(source, _with_files(content, file), record), unkept=unkept)
 
 
 @contextmanager
@@ -158,7 +164,7 @@ def _encode(source: Source, records: Records, settings: TokenizeSettings, folder
         if refused:
             reading, batches = records()
         template, dropped = settings.template_called(wanted), []
-        examples = _examples(batches, template, settings, source.name, dropped)
+        examples = _examples(batches, template, settings, source, dropped)
         fault = refused[0].faults[0].what if refused else ""
         record = functools.partial(_record, reading, template, fault, dropped)
         try:
@@ -184,7 +190,7 @@ def _examples(
     batches: Iterable[list[Conversation]],
     template: Template,
     settings: TokenizeSettings,
-    name: str,
+    source: Source,
     dropped: list[tuple[int, int]],
 ) -> Iterator[list[Encoded]]:
     """Those that are kept, some at a time.
@@ -194,11 +200,13 @@ def _examples(
     Raises _Unwritten at the end: what is wrong with the records, whatever the template, goes before.
     """
     why: InputError | None = None
+    name = source.name
     for batch in batches:
         if why is not None:
             continue
         try:
-            examples = list(_encoded(batch, template, settings, name))
+            seen = each_row(batch, functools.partial(_seen, source=source, settings=settings), name)
+            examples = list(_encoded(seen, template, settings, name))
         except InputError as error:
             why = error
             continue
@@ -232,6 +240,19 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
     }
 
 
+def _seen(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
+    """The conversation with its pictures looked at. Raises RowFault for those that cannot be learned."""
+    sight = settings.sight
+    if settings.kind != "answers":
+        return refuse_pictures(conversation, "this stage learns texts", "choose stage sft")
+    if settings.encoding == "whole":
+        return refuse_pictures(conversation, "data.encoding is whole", "set data.encoding: parts")
+    if sight is None:
+        why = "the model is not one whose pictures surefoot learns"
+        return refuse_pictures(conversation, why, "docs/images.md lists those that are")
+    return with_pictures(conversation, lambda path: sight.look(path, source.folder))
+
+
 def _is_kept(example: Encoded, settings: TokenizeSettings) -> bool:
     """Both examples of a pair, or none."""
     return example.fits if settings.kind == "prompts" else example.usable
@@ -251,6 +272,7 @@ def _encoded(
             name=name,
             chunks=settings.chunks,
             encoding=settings.encoding,
+            sight=settings.sight,
         )
     encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[settings.kind]
     how = {"bos_id": settings.bos_id, "max_length": settings.max_length, "name": name}
@@ -281,6 +303,12 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
         template_fault=record["template_fault"],
         example_prompt=record["example_prompt"],
     )
+
+
+def _with_files(content: str, file: TokenisedFile) -> str:
+    """The digest of records and of their pictures' files."""
+    hashes = [picture.sha256 for picture in file.all_pictures()]
+    return _digest([content, hashes]) if hashes else content
 
 
 def _digest(value: Any) -> str:

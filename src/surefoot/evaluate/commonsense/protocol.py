@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import nearest_path
-from surefoot.data.formats.conversation import RowFault, each_row, filled, optional
+from surefoot.data.formats.conversation import filled, optional
+from surefoot.data.formats.rows import RowFault, each_row
 from surefoot.data.sources.records import Row, open_file, parse_rows
 from surefoot.report.intervals import wilson
 from surefoot.system.errors import Fault, InputError

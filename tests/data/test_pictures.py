@@ -1,0 +1,277 @@
+"""Pictures of records: layouts, faults, ids and pixels beside transformers' own processor, labels, the cache."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor
+
+from helpers.faults import raises_fault
+from helpers.seeing import picture, seeing
+from surefoot.data.batching.loader import example_batches
+from surefoot.data.batching.packing import Layout
+from surefoot.data.prepare import prepare_data
+from surefoot.data.sources.resolve import SourceSpec
+from surefoot.data.tokenize import sight
+from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.data.tokenize.sight import read_sight
+from surefoot.models.load import load_tokenizer
+from surefoot.system.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return seeing("qwen2_5_vl", tmp_path_factory.mktemp("seeing") / "base")
+
+
+@pytest.fixture
+def prepare(base, tmp_path):
+    def prepared(rows, *, evaluation=None, tokenizer=None, **asked):
+        (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tokenizer = tokenizer or load_tokenizer(base)
+        usual = {"template": "tokenizer", "template_asked": True, "max_length": 512, "max_samples": None}
+        usual |= {"train_on": "responses", "seed": 0, "cache": tmp_path / "cache", "bos_id": None}
+        return prepare_data(
+            [SourceSpec(str(tmp_path / "d.jsonl"))],
+            evaluation,
+            tokenizer=tokenizer,
+            pad_id=tokenizer.get_vocab()["<|endoftext|>"],
+            stop_ids=[tokenizer.eos_token_id],
+            **(usual | asked),
+        )
+
+    picture(tmp_path / "red.png", "red", (56, 56))
+    picture(tmp_path / "blue.png", "blue", (84, 56))
+    return prepared
+
+
+def parts(*given):
+    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in given]
+
+
+RED, BLUE = {"type": "image", "image": "red.png"}, {"type": "image", "path": "blue.png"}
+ASKED = "which of "
+LAYOUTS = {
+    "messages": {"messages": [{"role": "user", "content": parts(ASKED, RED, " and ", BLUE, "?")}]},
+    "url": {
+        "messages": [
+            {
+                "role": "user",
+                "content": parts(ASKED, {"type": "image_url", "image_url": {"url": "red.png"}}, " and ", BLUE, "?"),
+            }
+        ]
+    },
+    "trl": {
+        "messages": [{"role": "user", "content": parts(ASKED, {"type": "image"}, " and ", {"type": "image"}, "?")}],
+        "images": ["red.png", "blue.png"],
+    },
+    "marks": {
+        "messages": [{"role": "user", "content": f"{ASKED}<image> and <image>?"}],
+        "images": ["red.png", "blue.png"],
+    },
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": f"{ASKED}<image> and <image>?"}],
+        "images": ["red.png", "blue.png"],
+    },
+    "alpaca": {"instruction": f"{ASKED}<image> and <image>?", "images": ["red.png", "blue.png"]},
+}
+
+
+def answered(record, answer="red"):
+    if "instruction" in record:
+        return record | {"output": answer}
+    name = "messages" if "messages" in record else "conversations"
+    turn = {"role": "assistant", "content": answer} if name == "messages" else {"from": "gpt", "value": answer}
+    return record | {name: [*record[name], turn]}
+
+
+def theirs(base, monkeypatch):
+    """transformers' whole processor. Its video half needs torchvision, and is not asked."""
+    monkeypatch.setattr(Qwen2_5_VLProcessor, "check_argument_for_proper_class", lambda *given: None)
+    video = type("NoVideo", (), {"merge_size": 2, "temporal_patch_size": 2, "model_input_names": ()})()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    eye = AutoImageProcessor.from_pretrained(base, backend="pil")
+    return Qwen2_5_VLProcessor(eye, tokenizer, video, chat_template=tokenizer.chat_template)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_gives_the_ids_and_pixels_of_transformers_processor(base, prepare, tmp_path, monkeypatch, name):
+    data = prepare([answered(LAYOUTS[name])]).train
+    (batch,) = example_batches(data, [0], Layout(0))
+    processor = theirs(base, monkeypatch)
+    turns = [
+        {"role": "user", "content": parts(ASKED, {"type": "image"}, " and ", {"type": "image"}, "?")},
+        {"role": "assistant", "content": "red"},
+    ]
+    text = processor.apply_chat_template(turns, tokenize=False)
+    images = [Image.open(tmp_path / f"{colour}.png") for colour in ("red", "blue")]
+    expected = processor(text=[text], images=images, return_tensors="pt")
+    assert batch.input_ids.tolist() == expected["input_ids"].tolist()
+    assert torch.equal(batch.seen.long(), expected["mm_token_type_ids"].long())
+    found = dict(batch.pixels[0])
+    assert set(found) == {"pixel_values", "image_grid_thw"}
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+    twin = processor(text=[text], images=images[::-1], return_tensors="pt")  # one picture in the other's place
+    assert not all(torch.equal(found[key], twin[key]) for key in found)
+
+
+def test_no_token_of_a_picture_is_learned_whatever_else_is(prepare, monkeypatch):
+    data = prepare([answered(LAYOUTS["messages"])], train_on="everything").train
+    example, ids = data[0], data.sight.ids
+    assert not example.supervised[np.isin(example.ids, ids)].any()
+    assert example.supervised[~np.isin(example.ids, ids)].sum() == (~np.isin(example.ids, ids)).sum() - 1
+    monkeypatch.setattr(sight.Sight, "ids", (), raising=False)  # twin: labels on the pictures' tokens
+    monkeypatch.setattr(sight.Sight, "__init__", _without_ids(sight.Sight.__init__))
+    twin = prepare([answered(LAYOUTS["messages"], "blue")], train_on="everything").train[0]
+    assert twin.supervised[np.isin(twin.ids, ids)].any()
+
+
+def _without_ids(init):
+    def made(self, *given):
+        init(self, *given)
+        self.ids = ()
+
+    return made
+
+
+def test_text_that_spells_out_a_pictures_tokens_is_text(prepare):
+    row = {"messages": [{"role": "user", "content": parts("say <|image_pad|>", RED)}]}
+    (batch,) = example_batches(prepare([answered(row)]).train, [0], Layout(0))
+    assert int(batch.seen.sum()) == 4
+
+
+def test_rows_keep_their_own_pictures(prepare):
+    rows = [LAYOUTS["messages"], {"messages": [{"role": "user", "content": "none?"}]}, LAYOUTS["marks"]]
+    data = prepare([answered(row) for row in rows]).train
+    batches = example_batches(data, [1, 0, 2], Layout(0))
+    assert [[bool(own) for own in one.pixels] for one in batches] == [[True, True, False]]
+    assert prepare([answered(rows[1])]).train.sight is not None
+    assert example_batches(prepare([answered(rows[1])]).train, [0], Layout(0))[0].pixels == ()
+
+
+def bad(tmp_path):
+    good = BytesIO()
+    Image.new("RGB", (300, 300), "red").save(good, "JPEG")
+    (tmp_path / "cut.jpg").write_bytes(good.getvalue()[:-400])
+    (tmp_path / "words.png").write_text("no picture")
+    (tmp_path / "folder.png").mkdir()
+    bomb = BytesIO()
+    Image.new("1", (9000, 9000)).save(bomb, "PNG")
+    (tmp_path / "bomb.png").write_bytes(bomb.getvalue())
+    picture(tmp_path / "thin.png", "red", (500, 1))
+
+
+@pytest.mark.parametrize(
+    "path", ["gone.png", "cut.jpg", "words.png", "folder.png", "bomb.png", "thin.png", "https://example.org/a.png"]
+)
+def test_a_bad_picture_is_one_line_with_row_and_file(prepare, tmp_path, path):
+    bad(tmp_path)
+    row = {"messages": [{"role": "user", "content": parts("?", {"type": "image", "image": path})}]}
+    with raises_fault("SF-DATA-PICTURE", f"{tmp_path / 'd.jsonl'}:2", 2, path):
+        prepare([answered(LAYOUTS["messages"]), answered(row)])
+
+
+COUNTS = {
+    "one more": {"messages": [{"role": "user", "content": "<image>"}], "images": ["red.png", "blue.png"]},
+    "one less": {"messages": [{"role": "user", "content": "<image><image>"}], "images": ["red.png"]},
+    "no place": {"messages": [{"role": "user", "content": "what?"}], "images": ["red.png"]},
+    "no path": {"messages": [{"role": "user", "content": "<image>"}], "images": [7]},
+    "nowhere": {"messages": [{"role": "user", "content": parts("?", {"type": "image"})}]},
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_places_and_pictures_must_come_out_even(prepare, tmp_path, name):
+    with raises_fault("SF-DATA-PICTURE", f"{tmp_path / 'd.jsonl'}:1"):
+        prepare([answered(COUNTS[name])])
+
+
+@pytest.mark.parametrize("name", ["messages", "marks", "sharegpt"])
+def test_a_model_that_does_not_see_refuses_pictures(base, prepare, tmp_path, name):
+    blind = load_tokenizer(base)
+    blind.name_or_path = ""
+    with raises_fault("SF-DATA-PICTURE", f"{tmp_path / 'd.jsonl'}:1"):
+        prepare([answered(LAYOUTS[name])], tokenizer=blind)
+    with raises_fault("SF-CONFIG-CONFLICT", "data.max_pixels"):
+        prepare([answered(LAYOUTS[name])], tokenizer=blind, max_pixels=5000)
+    field_of_another_kind = answered({"messages": [{"role": "user", "content": "what?"}], "images": [{"n": 1}]})
+    assert len(prepare([field_of_another_kind], tokenizer=blind).train) == 1
+
+
+def test_what_is_not_built_is_refused(prepare, tmp_path):
+    where = f"{tmp_path / 'd.jsonl'}:1"
+    with raises_fault("SF-DATA-PICTURE", where):
+        prepare([answered(LAYOUTS["messages"])], encoding="whole")
+    pair = LAYOUTS["messages"]["messages"]
+    with raises_fault("SF-DATA-PICTURE", where):
+        prepare([{"prompt": pair, "chosen": "red", "rejected": "blue"}], kind="pairs")
+    learned = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": parts("so:", RED)}]}
+    with raises_fault("SF-DATA-PICTURE", where):
+        prepare([learned])
+
+
+def test_a_smaller_budget_gives_fewer_tokens_and_too_long_records_go_whole(prepare, tmp_path):
+    picture(tmp_path / "red.png", "red", (200, 200))
+    row = answered({"messages": [{"role": "user", "content": parts("?", RED)}]})
+    large, small = prepare([row]).train, prepare([row], max_pixels=56 * 56).train
+    assert [next(data.pictures())[1][0].tokens for data in (large, small)] == [49, 4]
+    both = prepare([row, answered({"messages": [{"role": "user", "content": "none?"}]})], max_length=40)
+    assert [place[1] for place in both.audit.source.dropped] == [1]
+    assert both.audit.pictures == 0
+    with raises_fault("SF-CONFIG-CONFLICT", "data.max_pixels", "100"):
+        prepare([row], max_pixels=100)
+
+
+def test_the_audit_counts_and_names_pictures(prepare):
+    audit = prepare([answered(LAYOUTS["messages"])]).audit
+    assert (audit.pictures, audit.picture_tokens) == (2, 4 + 6)
+    shown = "".join(part.text for part in audit.samples[0].parts)
+    assert "red.png: 56 x 56" in shown
+    assert "<|image_pad|>" not in shown
+
+
+def test_copies_are_of_pictures_too(prepare, tmp_path):
+    same = {"messages": [{"role": "user", "content": parts("?", RED)}]}
+    other = {"messages": [{"role": "user", "content": parts("?", {"type": "image", "image": "green.png"})}]}
+    picture(tmp_path / "green.png", "green", (56, 56))
+    assert prepare([answered(same), answered(other)]).audit.duplicates == 0
+    assert prepare([answered(same), answered(same)]).audit.duplicates == 1
+
+
+def test_the_cache_knows_a_changed_picture_and_a_batch_refuses_one(prepare, tmp_path):
+    row = answered({"messages": [{"role": "user", "content": parts("?", RED)}]})
+    first = prepare([row])
+    assert prepare([row]).audit.source.content == first.audit.source.content
+    picture(tmp_path / "red.png", "green", (56, 84))
+    with raises_fault("SF-DATA-PICTURE", tmp_path / "red.png"):
+        example_batches(first.train, [0], Layout(0))
+    again = prepare([row])
+    assert again.audit.source.content != first.audit.source.content
+    assert next(again.train.pictures())[1][0].tokens == 6
+
+
+def test_a_picture_on_its_side_is_turned(base, tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (84, 56), "red").save(tmp_path / "side.jpg", exif=turned)
+    found = read_sight(str(base), TextEncoder(load_tokenizer(base)))
+    looked = found.look("side.jpg", tmp_path)
+    assert (looked.width, looked.height, looked.tokens) == (56, 84, 6)
+    assert dict(found.pixels([looked]))["image_grid_thw"].tolist() == [[1, 6, 4]]
+
+
+def test_a_model_of_another_family_has_no_sight(base, tmp_path):
+    path = tmp_path / "other"
+    path.mkdir()
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+    encoder = TextEncoder(load_tokenizer(base))
+    assert read_sight(str(path), encoder) is None
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Qwen2VLImageProcessorFast"}))
+    assert read_sight(str(path), encoder) is not None
+    with pytest.raises(InputError):
+        read_sight(str(tmp_path), encoder, 100_000)

@@ -1,0 +1,202 @@
+"""Runs on pictures: loss and gradients beside transformers' own forward, exact resume, what is saved and refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+import surefoot
+from helpers.faults import raises_fault
+from helpers.seeing import picture, seeing
+from helpers.tiers import representatives
+from surefoot.data.batching.batch import IGNORE
+from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
+from surefoot.data.batching.loader import example_batches
+from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.subsets import longest_row
+from surefoot.data.prepare import prepare_data
+from surefoot.data.sources.resolve import SourceSpec
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.wrapped import beside
+
+# The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
+FP32_RELATIVE = 1e-5
+COLOURS = {"red": (56, 56), "blue": (84, 56), "green": (64, 96), "yellow": (112, 56)}
+ASKED = {"type": "text", "text": "colour?"}
+EACH = representatives(["qwen2_5_vl", "qwen3_vl", "qwen3_5"], "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+def records(folder: Path) -> Path:
+    for colour, size in COLOURS.items():
+        picture(folder / f"{colour}.png", colour, size)
+    rows = [
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [ASKED, {"type": "image", "path": f"{c}.png"}],
+                },
+                {"role": "assistant", "content": c},
+            ]
+        }
+        for c in COLOURS
+    ]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "d.jsonl"
+
+
+def prepared(base, folder, **asked):
+    tokenizer = load_tokenizer(base)
+    usual = {"train_on": "responses", "max_length": 256, "max_samples": None, "seed": 0, "cache": folder / "cache"}
+    ids = {"bos_id": None, "pad_id": tokenizer.get_vocab()["<|endoftext|>"], "stop_ids": [tokenizer.eos_token_id]}
+    sources = [SourceSpec(str(records(folder)))]
+    return prepare_data(
+        sources, None, template="tokenizer", template_asked=True, tokenizer=tokenizer, **ids, **(usual | asked)
+    )
+
+
+def opened(base):
+    return load_model(base, dtype=torch.float32, attention_implementation="sdpa", device=torch.device("cpu"))
+
+
+def expected(model, base, folder, batch, colours):
+    """transformers' own loss, summed over the learned tokens: its forward on its processor's pixels."""
+    from PIL import Image
+
+    eye = AutoImageProcessor.from_pretrained(base, backend="pil")
+    pixels = eye(images=[Image.open(folder / f"{colour}.png") for colour in colours], return_tensors="pt")
+    labels = torch.cat((torch.full((len(batch.targets), 1), IGNORE), batch.targets[:, :-1]), dim=1)
+    kinds = (batch.input_ids == model.config.image_token_id).int()
+    found = model(input_ids=batch.input_ids, labels=labels, mm_token_type_ids=kinds, use_cache=False, **pixels)
+    return found.loss * batch.weight
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_loss_and_gradients_are_transformers_own(tmp_path, name):
+    base = seeing(name, tmp_path / "base")
+    data = prepared(base, tmp_path).train
+    (batch,) = example_batches(data, range(4), Layout(0))
+    order = [list(COLOURS)[int(number) - 1] for number in batch.examples]
+    model = opened(base)
+    reference = AutoModelForImageTextToText.from_pretrained(
+        base, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    wanted = expected(reference, base, tmp_path, batch, order)
+    wanted.backward()
+    found = sft_loss(model, batch).loss
+    found.backward()
+    assert found.item() == pytest.approx(wanted.item(), rel=FP32_RELATIVE)
+    theirs = {key: one.grad for key, one in reference.named_parameters() if one.grad is not None}
+    largest = max(float(one.abs().max()) for one in theirs.values())
+    trained = {key: one for key, one in model.named_parameters() if one.requires_grad}
+    for key, one in trained.items():
+        assert float((one.grad - theirs[key]).abs().max()) <= FP32_RELATIVE * largest, key
+    assert trained
+    assert not trained.keys() & beside(reference).keys()
+    assert any(key in beside(reference) and one.abs().max() > 0 for key, one in theirs.items())  # it was looked at
+    with torch.no_grad():
+        for colour in ("red", "green"):  # twin: one picture's colour in another's place
+            picture(tmp_path / f"{colour}.png", "white", COLOURS[colour])
+        twin = expected(reference, base, tmp_path, batch, order)
+        assert abs(twin.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
+        blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
+        assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
+
+
+def test_rows_apart_sum_to_rows_together(tmp_path):
+    base = seeing("qwen2_5_vl", tmp_path / "base")
+    data, model = prepared(base, tmp_path).train, opened(base)
+    (together,) = example_batches(data, range(4), Layout(0))
+    apart = example_batches(data, range(4), Layout(0, most=1))
+    with torch.no_grad():
+        alone = sum(sft_loss(model, one).loss.item() for one in apart)
+        assert alone == pytest.approx(sft_loss(model, together).loss.item(), rel=FP32_RELATIVE)
+        longest = max(apart, key=lambda one: one.tokens)
+        assert sft_loss(model, longest_row(together)).loss.item() == pytest.approx(
+            sft_loss(model, longest).loss.item(), rel=FP32_RELATIVE
+        )
+
+
+def test_a_batch_with_pictures_is_written_down_and_read(tmp_path):
+    base = seeing("qwen2_5_vl", tmp_path / "base")
+    (batch,) = example_batches(prepared(base, tmp_path).train, range(4), Layout(0))
+    (again,) = batches_from_file(*batches_to_file([batch]))
+    assert torch.equal(again.seen, batch.seen)
+    for one, other in zip(again.pixels, batch.pixels, strict=True):
+        assert all(torch.equal(dict(one)[key], dict(other)[key]) for key in dict(other))
+
+
+def config(folder: Path, run: str, **changes) -> dict:
+    return {
+        "stage": "sft",
+        "model": str(folder / "base"),
+        "adapter": {"kind": "lora", "rank": 2, "dropout": 0.1},
+        "data": {"train": str(folder / "d.jsonl"), "eval": 1},
+        "batch": {"size": 2, "micro": 1},
+        "optim": {"lr": 1e-2},
+        "precision": "fp32",
+        "duration": "4 steps",
+        "checkpoint": {"every": "2 steps"},
+        "output": str(folder / run),
+        **changes,
+    }
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{path.name}:{key}": one for path in sorted(run.glob("*.safetensors")) for key, one in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 2, "dropout": 0.1}, None], ids=["lora", "full"])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
+    seeing("qwen2_5_vl", tmp_path / "base")
+    records(tmp_path)
+    changes = {"adapter": adapter} if adapter else {}
+    raw = config(tmp_path, "whole") | changes
+    if not adapter:
+        raw.pop("adapter")
+    surefoot.train(raw, stream=io.StringIO())
+    half = raw | {"output": str(tmp_path / "half")}
+    surefoot.train(half, stream=io.StringIO())
+    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
+    surefoot.train(half, resume=True, stream=io.StringIO())
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    audit = json.loads((tmp_path / "whole" / "data.json").read_text())
+    assert audit["train"]["pictures"]["count"] == 3
+    assert (tmp_path / "whole" / "preprocessor_config.json").read_bytes() == (
+        tmp_path / "base" / "preprocessor_config.json"
+    ).read_bytes()
+    if not adapter:
+        own, base = (
+            load_file(tmp_path / "whole" / "model.safetensors"),
+            load_file(tmp_path / "base" / "model.safetensors"),
+        )
+        tower = [key for key in base if "visual" in key]
+        assert tower
+        assert all(torch.equal(own[key], base[key]) for key in tower)
+        assert not all(torch.equal(own[key], base[key]) for key in base)
+    picture(tmp_path / "red.png", "white", COLOURS["red"])  # twin: another picture in the file's place
+    with raises_fault("SF-RESUME-CHANGED", tmp_path / "half" / "checkpoint-2"):
+        shutil.rmtree(tmp_path / "half" / "checkpoint-4")
+        surefoot.train(half, resume=True, stream=io.StringIO())
+
+
+def test_packing_is_refused_with_pictures(tmp_path):
+    seeing("qwen2_5_vl", tmp_path / "base")
+    records(tmp_path)
+    raw = config(tmp_path, "run")
+    raw["data"] |= {"packing": "on"}
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
+        surefoot.train(raw, stream=io.StringIO())
