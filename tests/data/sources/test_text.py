@@ -199,7 +199,7 @@ def _without_pictures(one: dict) -> dict:
     """As conversations were before they could have some: what runs learned from goes on having its digest."""
     del one["images"], one["pictures"]
     for turn in one["turns"]:
-        del turn["images"]
+        del turn["images"], turn["thought"]
     return one
 
 
