@@ -49,6 +49,7 @@ def test_twin_as_many_keys_as_queries_move_more():
 
 def test_small_sizes_are_as_they_were():
     assert SIZES["small"].fields() == {
+        "model_type": "llama",
         "vocab_size": 32_000,
         "hidden_size": 768,
         "intermediate_size": 2048,

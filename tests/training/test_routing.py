@@ -19,7 +19,8 @@ from surefoot.models.forward import register
 from surefoot.training import routing, step
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
-from surefoot.training.routing import AUX_LOSS, Routing, added, spread
+from surefoot.training.report import added_loads
+from surefoot.training.routing import AUX_LOSS, Routing, spread
 from surefoot.training.state import RunState
 from surefoot.training.step import accumulate_gradients, train_step
 
@@ -168,7 +169,7 @@ def test_loads_are_the_tokens_that_went_to_each_expert(name, split):
 
 
 def test_loads_add_up_and_their_spread_is_that_of_the_worst_layer():
-    assert added({}, {"0": (1, 2)}) == {"0": (1, 2)}
-    assert added({"0": (1, 2)}, {"0": (3, 4), "1": (5, 0)}) == {"0": (4, 6), "1": (5, 0)}
+    assert added_loads({}, {"0": (1, 2)}) == {"0": (1, 2)}
+    assert added_loads({"0": (1, 2)}, {"0": (3, 4), "1": (5, 0)}) == {"0": (4, 6), "1": (5, 0)}
     assert spread({"0": (2, 2), "1": (0, 4)}) == {"expert_busiest": 2.0, "experts_idle": 1.0}
     assert spread({}) == {}

@@ -32,7 +32,8 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     if any(isinstance(child, nn.ModuleList) for child in model.children()):
         return model
     found = model.get_decoder()
-    return decoder_of(language_models(next(model.children()))[0] if found is model else found)
+    inner = language_models(next(model.children())) if found is model else [found]
+    return decoder_of(inner[0]) if inner else model
 
 
 def decoder_matrices(model: nn.Module) -> frozenset[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # torch is not needed to read a log
 
 _NAMED = 8  # examples in a sentence
 Decision = Literal["stepped", "non_finite", "scaler", "held"]
+Load = Mapping[str, tuple[int, ...]]  # layer -> how many tokens went to each of its experts
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,13 @@ class EvalReport:
 
 def example_list(examples: tuple[RecordName, ...]) -> str:
     return first_few(examples, _NAMED)
+
+
+def added_loads(first: Load, second: Load) -> dict[str, tuple[int, ...]]:
+    """The loads of two stretches of a run together."""
+    names = dict.fromkeys((*first, *second))
+    pairs = {name: (first.get(name) or (), second.get(name) or ()) for name in names}
+    return {
+        name: tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else tuple(one or other)
+        for name, (one, other) in pairs.items()
+    }

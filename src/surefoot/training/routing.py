@@ -29,9 +29,9 @@ from torch import nn
 
 from surefoot.data.batching.batch import Batch
 from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.training.report import Load
 
 AUX_LOSS = "aux_loss"  # among a step's metrics
-Load = Mapping[str, tuple[int, ...]]  # layer -> how many tokens went to each of its experts
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,3 @@ def spread(load: Load) -> dict[str, float]:
         return {}
     busiest = max(max(counts) * len(counts) / sum(counts) for counts in loads)
     return {"expert_busiest": busiest, "experts_idle": float(sum(counts.count(0) for counts in loads))}
-
-
-def added(first: Load, second: Load) -> dict[str, tuple[int, ...]]:
-    """Both together."""
-    names = dict.fromkeys((*first, *second))
-    pairs = {name: (first.get(name) or (), second.get(name) or ()) for name in names}
-    return {
-        name: tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else tuple(one or other)
-        for name, (one, other) in pairs.items()
-    }

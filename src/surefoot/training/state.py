@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from surefoot.training.guard import GuardCounts, Norms, Rollback, counted_from, norms_after
-from surefoot.training.report import EvalReport, StepReport
-from surefoot.training.routing import added
+from surefoot.training.report import EvalReport, StepReport, added_loads
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class RunState:
             scale=scale,
             norms=norms,
             seconds=self.seconds + report.seconds,
-            load=added(self.load, report.load),
+            load=added_loads(self.load, report.load),
         )
 
     def spent(self, what: Beside, seconds: float) -> RunState:

@@ -27,8 +27,8 @@ from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
 from surefoot.training.objective import Objective
 from surefoot.training.profile import Stopwatch, Watch, named, unwatched
-from surefoot.training.report import Decision, StepReport
-from surefoot.training.routing import AUX_LOSS, Balance, Load, Routing, aux_loss, spread
+from surefoot.training.report import Decision, Load, StepReport
+from surefoot.training.routing import AUX_LOSS, Balance, Routing, aux_loss, spread
 from surefoot.training.state import LossScale
 
 LOSS = "loss"
