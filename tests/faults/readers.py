@@ -80,13 +80,13 @@ def weights_header(content: bytes) -> None:
 def model_config(given: tuple[str, bytes]) -> None:
     """One file of a model's folder, beside others that are good."""
     name, content = given
-    folder = _written("model/config.json", b'{"model_type": "llama"}').parent
+    model = _written("model/config.json", b'{"model_type": "llama"}').parent
     for other in ("bos_zero_config.json", "model.safetensors.index.json"):
-        (folder / other).unlink(missing_ok=True)
+        (model / other).unlink(missing_ok=True)
     path = _written(f"model/{name}", content)
     _each(
-        lambda: read_json(path), lambda: read_config(folder), lambda: read_model_facts(folder),
-        lambda: weight_files(folder),
+        lambda: read_json(path), lambda: read_config(model), lambda: read_model_facts(model),
+        lambda: weight_files(model),
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def tokenizer_files(content: bytes) -> None:
 
 
 def adapter_config(content: bytes) -> None:
-    if not (_here() / "adapter/adapter_model.safetensors").is_file():
+    if not (folder() / "adapter/adapter_model.safetensors").is_file():
         _written("adapter/adapter_model.safetensors", ADAPTER_WEIGHTS)
     read_adapter(_written("adapter/adapter_config.json", content).parent)
 
@@ -121,11 +121,11 @@ def run_log(content: bytes) -> None:
 
 def own_record(content: bytes) -> None:
     """What surefoot keeps for itself: caches, a search's journal, findings, the record of rollbacks."""
-    folder = _written("kept/meta.json", content).parent
+    kept = _written("kept/meta.json", content).parent
     _answer_file().write_bytes(content)
     _each(
-        _answer, lambda: open_cache(folder, "a"), lambda: Journal(folder / "meta.json", {}),
-        lambda: require_same_request(folder / "meta.json", {"a": 1}, overwrite=False),
+        _answer, lambda: open_cache(kept, "a"), lambda: Journal(kept / "meta.json", {}),
+        lambda: require_same_request(kept / "meta.json", {"a": 1}, overwrite=False),
         lambda: read_rollbacks(_written(f"kept/{RECORD}", content).parent),
     )  # fmt: skip
 
@@ -175,13 +175,13 @@ def _each(*calls: Callable[[], object]) -> None:
 
 
 def _answer() -> dict[str, float]:
-    return Kept(_here() / "answers", {}).get("a", {"b": 1}, dict[str, float], lambda: {"c": 1.5})
+    return Kept(folder() / "answers", {}).get("a", {"b": 1}, dict[str, float], lambda: {"c": 1.5})
 
 
 @lru_cache
 def _answer_file() -> Path:
     _answer()
-    return next((_here() / "answers").glob("*.json"))
+    return next((folder() / "answers").glob("*.json"))
 
 
 @lru_cache
@@ -189,13 +189,13 @@ def _memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="readers", dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
-def _here() -> Path:
-    """Gone when the process ends."""
+def folder() -> Path:
+    """Where readers find the files that they are given; gone when the process ends."""
     return Path(_memory().name)
 
 
 def _written(name: str, content: bytes) -> Path:
-    path = _here() / name
+    path = folder() / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     return path

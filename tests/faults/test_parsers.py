@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from faults import fuzz as fuzzing
-from faults import parsers
+from faults import parsers, readers
 from faults.fuzz import fuzz
 from faults.parser_inputs import LEADS_BACK
 from faults.parsers import PARSERS, Parser, TooLong, read_or_refuse
@@ -54,9 +54,8 @@ def test_what_was_found_is_mended(name: str) -> None:
         read_or_refuse(PARSERS[name].read, value)
 
 
-def test_what_was_found_is_told_by_code_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "read"
-    monkeypatch.setattr("tempfile.mkdtemp", lambda *_: folder.mkdir() or str(folder))
+def test_what_was_found_is_told_by_code_and_place() -> None:
+    folder = readers.folder()
     found = [
         ("values of configs", 3, "SF-CONFIG-KEY", ["adapter.a.b"]),
         ("values of configs", 4, "SF-CONFIG-KEY", ["1"]),

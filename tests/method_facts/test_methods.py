@@ -88,9 +88,9 @@ def test_twin_a_planted_comparison_is_found(source):
 
 def test_the_config_takes_the_names_of_the_rows():
     assert get_args(RunConfig.model_fields["stage"].annotation) == tuple(METHODS)
-    named, _ = get_args(AlignmentConfig.model_fields["loss"].annotation)  # or a function of the user's
-    assert get_args(named) == tuple(PAIR_LOSSES)
-    assert get_args(RewardConfig.model_fields["loss"].annotation) == tuple(REWARD_LOSSES)
+    for section, rows in ((AlignmentConfig, PAIR_LOSSES), (RewardConfig, REWARD_LOSSES)):
+        named, _ = get_args(section.model_fields["loss"].annotation)  # or a function of the user's
+        assert get_args(named) == tuple(rows)
 
 
 def test_every_row_has_its_functions_and_every_section_its_keys():
