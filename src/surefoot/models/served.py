@@ -35,12 +35,14 @@ class ServedModel:
     name: as requests call it.
     kind: owned_by of its server: vllm, sglang, llamacpp or another.
     longest: tokens that prompt and answer may have; None where the server does not say.
+    adapted: it is an adapter over another model of the server.
     """
 
     server: Server
     name: str
     kind: str
     longest: int | None = None
+    adapted: bool = False
 
     def prompt_logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Natural logarithms, of every token but the first, given those before it.
@@ -120,10 +122,15 @@ def served_model(server: Server, name: str | None) -> ServedModel:
     if name not in models:
         fix = f"it serves {first_few(list(models), _SHOWN)}"
         raise InputError(Fault("--name", f"{where} has no model {name!r}", fix, code="SF-USE-FLAG"))
-    under = models.get(str(models[name].get("parent")), {})
-    longest = models[name].get("max_model_len") or under.get("max_model_len")
+    own = models[name]
+    under = models.get(str(own.get("parent")), {})
+    longest = own.get("max_model_len") or under.get("max_model_len")
     return ServedModel(
-        server, name, str(models[name].get("owned_by") or "unknown"), longest if isinstance(longest, int) else None
+        server,
+        name,
+        kind=str(own.get("owned_by") or "unknown"),
+        longest=longest if isinstance(longest, int) else None,
+        adapted=bool(own.get("parent")),
     )
 
 
@@ -140,9 +147,7 @@ def _of_sglang(model: ServedModel, ids: Sequence[int]) -> list[Any]:
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    # An adapter is named as in /v1/models; a name of the base there would be looked up as an adapter.
-    known = {one["id"]: one for one in model.server.get("/v1/models")["data"]}
-    body |= {"lora_path": model.name} if known[model.name].get("parent") else {}
+    body |= {"lora_path": model.name} if model.adapted else {}  # the base's name would be looked up as an adapter
     found = model.server.post("/generate", body)["meta_info"]["input_token_logprobs"]
     if [one[1] for one in found] != list(ids):
         raise ValueError("other tokens")
