@@ -17,7 +17,7 @@ from helpers.model_layouts import (
 )
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import resolve as module
-from surefoot.planning.measurements import AttentionTrial, Measurements
+from surefoot.planning.measurements import AttentionTrial, LengthFacts, Measurements
 from surefoot.planning.resolve import resolve
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware, preset
@@ -320,3 +320,27 @@ def test_planning_imports_no_torch():
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "'torch'" not in out
     assert "'transformers'" not in out
+
+
+def test_pictures_whose_tokens_see_each_other_take_a_mask(tmp_path, tokenizers):
+    """On a GPU, where flash takes none."""
+
+    def decided(both_ways, pictures, **request):
+        facts = dataclasses.replace(model_facts(tmp_path, SMALL), both_ways=both_ways)
+        config = run_config(data=DATA, **request)
+        lengths = LengthFacts(longest=256, typical=128, pictures=pictures)
+        how = {"measurements": None, "environment": {}, "lengths": lengths}
+        return resolve(config, facts, tokenizers["3.1"], preset("h100"), **how)
+
+    expected = {
+        (True, True): "mem_efficient",
+        (True, False): "flash",
+        (False, True): "flash",
+    }  # twins
+    for both_ways, pictures in expected:
+        found = decided(both_ways, pictures).attention.expected.value
+        assert found == expected[both_ways, pictures]
+    decided(True, False, attention={"implementation": "flash_attention_2"})
+    with pytest.raises(InputError) as error:
+        decided(True, True, attention={"implementation": "flash_attention_2"})
+    assert [fault.where for fault in error.value.faults] == ["attention.implementation"]

@@ -57,10 +57,14 @@ def records(folder: Path) -> Path:
 def prepared(base, folder, **asked):
     tokenizer = load_tokenizer(base)
     usual = {"train_on": "responses", "max_length": 256, "max_samples": None, "seed": 0, "cache": folder / "cache"}
-    ids = {"bos_id": None, "pad_id": tokenizer.get_vocab()["<|endoftext|>"], "stop_ids": [tokenizer.eos_token_id]}
+    ids = {
+        "bos_id": None,
+        "pad_id": tokenizer.get_vocab().get("<|endoftext|>", 0),
+        "stop_ids": [tokenizer.eos_token_id],
+    }
     sources = [SourceSpec(str(records(folder)))]
     return prepare_data(
-        sources, None, template="tokenizer", template_asked=True, tokenizer=tokenizer, **ids, **(usual | asked)
+        sources, None, template="tokenizer", template_asked=True, tokenizer=tokenizer, **(ids | usual | asked)
     )
 
 

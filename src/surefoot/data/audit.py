@@ -287,6 +287,8 @@ _VERDICTS: dict[Kind, tuple[str, str]] = {"pairs": ("worse", "better"), "judged"
 def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: Kind) -> Sample:
     example = dataset[index]
     control = np.isin(example.ids, list(encoder.control))
+    if example.pictures and dataset.sight:
+        control |= dataset.sight.within(example.ids, example.pictures)
     borders = np.flatnonzero(np.diff(example.supervised * 2 + control)) + 1
     parts: list[SamplePart] = []
     pictures = iter(example.pictures)

@@ -236,7 +236,8 @@ def as_the_run_evaluates(opened: OpenModel, data: PreparedData, most: int | None
             _put_in(undone, loss_path(head_rows(trains=False)), opened.model)
         if (form := plan.kernels.documents.value) != PLAIN:
             longest = int(data.train.lengths.max())
-            fits = here and not mask_reason(facts_of(opened.base).window, longest)
+            pictures = any(file.pictures for file in data.train.files)
+            fits = here and not pictures and not mask_reason(facts_of(opened.base).window, longest)
             if not (fits and _put_in(undone, packed_attention(form), opened.model)):
                 plan = without_packing(plan, "cannot be used here", "hardware")
         layout = whole_layout(plan, data)

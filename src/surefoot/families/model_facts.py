@@ -85,6 +85,7 @@ class ModuleTree:
     recurrent: some layer carries a state, or a convolution, along the row.
     text_type: model_type of the language model inside a wrapper.
     beside: parameters of the wrapper that are not the language model's, which `modules` are.
+    both_ways: the tokens of a picture see each other, later ones too.
     opened_by: transformers' class that opens the checkpoint.
     """
 
@@ -100,6 +101,7 @@ class ModuleTree:
     uneven_heads: bool = False
     text_type: str = ""
     beside: int = 0
+    both_ways: bool = False
     opened_by: str = OPENED_BY
 
 
@@ -123,6 +125,7 @@ class ModelFacts:
     balances: config.json says to train with it.
     attends, recurrent, uneven_heads: as in `ModuleTree`.
     beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen.
+    both_ways: as in `ModuleTree`.
     opened_by: transformers' class that opens the checkpoint.
     """
 
@@ -159,6 +162,7 @@ class ModelFacts:
     recurrent: bool = False
     uneven_heads: bool = False
     beside: int = 0
+    both_ways: bool = False
     opened_by: str = OPENED_BY
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
@@ -269,6 +273,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         uneven_heads=tree.uneven_heads if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
         beside=tree.beside if tree else 0,
+        both_ways=tree.both_ways if tree else False,
         opened_by=tree.opened_by if tree else OPENED_BY,
     )
     if facts.heads % facts.kv_heads:

@@ -6,6 +6,7 @@ seconds, most of them the import, so it is done only where no row has the struct
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,6 +137,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         recurrent=not attends or _is_recurrent(model),
         text_type=config.model_type,
         beside=sum(others.values()),
+        both_ways=_sees_both_ways(model),
         opened_by=auto_class(model.config).__name__,
     )
 
@@ -239,3 +241,10 @@ def one_line(error: BaseException) -> str:
     """A library's message without its line breaks; the type too where the message is only a key."""
     text = textwrap.shorten(str(error), 240, placeholder=" …")
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
+
+
+def _sees_both_ways(model: PreTrainedModel) -> bool:
+    """Whether the tokens of a picture see each other, later ones too: its module makes such masks, unless the config of
+    the language model says None (small Gemma 4)."""
+    makes = hasattr(sys.modules[type(model).__module__], "get_block_sequence_ids_for_mask")
+    return makes and getattr(model.config.get_text_config(), "use_bidirectional_attention", None) is not None

@@ -15,7 +15,9 @@ Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -223,9 +225,29 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
         inputs["position_ids"] = positions_from_mask(batch.attention_mask)
     if batch.pixels:
         names = dict.fromkeys(name for own in batch.pixels for name, _ in own)
-        inputs |= {name: torch.cat([dict(own)[name] for own in batch.pixels if own]) for name in names}
-        inputs["mm_token_type_ids"] = batch.seen
+        inputs |= {name: _joined([dict(own)[name] for own in batch.pixels if own]) for name in names}
+        if kinds := _kinds_argument(type(causal_model(model))):
+            inputs[kinds] = batch.seen
     return inputs
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One behind the other; smaller ones get zeros behind their sides, as transformers' processors put them there."""
+    sides = [max(sizes) for sizes in zip(*(one.shape[1:] for one in tensors), strict=True)]
+    return torch.cat([_padded(one, sides) for one in tensors])
+
+
+def _padded(tensor: torch.Tensor, sides: Sequence[int]) -> torch.Tensor:
+    more = [side - own for side, own in zip(sides, tensor.shape[1:], strict=True)]
+    return F.pad(tensor, [amount for one in reversed(more) for amount in (0, one)]) if any(more) else tensor
+
+
+@functools.cache
+def _kinds_argument(kind: type[nn.Module]) -> str:
+    """By which argument a model's forward takes where features of pictures stand: for their places, and for attention
+    both ways between them. Empty where it asks for none."""
+    names = inspect.signature(kind.forward).parameters
+    return next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
 
 
 def _filling(model: nn.Module, batch: Batch) -> list[int]:

@@ -26,12 +26,15 @@ _FLASH_HEAD_DIM = 256
 _SIXTEEN_BITS = "computes in fp16 and bf16 only, and this run computes in fp32"
 
 
-def mask_reason(window: int | None, longest: int) -> str:
+def mask_reason(window: int | None, longest: int, both_ways: bool = False) -> str:
     """Why SDPA gets a mask instead of the word that attention is causal; empty where it gets none.
 
     window: tokens that a layer with a sliding window sees.
     longest: tokens of the longest example.
+    both_ways: some examples have pictures whose tokens see each other.
     """
+    if both_ways:
+        return "the tokens of a picture, which see each other both ways, need one"
     if window is None or longest < window:
         return ""
     return f"a window of {window} tokens over examples of up to {longest} needs one"

@@ -94,6 +94,10 @@ def resolve(
         shares=may_share(config, model, hardware.kind),
     )
     packs = documents.value != PLAIN
+    both_ways = bool(lengths and lengths.pictures and model.both_ways)
+    if both_ways and config.attention.implementation == "flash_attention_2":
+        what = "flash_attention_2 takes no mask, and the tokens of this model's pictures see each other both ways"
+        notes.refuse("attention.implementation", what, "leave it out")
     attention = plan_attention(
         config.attention,
         hardware=hardware,
@@ -103,7 +107,7 @@ def resolve(
         # Rows that are not packed, as where answers are written, go beside packed ones through SDPA.
         trials=[trial for trial in seen.attention if not (packs and trial.form == "eager")],
         notes=notes,
-        masked=mask_reason(model.window, longest),
+        masked=mask_reason(model.window, longest, both_ways),
         without_sdpa=model.without_sdpa,
         attends=model.attends,
         uneven_heads=model.uneven_heads,

@@ -166,7 +166,8 @@ def _measure(
     so_far = Measurements(products=products, threads=threads, tf32=tf32)
     dtype = plan_precision(config, model, hardware, so_far, environment, Notes()).compute.value
     limit = plan_max_length(config.data.max_length, model, Notes()).value
-    masked = mask_reason(model.window, longest_example(limit, lengths))
+    both_ways = bool(lengths and lengths.pictures and model.both_ways)
+    masked = mask_reason(model.window, longest_example(limit, lengths), both_ways)
     forms = _open_forms(config, model, hardware, dtype, masked)
     if forms:
         length = lengths.typical if lengths else limit

@@ -261,7 +261,8 @@ def test_twin_return_behind_an_earlier_answer_is_not_how_gpt_oss_goes_on(monkeyp
 def test_twin_without_the_field_nothing_is_thought(monkeypatch):
     monkeypatch.setattr(turn_by_turn, "_require_thoughts", lambda *_: None)
     monkeypatch.setattr(
-        "surefoot.data.chat.render.messages", lambda turns: messages([replace(t, thought="") for t in turns])
+        "surefoot.data.chat.render.messages",
+        lambda turns, *parts: messages([replace(t, thought="") for t in turns], *parts),
     )
     with pytest.raises(AssertionError):
         test_thoughts_in_a_field_of_their_own_are_learned_where_the_template_puts_them("gpt_oss")

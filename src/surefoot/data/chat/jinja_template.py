@@ -15,7 +15,9 @@ begins the next turn, so that token is learned with the answer, behind the last 
 behind the newest answer and <|end|> behind earlier ones, as its model expects them: these are read, not learned.
 
 A template that rewrites contents (splits a reasoning part off, say) has no frame, and neither has a conversation with
-tools: those are rendered for real, see `surefoot.data.chat.turn_by_turn`.
+tools or pictures: those are rendered for real, see `surefoot.data.chat.turn_by_turn`. A content with pictures is a list
+of parts there. Some templates take nothing else, not for texts alone either (LLaVA's, SmolVLM's); one that takes only
+texts gets U+FDD0 for a picture, as a named template does.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.turn_by_turn import lay_out_rendered
-from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.formats import IMAGE, Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Piece, Segment, Template, TextEncoder, require_turns
 from surefoot.families.templates import ANYWHERE, OWN
 from surefoot.system.errors import Fault, InputError
@@ -79,9 +82,10 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
     chat = _Chat(source, tokens, encoder, tuple(stop_ids))
     chat.frame(_PROBE[:2])
     dated = chat_jinja.PRINTS_DATE in source
+    parts = ("lists of parts",) * (chat.parts == "always")
     return Template(
         name,
-        identity=repr((source, sorted(tokens.items()))),
+        identity=repr((source, sorted(tokens.items()), *parts)),
         stop_ids=chat.stop_ids,
         segments=chat.segments,
         jinja=chat.with_bos,
@@ -132,6 +136,26 @@ class _Chat:
     stop_ids: tuple[int, ...]
     _frames: dict[tuple[str, ...], _Frame] = field(default_factory=dict)
 
+    @cached_property
+    def parts(self) -> chat_jinja.Parts:
+        """Which contents it takes as lists of parts: all, where it leaves out texts; else those with pictures, where it
+        writes them otherwise than as Python would."""
+        if not self._writes(_placeholders(_PROBE[:2]), "never") and self._writes(_placeholders(_PROBE[:2]), "always"):
+            return "always"
+        return "pictures" if self._writes([Turn("user", f"\ue000{IMAGE}")], "pictures") else "never"
+
+    def _writes(self, turns: Sequence[Turn], parts: chat_jinja.Parts) -> bool:
+        try:
+            text, without = (
+                chat_jinja.render(self.source, given, self.tokens, False, parts=parts)
+                for given in (turns, [replace(turn, content=turn.content.replace(IMAGE, "")) for turn in turns])
+            )
+        except RowFault:
+            return False
+        plain = [turn.content.replace(IMAGE, "") for turn in turns]
+        has_picture = any(IMAGE in turn.content for turn in turns)
+        return all(one in text for one in plain) and "'type'" not in text and has_picture == (text != without)
+
     def dialogue_notes(self) -> tuple[str, ...]:
         """What becomes of earlier answers once later turns follow, where it is not what they were."""
         try:
@@ -181,15 +205,15 @@ class _Chat:
         return f"{bos} " if apart[1:] == alone != joined[1:] else bos
 
     def render(self, turns: Sequence[Turn], generation_prompt: bool) -> str:
-        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt)
+        return self._render_tools(turns, (), generation_prompt)
 
     def _render_tools(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
-        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt, tools)
+        return chat_jinja.render(self.source, turns, self.tokens, generation_prompt, tools, self.parts)
 
     def segments(self, conversation: Conversation) -> tuple[Segment, ...]:
         require_turns(conversation, OWN)
         turns = conversation.turns
-        if _takes_rendering(conversation):
+        if self._takes_rendering(conversation):
             return self._rendered(conversation)
         frame = self.frame(tuple(turn.role for turn in turns))
         contents: list[str] = []
@@ -210,7 +234,7 @@ class _Chat:
         """As the template writes all turns together, contents marked. What it takes apart is laid out as ever."""
         require_turns(conversation, OWN)
         turns = conversation.turns
-        if _takes_rendering(conversation):
+        if self._takes_rendering(conversation):
             return self._rendered(conversation)
         pieces = self._split(_placeholders(turn.role for turn in turns), generation_prompt)
         contents = _contents(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
@@ -221,6 +245,13 @@ class _Chat:
             answer = turns[place].role == "assistant"
             segments += [Segment(content, place, content=True, answer=answer), Segment(after, place)]
         return tuple(segments)
+
+    def _takes_rendering(self, conversation: Conversation) -> bool:
+        """Whether more than texts is in it: no placeholder stands for that."""
+        turns = conversation.turns
+        beside = any(turn.calls or turn.thought or turn.role == "tool" for turn in turns)
+        pictures = self.parts != "never" and any(IMAGE in turn.text for turn in turns)
+        return bool(conversation.tools) or beside or pictures
 
     def frame(self, roles: tuple[str, ...]) -> _Frame:
         if roles not in self._frames:
@@ -328,12 +359,6 @@ class _Chat:
 
 
 _OTHER_TEMPLATE = "choose another data.template: the named one of the model's family, chatml or vicuna"
-
-
-def _takes_rendering(conversation: Conversation) -> bool:
-    """Whether more than texts is in it: no placeholder stands for that."""
-    turns = conversation.turns
-    return bool(conversation.tools) or any(turn.calls or turn.thought or turn.role == "tool" for turn in turns)
 
 
 def _placeholders(roles: Iterable[str]) -> list[Turn]:

@@ -16,7 +16,7 @@ import json
 import traceback
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -24,9 +24,10 @@ import jinja2.nodes
 import jinja2.parser
 
 from surefoot.data.chat.sandbox import LimitedEnvironment, limited, render_limited
-from surefoot.data.formats import RowFault, Turn
+from surefoot.data.formats import IMAGE, RowFault, Turn
 from surefoot.data.formats.conversation import pair_results
 
+Parts = Literal["never", "pictures", "always"]
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
 PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
 _LONGEST_DATE = 1000  # characters of its form
@@ -51,16 +52,19 @@ def render(
     tokens: Mapping[str, str],
     generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] = (),
+    parts: Parts = "never",
 ) -> str:
     """The text of the turns.
 
     tokens: names such as bos_token and their text.
     tools: definitions in the OpenAI form.
+    parts: which contents are lists of parts, as templates of models that see expect them; others are texts, in which
+        U+FDD0 stands for a picture.
 
     Raises TemplateFault with the template's line for whatever goes wrong in it.
     """
     variables = {
-        "messages": messages(turns),
+        "messages": messages(turns, parts),
         "add_generation_prompt": generation_prompt,
         "tools": [dict(tool) for tool in tools] or None,
         "documents": None,
@@ -150,12 +154,16 @@ def call_ids(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
     return found
 
 
-def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """One message per turn. `tool_calls` stands only where there are calls: templates ask whether it is defined."""
+def messages(turns: Sequence[Turn], parts: Parts = "never") -> list[dict[str, Any]]:
+    """One message per turn. `tool_calls` stands only where there are calls: templates ask whether it is defined.
+
+    parts: as in `render`.
+    """
     made: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for turn, ids in zip(turns, call_ids(turns), strict=True):
-        message: dict[str, Any] = {"role": turn.role, "content": turn.text}
+        listed = parts == "always" or (parts == "pictures" and IMAGE in turn.text)
+        message: dict[str, Any] = {"role": turn.role, "content": _parts(turn.text) if listed else turn.text}
         if turn.thought:
             message |= {"reasoning_content": turn.thought, "thinking": turn.thought}
         if turn.calls:
@@ -168,3 +176,12 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
             message |= {"tool_call_id": ids[0], "name": names[ids[0]]}
         made.append(message)
     return made
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    """The texts and pictures of a content, in order."""
+    found: list[dict[str, str]] = []
+    for number, part in enumerate(text.split(IMAGE)):
+        found += [{"type": "image"}] if number else []
+        found += [{"type": "text", "text": part}] if part else []
+    return found or [{"type": "text", "text": ""}]

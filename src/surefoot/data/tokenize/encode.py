@@ -115,7 +115,7 @@ def rows_in_parts(
                 pictures=conversation.pictures,
             )
             if sight and whole.pictures:
-                whole = whole._replace(supervised=whole.supervised & ~np.isin(whole.ids, sight.ids))
+                whole = whole._replace(supervised=whole.supervised & ~sight.within(whole.ids, whole.pictures))
             yield Row(conversation, runs, learned, whole)
 
 

@@ -19,17 +19,19 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from surefoot.data.batching.batch import Pixels
 from surefoot.data.formats.conversation import IMAGE, Picture
 from surefoot.data.formats.rows import RowFault
 from surefoot.data.tokenize.segments import Segment, TextEncoder
-from surefoot.families.files import PROCESSOR_FILES
+from surefoot.families.files import PROCESSOR_FILES, read_json_if_there
 from surefoot.families.pictures import PictureRow, picture_row
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError
@@ -61,14 +63,17 @@ class Sight:
     """See `read_sight`.
 
     token_id: of the token that stands for one feature of a picture.
-    ids: of all tokens that a picture is written with, none of which is ever learned.
+    ids: of all control tokens that a picture is written with.
     """
 
     def __init__(self, folder: Path, row: PictureRow, encoder: TextEncoder, max_pixels: int | None):
         self._folder, self._row, self._max_pixels = folder, row, max_pixels
         number = {text: own for own, text in encoder.control.items()}
+        own = [token for token in (*row.tokens, *row.others) if token in number]
         self.token_id = number[row.token]
-        self.ids = tuple(number[token] for token in row.tokens)
+        self.ids = tuple(number[token] for token in own)
+        self._written = re.compile("|".join(map(re.escape, own)))
+        self._marks = re.compile(f"{re.escape(row.mark)}|{IMAGE}")
 
     @cached_property
     def identity(self) -> str:
@@ -93,12 +98,18 @@ class Sight:
             fix = "take the model's own files"
             raise InputError(Fault(str(self._folder), what, fix, code="SF-MODEL-KIND")) from error
         if self._max_pixels is not None:
-            least, key = found.size[self._row.least], self._row.most
-            if self._max_pixels < least:
+            if self._row.limit is None:
+                what = "limits pictures, and this model sees all in sizes of its own"
+                raise InputError(Fault("data.max_pixels", what, "leave it out", code="SF-CONFIG-CONFLICT"))
+            if least := self._row.limit(found, self._max_pixels):
                 what = f"is {self._max_pixels:,}, below the {least:,} that the model's processor begins at"
                 raise InputError(Fault("data.max_pixels", what, "raise it", code="SF-CONFIG-CONFLICT"))
-            found.size = {self._row.least: least, key: self._max_pixels}
         return found
+
+    @cached_property
+    def _settings(self) -> Mapping[str, Any]:
+        """Of the processor that joins pictures and text."""
+        return read_json_if_there(self._folder / "processor_config.json")
 
     def look(self, path: str, folder: Path | None) -> Picture:
         """The picture's facts. Raises RowFault for a file that is missing, damaged, too large, or no picture.
@@ -122,49 +133,66 @@ class Sight:
 
     def tokens(self, width: int, height: int) -> int:
         """Features that stand for a picture of this size. Raises RowFault for one that the model cannot take."""
+        return self._text(width, height).count(self._row.token)
+
+    def _text(self, width: int, height: int) -> str:
         try:
-            patches = self._processor.get_number_of_image_patches(height, width, {})
+            return self._row.write(self._processor, self._settings, height, width)
         except ValueError as error:
             raise RowFault(f"the model takes none of {width} x {height} pixels: {error}") from None
-        return patches // self._processor.merge_size**2
+        except (KeyError, TypeError) as error:
+            what = f"does not say how many tokens a picture takes ({error})"
+            where = str(self._folder / "processor_config.json")
+            raise InputError(Fault(where, what, "take the model's own files", code="SF-MODEL-KIND")) from None
 
     def spread(self, segments: Sequence[Segment], pictures: Sequence[Picture]) -> Sequence[Segment]:
-        """The segments with the tokens of each picture at its place."""
+        """The segments with the tokens of each picture at its place, which is the template's mark or `IMAGE`. The same
+        characters as the mark in what the data holds are text."""
         if not pictures:
             return segments
         found: list[Segment] = []
         left = iter(pictures)
         for segment in segments:
-            before, *rest = segment.text.split(IMAGE)
+            before, *rest = segment.text.split(IMAGE) if segment.content else self._marks.split(segment.text)
             found.append(segment._replace(text=before))
             for after in rest:
                 if (picture := next(left, None)) is None:
                     raise RowFault("the template writes a turn with a picture twice", code="SF-DATA-PICTURE")
-                found += [segment._replace(text=self._text(picture), content=False), segment._replace(text=after)]
+                text = self._text(picture.width, picture.height)
+                found += [segment._replace(text=text, content=False), segment._replace(text=after)]
         if next(left, None) is not None:
             raise RowFault("the template leaves out a turn with a picture", code="SF-DATA-PICTURE")
         return found
 
-    def told(self, text: str, pictures: Iterator[Picture]) -> str:
-        """A text with its pictures' names and sizes in place of their tokens. pictures: in order, and on from there."""
+    def within(self, ids: np.ndarray, pictures: Sequence[Picture]) -> np.ndarray:
+        """[T]: where a row's ids belong to its pictures, from the first control token of each to the last."""
+        places = np.flatnonzero(np.isin(ids, self.ids))
+        found = np.zeros(len(ids), dtype=bool)
+        for picture in pictures:
+            count = len(self._written.findall(self._text(picture.width, picture.height)))
+            own, places = places[:count], places[count:]
+            found[own[0] : own[-1] + 1] = True
+        return found
 
-        def name(found: re.Match[str]) -> str:
+    def told(self, text: str, pictures: Iterator[Picture]) -> str:
+        """A text of whole pictures with their names and sizes in place of their tokens. pictures: in order, and on from
+        there."""
+        told, *rest = text.split(self._row.token)
+        while rest:
             picture = next(pictures)
             facts = f"{picture.width} x {picture.height} pixels, {picture.tokens:,} tokens"
-            return f"[{Path(picture.path).name}: {facts}]"
-
-        return re.sub(f"(?:{re.escape(self._row.token)})+", name, text)
-
-    def _text(self, picture: Picture) -> str:
-        return self._row.before + self._row.token * picture.tokens + self._row.after
+            told += f"[{Path(picture.path).name}: {facts}]{rest[picture.tokens - 1]}"
+            rest = rest[picture.tokens :]
+        return told
 
     def pixels(self, pictures: Sequence[Picture]) -> Pixels:
         """What the model's forward takes of these, in order. Raises InputError for a file that is not what it was when
         its record was read."""
         if not pictures:
             return ()
-        made = self._processor(images=[_pixels(picture) for picture in pictures], return_tensors="pt")
-        return tuple((name, made[name]) for name in sorted(made))
+        images = [_pixels(picture) for picture in pictures]
+        made = self._processor(images=images, return_tensors="pt", **self._row.calls(self._settings))
+        return tuple((name, made[name]) for name in sorted(self._row.inputs))
 
 
 def is_same(picture: Picture) -> bool:

@@ -1,0 +1,305 @@
+"""Tiny models of the families that see otherwise than Qwen's, with their processors' files; transformers' processors.
+
+Contents are lists of parts, as these families' published templates take them: Gemma's and Mistral's also take texts.
+
+folder = seeing_family("gemma3", tmp_path / "base")
+inputs = reference("gemma3", folder)(text=[text], images=[image], return_tensors="pt")
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from helpers import zoo_tokenizers
+from helpers.wrappers import WRAPPERS
+
+_ONE_PART = "{% if part.type == 'image' %}MARK{% else %}{{ part.text | trim }}{% endif %}"
+_EITHER = (
+    "{% if message.content is string %}{{ message.content | trim }}{% else %}"
+    "{% for part in message.content %}" + _ONE_PART + "{% endfor %}{% endif %}"
+)
+_GEMMA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "BEGIN{{ 'model' if message.role == 'assistant' else message.role }}\n" + _EITHER + "END\n{% endfor %}"
+    "{% if add_generation_prompt %}BEGINmodel\n{% endif %}"
+)
+_MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST]"
+    + _EITHER.replace(" | trim", "")
+    + "[/INST]{% else %}{% if message.content is string %}{{ message.content }}"
+    "{% else %}{{ message.content[0].text }}{% endif %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+# Pictures stand before the texts of their turn, wherever they were.
+_LLAVA = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+    "projection_dim": 16,
+}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """model: of `WRAPPERS`, where it has another name. eye, text, others: over its configs there.
+
+    processor: transformers' module and class. eye_class: of the published preprocessor_config.json; pil: the one that
+    writes the file here. settings: of processor_config.json. roles: tokens by the names that the tokenizer has for
+    them.
+    """
+
+    template: str
+    stop: str
+    tokens: tuple[str, ...]
+    processor: tuple[str, str]
+    pil: tuple[str, str]
+    eye_class: str
+    size: dict[str, Any]
+    settings: dict[str, Any]
+    eye: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    roles: dict[str, str] = field(default_factory=dict)
+    gemma: bool = False
+    text: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def image(self) -> str:
+        return self.roles.get("image_token", "<image>")
+
+
+_LLAVA_SETTINGS = {
+    "image_token": "<image>",
+    "num_additional_image_tokens": 1,
+    "patch_size": 8,
+    "vision_feature_select_strategy": "default",
+}
+_SMOL = _Family(
+    template=_SMOLVLM,
+    stop="<end_of_utterance>",
+    tokens=("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *_TILES),
+    processor=("smolvlm", "SmolVLMProcessor"),
+    pil=("smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil"),
+    eye_class="SmolVLMImageProcessorFast",
+    size={"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+    settings={"image_seq_len": 4},
+    eye={"image_size": 32},
+    others={"scale_factor": 2},
+)
+FAMILIES = {
+    "gemma3": _Family(
+        template=_GEMMA.replace("BEGIN", "<start_of_turn>").replace("END", "<end_of_turn>"),
+        stop="<end_of_turn>",
+        tokens=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        roles={"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        processor=("gemma3", "Gemma3Processor"),
+        pil=("gemma3.image_processing_pil_gemma3", "Gemma3ImageProcessorPil"),
+        eye_class="Gemma3ImageProcessorFast",
+        size={"size": {"height": 32, "width": 32}},
+        settings={"image_seq_length": 4},
+        eye={"image_size": 32},
+        gemma=True,
+    ),
+    "gemma4": _Family(
+        template=_GEMMA.replace("BEGIN", "<|turn>").replace("END", "<turn|>"),
+        stop="<turn|>",
+        tokens=(
+            "<|turn>",
+            "<turn|>",
+            "<|image>",
+            "<|image|>",
+            "<image|>",
+            "<|video|>",
+            "<|audio>",
+            "<|audio|>",
+            "<audio|>",
+        ),
+        roles={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        processor=("gemma4", "Gemma4Processor"),
+        pil=("gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
+        eye_class="Gemma4ImageProcessorFast",
+        size={"max_soft_tokens": 70},
+        settings={},
+        gemma=True,
+        text={"use_bidirectional_attention": "vision"},
+    ),
+    "llava": _Family(
+        template=_LLAVA,
+        stop="<|im_end|>",
+        tokens=("<image>",),
+        processor=("llava", "LlavaProcessor"),
+        pil=("clip.image_processing_pil_clip", "CLIPImageProcessorPil"),
+        eye_class="CLIPImageProcessor",
+        size={"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}},
+        settings=_LLAVA_SETTINGS,
+        eye=_CLIP,
+    ),
+    "llava_next": _Family(
+        template=_LLAVA,
+        stop="<|im_end|>",
+        tokens=("<image>",),
+        processor=("llava_next", "LlavaNextProcessor"),
+        pil=("llava_next.image_processing_pil_llava_next", "LlavaNextImageProcessorPil"),
+        eye_class="LlavaNextImageProcessorFast",
+        size={
+            "size": {"shortest_edge": 16},
+            "crop_size": {"height": 16, "width": 16},
+            "image_grid_pinpoints": [[16, 32], [32, 16], [32, 32], [48, 16]],
+        },
+        settings=_LLAVA_SETTINGS,
+        eye=_CLIP,
+        others={"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32], [48, 16]]},
+        model="llava",
+    ),
+    "smolvlm": _SMOL,
+    "idefics3": _Family(
+        template=_SMOLVLM,
+        stop="<end_of_utterance>",
+        # <global-img> is no token of the published Idefics3.
+        tokens=tuple(token for token in _SMOL.tokens if token != "<global-img>"),
+        processor=("idefics3", "Idefics3Processor"),
+        pil=("idefics3.image_processing_pil_idefics3", "Idefics3ImageProcessorPil"),
+        eye_class="Idefics3ImageProcessor",
+        size=_SMOL.size,
+        settings=_SMOL.settings,
+        eye=_SMOL.eye | {"model_type": "idefics3_vision"},
+        others=_SMOL.others,
+        model="smolvlm",
+    ),
+    "mistral3": _Family(
+        template=_MISTRAL.replace("MARK", "[IMG]"),
+        stop="</s>",
+        tokens=("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        roles={"image_token": "[IMG]"},
+        processor=("pixtral", "PixtralProcessor"),
+        pil=("pixtral.image_processing_pil_pixtral", "PixtralImageProcessorPil"),
+        eye_class="PixtralImageProcessorFast",
+        size={"size": {"longest_edge": 64}, "patch_size": 8},
+        settings={"patch_size": 8, "spatial_merge_size": 2},
+        eye={"image_size": 64},
+        others={"spatial_merge_size": 2},
+    ),
+}
+
+
+def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
+    """A folder that `from_pretrained` reads."""
+    family = FAMILIES[name]
+    _tokenizer(family, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.get_vocab()
+    text, eye, others = WRAPPERS[family.model or name]
+    language = text | family.text | {"vocab_size": len(tokenizer) + 6, "pad_token_id": 0}
+    language |= {"eos_token_id": ids[family.stop], "bos_token_id": tokenizer.bos_token_id}
+    config = CONFIG_MAPPING[name](text_config=language, vision_config=eye | family.eye, **others, **family.others)
+    config.image_token_id = ids[family.image]
+    if name == "mistral3":
+        config.vision_feature_layer = -1
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or float(parameter.abs().max()) == 0:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.generation_config = GenerationConfig(eos_token_id=[ids[family.stop]])
+    model.save_pretrained(folder)
+    _class(*family.pil)(**family.size).save_pretrained(folder)
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_processor_type": family.eye_class}))
+    (folder / "processor_config.json").write_text(
+        json.dumps(family.settings | {"processor_class": family.processor[1]})
+    )
+    return folder
+
+
+def _tokenizer(family: _Family, folder: Path) -> None:
+    template = family.template.replace("MARK", family.roles.get("boi_token", family.image))
+    if family.gemma:
+        if "<|turn>" in family.tokens:
+            template = template.replace("<|image>", family.image)
+        zoo_tokenizers.gemma(folder, template, image=False)
+    else:
+        zoo_tokenizers.qwen(folder, template, thinks=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(family.tokens)}, replace_extra_special_tokens=False)
+    if "<s>" in family.tokens:
+        tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    if family.stop == "<end_of_utterance>":
+        tokenizer.add_special_tokens({"eos_token": family.stop})
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | family.roles))
+
+
+def reference(name: str, folder: Path) -> Any:
+    """transformers' processor of the family, whole but for video and sound, which need other packages."""
+    family = FAMILIES[name]
+    if name == "mistral3":  # its module also names the image processor that computes with torchvision
+        pil = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
+        sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", pil)
+    kind: Any = _class(f"{family.processor[0]}.processing_{family.processor[0]}", family.processor[1])
+    module: Any = importlib.import_module(kind.__module__)
+    if hasattr(module, "num2words"):
+        module.num2words = module.num2words or (lambda number: str(number))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for role, token in family.roles.items():
+        setattr(tokenizer, role, token)
+        setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))
+    made = kind.__new__(kind)
+    init: Callable[..., None] = getattr(kind.__init__, "__wrapped__", kind.__init__)
+    beside = {"video_processor": None} if name in ("smolvlm", "gemma4") else {}
+    beside |= {"feature_extractor": None} if name == "gemma4" else {}
+    made.check_argument_for_proper_class = lambda *given: None
+    eye = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    init(
+        made,
+        image_processor=eye,
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+        **beside,
+        **family.settings,
+    )
+    return made
+
+
+def _class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"transformers.models.{module}"), name)
