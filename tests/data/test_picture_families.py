@@ -216,3 +216,23 @@ def test_texts_without_pictures_go_through_a_template_of_parts(family):
 
 def parts_of(text):
     return [{"type": "text", "text": text}]
+
+
+def test_llava_next_counts_the_features_of_every_shape_as_transformers_does(tmp_path):
+    base = seeing_family("llava_next", tmp_path / "base")
+    found, processor = read_sight(str(base), TextEncoder(load_tokenizer(base))), reference("llava_next", base)
+    sizes = [(height, width) for height in range(5, 120, 7) for width in range(5, 120, 11)]
+    expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
+    assert [found.tokens(width, height) for height, width in sizes] == list(expected)
+    assert len(set(expected)) > 4
+
+
+def test_the_others_count_the_features_of_every_shape_as_transformers_does(tmp_path):
+    for name, names in (("mistral3", ("[IMG]", "[IMG_BREAK]", "[IMG_END]")), ("gemma4", ("<|image|>",))):
+        base = seeing_family(name, tmp_path / name)
+        found, processor = read_sight(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
+        sizes = [(height, width) for height in range(8, 400, 37) for width in range(8, 400, 41)]
+        expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
+        texts = [found._text(width, height) for height, width in sizes]
+        assert [sum(text.count(one) for one in names) for text in texts] == list(expected)
+        assert len(set(expected)) > 4

@@ -10,7 +10,7 @@ A tokenizer without these tokens belongs to another family that prepares picture
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,18 +115,23 @@ def _beside_patches(settings: Mapping[str, Any]) -> int:
 
 def _llava_next(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
     """The whole picture small, and in tiles: rows of patches without the padding, each with a line break's feature."""
-    from transformers.image_processing_utils import select_best_resolution
-
     size = processor.size
     side = size.get("shortest_edge") or min(size["height"], size["width"])
     across = side // settings["patch_size"]
-    best = select_best_resolution([height, width], processor.image_grid_pinpoints)
+    best = max(processor.image_grid_pinpoints, key=lambda grid: _kept(grid, height, width))
     rows, columns = (across * (edge // side) for edge in best)
     if width / height > columns / rows:
         rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
     else:
         columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
     return "<image>" * (rows * columns + rows + across**2 + _beside_patches(settings))
+
+
+def _kept(grid: Sequence[int], height: int, width: int) -> tuple[int, int]:
+    """How many pixels of the picture a grid of tiles (height, width) keeps; as many as it leaves empty, negative."""
+    scale = min(grid[0] / height, grid[1] / width)
+    kept = min(int(height * scale) * int(width * scale), height * width)
+    return kept, kept - grid[0] * grid[1]
 
 
 def _tiles(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
