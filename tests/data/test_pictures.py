@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor
 
 from helpers.faults import raises_fault
 from helpers.seeing import picture, seeing
-from surefoot.data.batching.loader import example_batches
+from surefoot.data.batching.loader import example_batches, pair_batches
 from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.resolve import SourceSpec
@@ -199,12 +199,52 @@ def test_what_is_not_built_is_refused(prepare, tmp_path):
     where = f"{tmp_path / 'd.jsonl'}:1"
     with raises_fault("SF-DATA-PICTURE", where):
         prepare([answered(LAYOUTS["messages"])], encoding="whole")
-    pair = LAYOUTS["messages"]["messages"]
-    with raises_fault("SF-DATA-PICTURE", where):
-        prepare([{"prompt": pair, "chosen": "red", "rejected": "blue"}], kind="pairs")
+    asked = LAYOUTS["messages"]["messages"]
+    others = {
+        "pairs": {"prompt": asked, "chosen": "red", "rejected": "blue"},
+        "judged": {"prompt": asked, "completion": "red", "label": True},
+        "prompts": {"prompt": [{"role": "user", "content": "<image>?"}], "images": ["red.png"]},
+    }
+    for kind, row in others.items():
+        with raises_fault("SF-DATA-PICTURE", where):
+            prepare([row], kind=kind, pictures=False)
     learned = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": parts("so:", RED)}]}
     with raises_fault("SF-DATA-PICTURE", where):
         prepare([learned])
+
+
+PAIRS = {
+    "parts": {"prompt": LAYOUTS["messages"]["messages"], "chosen": "red", "rejected": "blue"},
+    "marks": {**LAYOUTS["marks"], "prompt": LAYOUTS["marks"]["messages"], "chosen": "red", "rejected": "blue"},
+    "sharegpt": {**LAYOUTS["sharegpt"]}
+    | {"chosen": {"from": "gpt", "value": "red"}, "rejected": {"from": "gpt", "value": "blue"}},
+    "whole": {
+        "images": ["red.png", "blue.png"],
+        "chosen": answered(LAYOUTS["trl"])["messages"],
+        "rejected": answered(LAYOUTS["trl"], "blue")["messages"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_both_answers_of_a_pair_are_to_the_same_pictures(prepare, name):
+    row = {key: one for key, one in PAIRS[name].items() if key != "messages"}
+    found = prepare([row], kind="pairs")
+    (batch,) = pair_batches(found.train, [0], Layout(0))
+    (alone,) = example_batches(prepare([answered(LAYOUTS["messages"])]).train, [0], Layout(0))
+    better, worse = batch.rows.pixels
+    assert dict(better).keys() == dict(alone.pixels[0]).keys()
+    for key, one in alone.pixels[0]:
+        assert torch.equal(dict(better)[key], one)
+        assert torch.equal(dict(worse)[key], one)
+    assert batch.rows.seen.sum(dim=1).tolist() == [10, 10]
+    assert (found.audit.pictures, found.audit.picture_tokens) == (2, 10)
+    learned = batch.rows.targets[batch.rows.targets >= 0]
+    assert not np.isin(learned.numpy(), found.train.sight.ids).any()
+    if name != "marks":
+        return
+    long = row | {"rejected": "blue " * 100}  # half a picture means nothing
+    assert [one[1] for one in prepare([row, long], kind="pairs", max_length=60).audit.source.dropped] == [2]
 
 
 def test_a_smaller_budget_gives_fewer_tokens_and_too_long_records_go_whole(prepare, tmp_path):

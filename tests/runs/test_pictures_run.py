@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
@@ -19,11 +21,12 @@ from helpers.seeing import picture, seeing
 from helpers.tiers import representatives
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
-from surefoot.data.batching.loader import example_batches
+from surefoot.data.batching.loader import example_batches, pair_batches
 from surefoot.data.batching.packing import Layout
 from surefoot.data.batching.subsets import longest_row
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.resolve import SourceSpec
+from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.wrapped import beside
@@ -195,6 +198,81 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
     with raises_fault("SF-RESUME-CHANGED", tmp_path / "half" / "checkpoint-2"):
         shutil.rmtree(tmp_path / "half" / "checkpoint-4")
         surefoot.train(half, resume=True, stream=io.StringIO())
+
+
+def pairs(folder: Path) -> Path:
+    records(folder)
+    asked = [json.loads(line) for line in (folder / "d.jsonl").read_text().splitlines()]
+    rows = [
+        {"prompt": one["messages"][:1], "chosen": one["messages"][1]["content"], "rejected": "none"} for one in asked
+    ]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "d.jsonl"
+
+
+@pytest.mark.parametrize("reference", ["adapter", "copy"])
+def test_a_resumed_dpo_run_is_the_uninterrupted_one(tmp_path, reference):
+    seeing("qwen2_5_vl", tmp_path / "base")
+    pairs(tmp_path)
+    raw = config(tmp_path, "whole", stage="dpo", adapter={"kind": "lora", "rank": 2})
+    if reference == "copy":
+        raw.pop("adapter")
+    surefoot.train(raw, stream=io.StringIO())
+    half = raw | {"output": str(tmp_path / "half")}
+    surefoot.train(half, stream=io.StringIO())
+    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
+    surefoot.train(half, resume=True, stream=io.StringIO())
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    assert json.loads((tmp_path / "whole" / "data.json").read_text())["train"]["pictures"]["count"] == 3
+    logged = [json.loads(line) for line in (tmp_path / "whole" / "trainer_log.jsonl").read_text().splitlines()]
+    first = next(one for one in logged if one.get("loss") is not None)
+    assert first["loss"] == pytest.approx(math.log(2), rel=FP32_RELATIVE)  # the reference sees what the policy sees
+
+
+def test_a_reference_below_the_adapter_is_the_base_on_the_same_pictures(tmp_path):
+    base = seeing("qwen2_5_vl", tmp_path / "base")
+    pairs(tmp_path)
+    tokenizer = load_tokenizer(base)
+    data = prepare_data(
+        [SourceSpec(str(tmp_path / "d.jsonl"))],
+        None,
+        template="tokenizer",
+        template_asked=True,
+        tokenizer=tokenizer,
+        bos_id=None,
+        pad_id=tokenizer.get_vocab()["<|endoftext|>"],
+        stop_ids=[tokenizer.eos_token_id],
+        max_length=256,
+        max_samples=None,
+        train_on="responses",
+        seed=0,
+        cache=tmp_path / "cache",
+        kind="pairs",
+    ).train
+    (batch,) = pair_batches(data, range(4), Layout(0))
+    policy = get_peft_model(opened(base), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    found, wanted = adapter_off(policy)(batch.rows), frozen(opened(base))(batch.rows)
+    assert torch.equal(found, wanted)
+    assert not torch.allclose(frozen(policy)(batch.rows), wanted, rtol=1e-3)
+    blind = replace(batch.rows, pixels=(), seen=None)  # twin: the reference sees nothing
+    assert not torch.allclose(adapter_off(policy)(blind), wanted, rtol=FP32_RELATIVE)
+
+
+@pytest.mark.parametrize("stage", ["reward", "kto", "ppo"])
+def test_other_stages_refuse_pictures_with_the_row(tmp_path, stage):
+    seeing("qwen2_5_vl", tmp_path / "base")
+    pairs(tmp_path)
+    raw = config(tmp_path, "run", stage=stage)
+    if stage == "kto":
+        rows = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
+        judged = [{"prompt": one["prompt"], "completion": one["chosen"], "label": True} for one in rows]
+        (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
+    if stage == "ppo":
+        raw |= {"ppo": {"reward": f"{__file__}:records"}}
+    with raises_fault("SF-DATA-PICTURE", f"{tmp_path / 'd.jsonl'}:1", 1):
+        surefoot.train(raw, stream=io.StringIO())
 
 
 def test_packing_is_refused_with_pictures(tmp_path):

@@ -100,7 +100,7 @@ class Audit:
     kind: Kind = "answers"
     pairs: PairFacts | None = None  # of pairs
     good: int = 0  # judged examples that are good
-    pictures: int = 0
+    pictures: int = 0  # of a pair its prompt's, once
     picture_tokens: int = 0  # that stand for features of these
     duplicate_places: tuple[Place, ...] = ()  # the first of them
     overlap_places: tuple[Place, ...] = ()
@@ -148,17 +148,18 @@ def audit_dataset(
         last_stops=last_stops,
     )
     flags = dataset.flags()
-    pictures = [picture for _, own in dataset.pictures() for picture in own]
+    size = rows_per_item(kind)
+    pictures = [picture for index, own in dataset.pictures() if index % size == 0 for picture in own]
 
     def count(flag: int) -> int:
-        return int((flags & flag > 0).reshape(-1, rows_per_item(kind)).any(axis=1).sum())
+        return int((flags & flag > 0).reshape(-1, size).any(axis=1).sum())
 
     def first_places(items: np.ndarray) -> tuple[Place, ...]:
-        return tuple(dataset.row(int(item) * rows_per_item(kind)) for item in items[:_MOST_PLACES])
+        return tuple(dataset.row(int(item) * size) for item in items[:_MOST_PLACES])
 
     return Audit(
         source,
-        kept=len(dataset) // rows_per_item(kind),
+        kept=len(dataset) // size,
         continued=count(CONTINUES),
         truncated=count(TRUNCATED),
         prompt_cut=count(PROMPT_CUT),

@@ -79,6 +79,7 @@ def prepare_data(
     encoding: Encoding = "parts",
     kind: Kind = "answers",
     max_pixels: int | None = None,
+    pictures: bool = True,
 ) -> PreparedData:
     """Tokenise (or find in the cache), split, mix and audit.
 
@@ -97,10 +98,12 @@ def prepare_data(
     kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning,
         and a prompt is left out where it has more than max_length tokens.
     max_pixels: of a picture; None: as the model's processor has it.
+    pictures: records may have some, where the model sees.
 
     Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
+    sight = read_sight(tokenizer.name_or_path, encoder, max_pixels)
     settings = TokenizeSettings(
         encoder,
         encoder.digest(),
@@ -115,7 +118,8 @@ def prepare_data(
         tuple(template_fallbacks),
         encoding,
         kind,
-        read_sight(tokenizer.name_or_path, encoder, max_pixels),
+        sight if pictures else None,
+        pictures,
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation

@@ -60,6 +60,7 @@ class MethodFacts:
     own_keys: keys of that section which no other method reads.
     losses: by the name that the section's key `loss` may have; empty where the method has one loss.
     metrics: of every evaluation, better the higher they are; checkpoint.best may name them.
+    pictures: its records may have pictures.
     learns_tokens: it learns the marked tokens of each example by cross entropy, so data.train_on, data.encoding and
         NEFTune apply. The others compare whole answers.
     plain_texts: examples are texts without turns, cut into as many pieces as they need.
@@ -88,6 +89,7 @@ class MethodFacts:
     own_keys: tuple[str, ...] = ()
     losses: Mapping[str, LossFacts] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
+    pictures: bool = False
     learns_tokens: bool = False
     plain_texts: bool = False
     compared: str = ""
@@ -126,6 +128,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             title="supervised fine-tuning",
             records="answers",
             formats=(*formats_for("answers"), *formats_for("pairs")),  # of a pair it learns the better answer
+            pictures=True,
             learns_tokens=True,
             one_pass=True,
             proposed=True,
@@ -158,6 +161,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             own_keys=("loss", "label_smoothing", "margin", "sft"),
             losses=PAIR_LOSSES,
             metrics=_RANKED,
+            pictures=True,
             compared="log-probabilities of two answers and of two models are compared",
             reference=True,
             weighs_answers=True,

@@ -68,6 +68,7 @@ def prepare_examples(
         read_record=read_record or _named_reader(config),
         kind=config.method.records,
         max_pixels=data.max_pixels,
+        pictures=config.method.pictures,
     )
 
 

@@ -165,12 +165,12 @@ def file_json(audit: Audit) -> dict[str, Any]:
 
 
 def _kind(audit: Audit) -> dict[str, Any]:
-    """What data for supervised training does not have."""
+    """Of pictures where there are some, and what data for supervised training does not have."""
+    pictures = {"pictures": {"count": audit.pictures, "tokens": audit.picture_tokens}} if audit.pictures else {}
     if audit.kind == "answers":
-        pictures = {"count": audit.pictures, "tokens": audit.picture_tokens}
-        return {"pictures": pictures} if audit.pictures else {}
+        return pictures
     counts = {"pairs": asdict(audit.pairs)} if audit.pairs else {}
-    return {"kind": audit.kind, **counts, **({"good": audit.good} if audit.kind == "judged" else {})}
+    return {"kind": audit.kind, **counts, **({"good": audit.good} if audit.kind == "judged" else {}), **pictures}
 
 
 def _dropped(places: tuple[Place, ...]) -> list[dict[str, Any]]:

@@ -53,12 +53,15 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
 
 def seen_batch(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> Batch:
     """These examples as one micro-batch, with the pixels of their pictures."""
-    examples = [dataset[index] for index in indices]
-    batch = to_batch(examples, layout)
-    sight = dataset.sight
+    return _with_pixels(dataset, [dataset[index] for index in indices], layout)
+
+
+def _with_pixels(dataset: TokenisedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
+    batch, sight = to_batch(examples, layout), dataset.sight
     if sight is None or not any(example.pictures for example in examples):
         return batch
-    pixels = tuple(sight.pixels(example.pictures) for example in examples)
+    made = {pictures: sight.pixels(pictures) for pictures in {one.pictures: None for one in examples}}
+    pixels = tuple(made[example.pictures] for example in examples)
     return replace(batch, pixels=pixels, seen=(batch.input_ids == sight.token_id).int())
 
 
@@ -124,7 +127,7 @@ def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
 def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
     sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
     common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
-    return PairBatch(to_batch([*sides[0], *sides[1]], layout), common, len(pairs))
+    return PairBatch(_with_pixels(dataset, [*sides[0], *sides[1]], layout), common, len(pairs))
 
 
 def _better_tokens(batch: PairBatch) -> int:

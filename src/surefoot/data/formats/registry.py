@@ -120,7 +120,7 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
         "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools", "images")),
         "text": Layout(read_text, ("text",)),
-        "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), form=form_of),
+        "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES, "images"), form=form_of),
         "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },

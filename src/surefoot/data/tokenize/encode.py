@@ -297,10 +297,13 @@ def encode_pairs(
     bos_id: int | None,
     max_length: int,
     name: str,
+    sight: Sight | None = None,
 ) -> Iterator[Encoded]:
     """Better, worse, better, worse …, as the conversations come; arguments as in `encode`. InputError where a template
-    lays a prompt out differently before the two answers. A pair of which one answer is lost whole has lost both."""
-    rows = rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name)
+    lays a prompt out differently before the two answers. A pair of which one answer is lost whole has lost both, and so
+    has one with pictures that is too long."""
+    how = {"bos_id": bos_id, "name": name, "sight": sight}
+    rows = rows_in_parts(conversations, template, encoder, train_on="responses", **how)
     for better, worse in zip(rows, rows, strict=True):
         prompt = _begin(better)
         if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
@@ -356,6 +359,8 @@ def _pair(
     rows, ends = (better, worse), (_end(better), _end(worse))
     if max(ends) <= max_length:
         return [_first(row, end) for row, end in zip(rows, ends, strict=True)]
+    if any(row.whole.pictures for row in rows):
+        return [row.whole._replace(supervised=np.zeros_like(row.whole.supervised)) for row in rows]
     cut = _keep(rows[int(np.argmax(ends))], encoder, max_length)
     kept = cut.positions[cut.positions < prompt]
     found = []

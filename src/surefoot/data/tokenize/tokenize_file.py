@@ -36,10 +36,12 @@ from surefoot.data.tokenize.encode import (
 from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.data.tokenize.sight import Sight, is_same
 from surefoot.families.templates import find_row
+from surefoot.method_facts.methods import METHODS
 from surefoot.system.errors import Fault, InputError
 
 ReadRecord = Callable[[dict[str, Any]], Any]
 Records = Callable[[], tuple[Reading, Batches]]
+_STAGES = " or ".join(name for name, method in METHODS.items() if method.pictures)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class TokenizeSettings:
     fallbacks: templates for records that the first cannot write, where nobody asked for it.
     kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
     sight: of a model that learns pictures, None for others.
+    pictures: the method learns them.
     """
 
     encoder: TextEncoder
@@ -68,6 +71,7 @@ class TokenizeSettings:
     encoding: Encoding = "parts"
     kind: Kind = "answers"
     sight: Sight | None = None
+    pictures: bool = True
 
     def template_called(self, name: str) -> Template:
         """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
@@ -243,8 +247,8 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
 def _seen(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
     """The conversation with its pictures looked at. Raises RowFault for those that cannot be learned."""
     sight = settings.sight
-    if settings.kind != "answers":
-        return refuse_pictures(conversation, "this stage learns texts", "choose stage sft")
+    if not settings.pictures:
+        return refuse_pictures(conversation, "this stage learns texts", f"choose stage {_STAGES}")
     if settings.encoding == "whole":
         return refuse_pictures(conversation, "data.encoding is whole", "set data.encoding: parts")
     if sight is None:
@@ -274,8 +278,10 @@ def _encoded(
             encoding=settings.encoding,
             sight=settings.sight,
         )
-    encode_kind = {"pairs": encode_pairs, "judged": encode_judged, "prompts": encode_prompts}[settings.kind]
     how = {"bos_id": settings.bos_id, "max_length": settings.max_length, "name": name}
+    if settings.kind == "pairs":
+        return encode_pairs(conversations, template, settings.encoder, sight=settings.sight, **how)
+    encode_kind = {"judged": encode_judged, "prompts": encode_prompts}[settings.kind]
     return encode_kind(conversations, template, settings.encoder, **how)
 
 
