@@ -80,8 +80,8 @@ def assert_loss(model, loss: torch.Tensor, expected) -> None:
     loss.backward()
     found = {name: float(one.grad.norm()) for name, one in model.named_parameters() if one.grad is not None}
     assert found.keys() == expected["gradients"].keys()
-    largest = max(expected["gradients"].values())
-    assert all(math.isclose(found[name], theirs, abs_tol=FP32 * largest) for name, theirs in expected["gradients"].items())
+    most = FP32 * max(expected["gradients"].values())
+    assert all(math.isclose(found[name], theirs, abs_tol=most) for name, theirs in expected["gradients"].items())
 
 
 def test_sft(case):
