@@ -1,6 +1,7 @@
 """Write trl_pictures.json: what TRL's SFTTrainer and DPOTrainer make of one batch of records with pictures.
 
-Run by hand as make_trl_preference.py is, on models written by surefoot's environment (TRL 1.16 when this was last done):
+Run by hand as make_trl_preference.py is, on models written by surefoot's environment (TRL 1.16 when this was last
+done):
 
     PYTHONPATH=src:tests .venv/bin/python -m equality.picture_models MODELS
     PYTHONPATH=tests OTHER/bin/python tests/equality/make_trl_pictures.py MODELS

@@ -1,4 +1,5 @@
-"""Loss and gradients on records with pictures: TRL's own SFTTrainer and DPOTrainer, recorded by make_trl_pictures.py."""
+"""Loss and gradients on records with pictures: those of TRL's SFTTrainer and DPOTrainer, recorded by
+make_trl_pictures.py."""
 
 from __future__ import annotations
 
