@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from surefoot.data.checks import NONE, PairFacts, pair_cautions, pair_facts, pairs_together, prove
+from surefoot.data.formats.conversation import Picture
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.dataset import (
     CONTINUES,
@@ -59,6 +60,7 @@ class Sample:
 
     number, line: its record.
     verdict: better or worse, good or bad; empty where nobody judged it.
+    pictures: of a pair with the better answer alone.
     """
 
     number: int
@@ -67,6 +69,7 @@ class Sample:
     parts: tuple[SamplePart, ...]
     file: str = ""
     verdict: str = ""
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,7 +303,8 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: K
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
     verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""
-    return Sample(number, line, len(example.ids), tuple(parts), file, verdict)
+    shown = example.pictures if index % rows_per_item(kind) == 0 else ()
+    return Sample(number, line, len(example.ids), tuple(parts), file, verdict, shown)
 
 
 def _name(encoder: TextEncoder, number: int) -> str:

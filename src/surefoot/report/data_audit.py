@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.method_facts.methods import COUNTED
+from surefoot.report.thumbnails import MOST, to_json
 from surefoot.system.messages import first_few
 
 if TYPE_CHECKING:  # the board and reports show audits without torch
@@ -25,9 +26,10 @@ def audit_to_json(data: PreparedData) -> dict[str, Any]:
     train = [file_json(audit) | {"per_epoch": quota} for audit, quota in zip(data.sources, quotas, strict=True)]
     evaluation = None
     if data.eval_audit is not None:
-        evaluation = file_json(data.eval_audit) | {"sources": [file_json(audit) for audit in data.eval_sources]}
+        sources = [file_json(audit) for audit in data.eval_sources]
+        evaluation = file_json(data.eval_audit, shown=True) | {"sources": sources}
     return {
-        "train": file_json(data.audit) | {"per_epoch": data.mixture.epoch_size, "sources": train},
+        "train": file_json(data.audit, shown=True) | {"per_epoch": data.mixture.epoch_size, "sources": train},
         "eval": evaluation,
         "tokenizer_sha256": data.tokenizer_sha256,
     }
@@ -108,8 +110,11 @@ def token_facts(audit: AuditJson) -> dict[str, str]:
     return {"BOS": f"{audit['bos']}, {start}" if audit.get("bos") else "none", "PAD": f"{audit['pad']}, {masked}"}
 
 
-def file_json(audit: Audit) -> dict[str, Any]:
-    """Of one data set or one of its files."""
+def file_json(audit: Audit, *, shown: bool = False) -> dict[str, Any]:
+    """Of one data set or one of its files.
+
+    shown: with the pictures of the samples, made small. Raises InputError for one that has changed.
+    """
     from surefoot.data.audit import cautions
 
     source = audit.source
@@ -158,6 +163,7 @@ def file_json(audit: Audit) -> dict[str, Any]:
                 "parts": [
                     {"text": part.text, "supervised": part.supervised, "control": part.control} for part in sample.parts
                 ],
+                **({"pictures": list(map(to_json, sample.pictures[:MOST]))} if shown and sample.pictures else {}),
             }
             for sample in audit.samples
         ],

@@ -190,7 +190,7 @@ class Sight:
         its record was read."""
         if not pictures:
             return ()
-        images = [_pixels(picture) for picture in pictures]
+        images = [upright(picture) for picture in pictures]
         made = self._processor(images=images, return_tensors="pt", **self._row.calls(self._settings))
         return tuple((name, made[name]) for name in sorted(self._row.inputs))
 
@@ -240,8 +240,9 @@ def _opened(data: bytes) -> Iterator[Any]:
         raise RowFault(f"is damaged: {error}", "restore it, or remove the row") from None
 
 
-def _pixels(picture: Picture) -> Any:
-    """The picture upright, in RGB."""
+def upright(picture: Picture) -> Any:
+    """The picture as it is looked at, a PIL image in RGB. Raises InputError for a file that is not what it was when its
+    record was read."""
     from PIL import ImageOps
 
     try:

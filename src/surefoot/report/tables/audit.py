@@ -18,6 +18,7 @@ from rich.text import Text
 from surefoot.method_facts.methods import COUNTED
 from surefoot.report.console import Hanging
 from surefoot.report.data_audit import AuditJson, end_facts, file_json, record_facts, size_facts, token_facts
+from surefoot.report.thumbnails import MOST, Blocks, from_json
 from surefoot.report.views import Table
 from surefoot.report.wording import shortened
 
@@ -101,7 +102,8 @@ def _sample(sample: Sample, several: bool) -> list[RenderableType]:
     place = f"{sample.file} row {sample.number}" if several else f"row {sample.number}"
     verdict = f", {sample.verdict}" if sample.verdict else ""
     heading = Text(f"  {place} (line {sample.line}), {sample.tokens:,} tokens{verdict}", "bold")
-    return [heading, Hanging(Text("    "), sample_text(sample))]
+    pictures = [Blocks(picture, indent=4) for picture in sample.pictures[:MOST]]
+    return [heading, Hanging(Text("    "), sample_text(sample)), *pictures]
 
 
 def sample_text(sample: Sample, head: int = _ON_SCREEN[0], tail: int = _ON_SCREEN[1], *, lines: bool = True) -> Text:
@@ -140,10 +142,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Example:
-    """stretches: (whether loss is taken on it, its parts), alternating."""
+    """stretches: (whether loss is taken on it, its parts), alternating.
+    pictures: what is said of each, and a JPEG in base64.
+    """
 
     title: str
     stretches: tuple[tuple[bool, tuple[Part, ...]], ...]
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,4 +212,5 @@ def _example(sample: Mapping[str, Any], several: bool) -> Example:
     place = f"row {sample['row']:,} (line {sample['line']:,}), {sample['tokens']:,} tokens"
     if sample.get("verdict"):
         place += f", {sample['verdict']}"
-    return Example(f"{sample['file']}, {place}" if several else place, stretches)
+    pictures = tuple(map(from_json, sample.get("pictures", ())[:MOST]))
+    return Example(f"{sample['file']}, {place}" if several else place, stretches, pictures)

@@ -1,0 +1,80 @@
+"""The pictures of samples, small: in data.json for the report's page, and in coloured blocks on a terminal.
+
+At most `MOST` of a sample, `SIDE` pixels wide and high, so that a report stays one small file.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.color import Color
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+from rich.style import Style
+
+if TYPE_CHECKING:  # reports are made without torch
+    from surefoot.data.formats.conversation import Picture
+
+SIDE, MOST = 112, 4
+_LONGEST = 1 << 16  # characters in base64: a JPEG of SIDE x SIDE that is all noise has half of it
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
+_COLUMNS = 24  # of a terminal
+
+
+def to_json(picture: Picture) -> dict[str, Any]:
+    """Raises InputError for a file that is not what it was when its record was read."""
+    made = io.BytesIO()
+    _small(picture, SIDE, SIDE).save(made, "JPEG", quality=85)
+    return {
+        "name": Path(picture.path).name,
+        "width": picture.width,
+        "height": picture.height,
+        "tokens": picture.tokens,
+        "jpeg": base64.b64encode(made.getvalue()).decode(),
+    }
+
+
+def from_json(written: Mapping[str, Any]) -> tuple[str, str]:
+    """What the page says of a picture, and its JPEG in base64: empty where the file holds something else."""
+    said = f"{written['name']}: {written['width']:,} x {written['height']:,} pixels, {written['tokens']:,} tokens"
+    jpeg = str(written["jpeg"])
+    return said, jpeg if len(jpeg) <= _LONGEST and _BASE64.fullmatch(jpeg) else ""
+
+
+class Blocks:
+    """A picture for a terminal with colours, two pixels in a place; nothing elsewhere."""
+
+    def __init__(self, picture: Picture, indent: int):
+        self._picture, self._indent = picture, indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        if console.color_system not in ("256", "truecolor"):
+            return
+        image = _small(self._picture, _COLUMNS, _COLUMNS)
+        width, height = image.size
+        colours = [Color.from_rgb(*own) for own in _rgb(image)]
+        for top in range(0, height - height % 2, 2):
+            yield Segment(" " * self._indent)
+            rows = (colours[row * width : (row + 1) * width] for row in (top, top + 1))
+            for upper, lower in zip(*rows, strict=True):
+                yield Segment("▀", Style(color=upper, bgcolor=lower))
+            yield Segment.line()
+
+
+def _small(picture: Picture, width: int, height: int) -> Any:
+    """In RGB, at most so large; never larger than it is."""
+    from surefoot.data.tokenize.sight import upright
+
+    image = upright(picture)
+    image.thumbnail((width, height))
+    return image
+
+
+def _rgb(image: Any) -> list[tuple[int, int, int]]:
+    numbers = image.tobytes()
+    return [(numbers[at], numbers[at + 1], numbers[at + 2]) for at in range(0, len(numbers), 3)]
