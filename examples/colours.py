@@ -142,12 +142,12 @@ def share_right(model_folder: Path, data: Path) -> float:
     return right / len(rows)
 
 
-def main(folder: Path, *, count: int = 1200, epochs: int = 4) -> float:
-    """The share of colours named right after training on so many pictures, so many times."""
+def main(folder: Path, *, count: int = 1200, epochs: int = 4, asked: int = 200) -> float:
+    """The share of colours named right after training on so many pictures, so many times; asked: of so many others."""
     folder.mkdir(parents=True)
     base, pictures = folder / "base", folder / "pictures"
     make_base(base)
-    train, held_out = make_data(pictures, "train", count, seed=1), make_data(pictures, "held-out", 200, seed=2)
+    train, held_out = make_data(pictures, "train", count, seed=1), make_data(pictures, "held-out", asked, seed=2)
     before = share_right(base, held_out)
     surefoot.train(
         {

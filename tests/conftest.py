@@ -31,6 +31,11 @@ from helpers.python_on_path import served_python
 from helpers.tiers import representatives
 
 
+def pytest_collection_modifyitems(items):
+    """Pages in a browser take seconds and would be the last files: one worker would wait for the other."""
+    items.sort(key=lambda item: item.path.parent.name != "web")
+
+
 def pytest_collection_finish():
     gc.enable()
     sys.dont_write_bytecode = _WRITES_NO_BYTECODE

@@ -164,9 +164,8 @@ def test_the_picture(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_bytes(b"mine")
     assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "mine.png").exit_code == 2
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
-    for _ in range(2):
+    for _ in range(2):  # what it drew before is its own
         assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "both.png").exit_code == 0
-    assert call("compare", runs / "a", runs / "other", "--plot", tmp_path / "both.png").exit_code == 0
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import alpaca_matrix  # noqa: E402 (found through the line above)
 
 REAL = ROOT.parent / "shared" / "data" / "instruct" / "alpaca_en_demo.json"
-SAMPLES = 24
+SAMPLES = 16
 SHORT = {"batch": {"size": 4}, "duration": "3 epochs", "checkpoint": {"every": "1 epoch"}, "optim": {"lr": 5e-3}}
 
 

@@ -20,7 +20,7 @@ def example():
 
 
 def test_a_short_run_is_made_and_asked(tmp_path):
-    assert 0 <= example().main(tmp_path / "colours", count=32, epochs=1) <= 1
+    assert 0 <= example().main(tmp_path / "colours", count=32, epochs=1, asked=8) <= 1
 
 
 @pytest.mark.slow

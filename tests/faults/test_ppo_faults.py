@@ -126,9 +126,9 @@ def test_k2_a_rate_a_hundred_times_too_high_is_braked_and_ends_the_run(world, tm
 
 
 def test_k2_twin_at_a_usual_rate_no_brake_is_met(world, tmp_path):
-    code, _, run = train(world, tmp_path, epochs=4, steps=12, kl_bound=5.0)
+    code, _, run = train(world, tmp_path, epochs=4, steps=8, kl_bound=5.0)
     assert code == 0
-    assert json.loads((run / "checkpoint-12" / "state.json").read_text())["stage"]["held"] == 0
+    assert json.loads((run / "checkpoint-8" / "state.json").read_text())["stage"]["held"] == 0
 
 
 @pytest.fixture(scope="module")

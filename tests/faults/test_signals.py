@@ -92,7 +92,7 @@ def test_many_runs_that_are_asked_to_stop_save_and_say_so(runs, trials, tmp_path
 KILLS = [("write", 1, BEFORE), ("update", 3, STEP), ("save", 1, SAVE), ("save", 40, SAVE), ("again", 1, BEFORE)]
 
 
-@pytest.mark.parametrize(("at", "n", "part"), representatives(KILLS, *KILLS[1:3]))
+@pytest.mark.parametrize(("at", "n", "part"), representatives(KILLS, KILLS[2]))
 def test_where_a_kill_fell_is_known(runs, tmp_path, at, n, part):
     config, where = runs.config(("sft", "lora", "fp32"), tmp_path / "run"), tmp_path / "where"
     kill = {"at": at, "n": n}

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from helpers.built_once import built_once
+
 LLAMA3_SPECIALS = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -58,6 +60,7 @@ def llama3_tokenizer(folder: Path, *, chat_template: bool = True, pad: bool = Fa
     return folder
 
 
+@built_once
 def tiny_llama(
     folder: Path,
     *,

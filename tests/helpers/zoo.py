@@ -20,12 +20,14 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from helpers import zoo_templates, zoo_tokenizers
+from helpers.built_once import built_once
 
 # What 0.02 is to the 2048 inputs of a real model, so that attention is as far from uniform as there.
 _SPREAD = 0.16
 _WINDOW = 16  # shorter than the texts of the tests: a window that is ignored shows
 
 
+@built_once
 def llama2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """As many key as query heads, as in the 7B."""
     zoo_tokenizers.llama2(folder, zoo_templates.LLAMA2 if chat_template else None)
@@ -33,6 +35,7 @@ def llama2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: A
     return _write(folder, transformers.LlamaConfig, sizes | keys, seed, bos="<s>", stops=["</s>"])
 
 
+@built_once
 def llama3(
     folder: Path, *, chat_template: bool = True, version: Literal["3.0", "3.1"] = "3.1", seed: int = 0, **keys: Any
 ) -> Path:
@@ -49,6 +52,7 @@ def llama3(
     return _write(folder, transformers.LlamaConfig, sizes | keys, seed, bos="<|begin_of_text|>", stops=stops)
 
 
+@built_once
 def mistral(
     folder: Path, *, chat_template: bool = True, version: Literal["0.1", "0.3"] = "0.1", seed: int = 0, **keys: Any
 ) -> Path:
@@ -60,6 +64,7 @@ def mistral(
     return _write(folder, transformers.MistralConfig, sizes | keys, seed, bos="<s>", stops=["</s>"])
 
 
+@built_once
 def qwen2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """Biases on q, k and v alone, head tied as in the small ones, rows that no token uses, a window switched off."""
     zoo_tokenizers.qwen(folder, zoo_templates.QWEN25 if chat_template else None, thinks=False)
@@ -69,6 +74,7 @@ def qwen2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: An
     return _write(folder, config, sizes | keys, seed, bos="<|endoftext|>", stops=stops, spare_rows=7)
 
 
+@built_once
 def qwen3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """Norms of queries and keys, no biases, head_dim of its own."""
     zoo_tokenizers.qwen(folder, zoo_templates.QWEN3 if chat_template else None, thinks=True)
@@ -78,6 +84,7 @@ def qwen3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: An
     return _write(folder, config, sizes | keys, seed, bos="<|endoftext|>", stops=stops, spare_rows=7)
 
 
+@built_once
 def phi3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """q, k, v in one matrix and gate, up in another; every layer has the window."""
     zoo_tokenizers.phi3(folder, zoo_templates.PHI3 if chat_template else None)
@@ -87,6 +94,7 @@ def phi3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any
     return _write(folder, config, sizes | keys, seed, bos="<s>", stops=stops, pad="<|endoftext|>", spare_rows=5)
 
 
+@built_once
 def gemma2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """Soft-caps (so low that logits of a random model feel them), a window in every other layer, own head_dim."""
     zoo_tokenizers.gemma(folder, zoo_templates.GEMMA2 if chat_template else None, image=False)
@@ -96,6 +104,7 @@ def gemma2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: A
     return _write(folder, transformers.Gemma2Config, sizes | keys, seed, bos="<bos>", stops=stops, pad="<pad>")
 
 
+@built_once
 def gemma3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
     """Six layers, of which the last sees everything; two rotary bases; one token id behind the embedding's last row."""
     zoo_tokenizers.gemma(folder, zoo_templates.GEMMA3 if chat_template else None, image=True)
@@ -106,6 +115,7 @@ def gemma3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: A
     return _write(folder, config, sizes | keys, seed, bos="<bos>", stops=stops, pad="<pad>", spare_rows=-1)
 
 
+@built_once
 def opt(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any) -> Path:
     """LayerNorm, biases and ReLU; dropout 0.1; positions from row 2; BOS = EOS = </s>; head tied. No chat model."""
     _refuse_template("opt", chat_template)
@@ -124,6 +134,7 @@ def opt(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any
     )
 
 
+@built_once
 def gpt2(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any) -> Path:
     """Conv1D layers, learned positions, three dropouts of 0.1, head tied, one special token. No chat model."""
     _refuse_template("gpt2", chat_template)

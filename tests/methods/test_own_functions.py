@@ -1,7 +1,9 @@
 """Functions that a config names: the run equals one whose caller passed them, and a resumed run knows them again."""
 
 import json
+import shutil
 import sys
+from contextlib import chdir
 
 import pytest
 
@@ -66,11 +68,16 @@ def words(answers):
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.json").write_text(json.dumps(ROWS))
-    (tmp_path / "own.py").write_text(OWN)
+    return config_in(tmp_path)
+
+
+def config_in(folder):
+    """Paths are as in this folder, which gets what they name."""
+    (folder / "train.json").write_text(json.dumps(ROWS))
+    (folder / "own.py").write_text(OWN)
     return {
         "stage": "sft",
-        "model": str(tiny_llama(tmp_path / "base")),
+        "model": str(tiny_llama(folder / "base")),
         "adapter": {"kind": "lora", "rank": 2},
         "data": {"train": "train.json", "format": "custom", "eval": 2},
         "metrics": {"names": ["words"], "max_new_tokens": 4},
@@ -83,31 +90,40 @@ def config(tmp_path, monkeypatch):
 NAMED = {"functions": {"loss": "own.py:doubled", "record": "own.py:sky", "metrics": ["own.py:words"]}}
 
 
-def logged(result):
-    lines = [json.loads(line) for line in (result.folder / "trainer_log.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """The folder of a finished run whose functions are named."""
+    place = tmp_path_factory.mktemp("named")
+    with chdir(place):
+        surefoot.train(config_in(place) | NAMED)
+    return place / "run"
+
+
+def logged(run):
+    """run: a finished one, or its folder."""
+    folder = getattr(run, "folder", run)
+    lines = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
     return [{key: row[key] for key in ("loss", "eval_loss", "grad_norm", "eval_words") if key in row} for row in lines]
 
 
-def weights(result):
-    return (result.folder / "adapter_model.safetensors").read_bytes()
+def weights(run):
+    return (getattr(run, "folder", run) / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_named_function_does_what_a_passed_one_does(config):
-    named = surefoot.train(config | NAMED)
+def test_a_named_function_does_what_a_passed_one_does(config, named):
     passed = surefoot.train(config | {"output": "passed"}, objective=doubled, metrics={"words": words}, read_record=sky)
     assert (logged(named), weights(named)) == (logged(passed), weights(passed))
     assert any("eval_words" in row for row in logged(named))
 
 
-def test_twin_without_the_named_loss_the_run_is_another(config):
-    named = surefoot.train(config | NAMED)
+def test_twin_without_the_named_loss_the_run_is_another(config, named):
     plain = surefoot.train(config | {"functions": NAMED["functions"] | {"loss": None}, "output": "plain"})
     assert logged(plain)[0]["loss"] == pytest.approx(logged(named)[0]["loss"] / 2, rel=1e-6)
     assert weights(plain) != weights(named)
 
 
-def test_a_resumed_run_refuses_a_changed_loss_and_takes_a_moved_one(config, tmp_path):
-    surefoot.train(config | NAMED)
+def test_a_resumed_run_refuses_a_changed_loss_and_takes_a_moved_one(config, named, tmp_path):
+    shutil.copytree(named, tmp_path / "run")
     (tmp_path / "own.py").rename(tmp_path / "moved.py")
     moved = {"functions": {key: str(value).replace("own.py", "moved.py") for key, value in NAMED["functions"].items()}}
     moved["functions"]["metrics"] = ["moved.py:words"]
@@ -160,23 +176,22 @@ def packages(tmp_path, monkeypatch):
     sys.modules.pop("own_losses", None)
 
 
-def test_what_a_package_registers_does_what_a_file_does(config, packages):
+def test_what_a_package_registers_does_what_a_file_does(config, packages, named):
     install(packages, POINTS)
     registered = surefoot.train(config | REGISTERED)
-    named = surefoot.train(config | NAMED | {"output": "named"})
     assert (logged(registered), weights(registered)) == (logged(named), weights(named))
     assert any("eval_words" in row for row in logged(registered))
 
 
-@pytest.mark.parametrize("changed", [{"version": "1.1"}, {"code": f"{OWN}\n# changed\n"}])
-def test_a_resumed_run_refuses_another_version_or_content_of_the_package(config, packages, changed):
+def test_a_resumed_run_refuses_another_version_or_content_of_the_package(config, packages):
     install(packages, POINTS)
     surefoot.train(config | REGISTERED)
     longer = config | REGISTERED | {"duration": "3 steps"}
-    install(packages, POINTS, **changed)
-    with pytest.raises(IntegrityError) as caught:
-        surefoot.train(longer, resume=True)
-    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+    for changed in ({"version": "1.1"}, {"code": f"{OWN}\n# changed\n"}):
+        install(packages, POINTS, **changed)
+        with pytest.raises(IntegrityError) as caught:
+            surefoot.train(longer, resume=True)
+        assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
     install(packages, POINTS)
     assert surefoot.train(longer, resume=True).finished
 

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -288,21 +289,32 @@ def test_the_plan_counts_a_second_model(train):
     assert "second copy" in plans["model"]["reference"]["reason"]
 
 
+CACHED = {"alignment": {"reference": "cached"}, "fresh": True, "eval_every": None}
+
+
+@pytest.fixture(scope="module")
+def filled(train, tmp_path_factory):
+    """A cache folder, and the rows and result of the run that filled it."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference.process, "cache_folder", lambda: folder)
+        return folder, *train(**CACHED)
+
+
 @pytest.fixture
-def cache(monkeypatch, tmp_path):
+def cache(filled, monkeypatch, tmp_path):
+    """A copy of it, for the runs of one test."""
+    shutil.copytree(filled[0], tmp_path / "cache")
     monkeypatch.setattr(reference.process, "cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "reference"
-
-
-CACHED = {"alignment": {"reference": "cached"}, "fresh": True, "eval_every": None}
 
 
 def said(result) -> str:
     return (result.folder / "run.log").read_text()
 
 
-def test_cached_numbers_are_found_again_and_checked(train, cache):
-    first, result = train(**CACHED)
+def test_cached_numbers_are_found_again_and_checked(train, filled, cache):
+    _, first, result = filled
     assert "computing the log-probabilities of 28 answers" in said(result)
     second, result = train(**CACHED)
     assert "log-probabilities of 28 answers found in the cache" in said(result)
@@ -316,8 +328,7 @@ def test_cached_numbers_are_found_again_and_checked(train, cache):
     assert (steps(first, *LOGGED) == steps(third, *LOGGED)).all()
 
 
-def test_twin_numbers_that_nobody_checks_are_believed(train, cache, monkeypatch):
-    first, _ = train(**CACHED)
+def test_twin_numbers_that_nobody_checks_are_believed(train, filled, cache, monkeypatch):
     (folder,) = cache.iterdir()
     known = reference._read(folder)
     assert known is not None
@@ -325,11 +336,10 @@ def test_twin_numbers_that_nobody_checks_are_believed(train, cache, monkeypatch)
     reference._write(folder, {key: value + draw.uniform(-5, 5) for key, value in known.items()})
     monkeypatch.setattr(reference, "_checked", lambda known, *rest: known)
     second, _ = train(**CACHED)
-    assert not np.allclose(steps(first, *LOGGED), steps(second, *LOGGED))
+    assert not np.allclose(steps(filled[1], *LOGGED), steps(second, *LOGGED))
 
 
 def test_a_damaged_cache_is_made_again(train, cache):
-    train(**CACHED)
     (folder,) = cache.iterdir()
     values = folder / "values.npy"
     content = bytearray(values.read_bytes())

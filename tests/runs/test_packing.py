@@ -76,6 +76,13 @@ def ends(folder):
     return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
 
 
+@pytest.fixture(scope="module")
+def padded(workplace):
+    """A finished LoRA run of padded rows, which nothing touched."""
+    train(config(workplace, workplace / "padded", packing="off", adapter=LORA))
+    return workplace / "padded"
+
+
 def chosen(folder):
     return json.loads((folder / "plan.json").read_text())["plan"]["kernels"]["documents"]
 
@@ -92,7 +99,7 @@ def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
     assert '"documents"' in json.dumps(found)
 
 
-def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monkeypatch):
+def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, padded, tmp_path, monkeypatch):
     def one_document(q, k, v, found, scale):
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
@@ -103,8 +110,7 @@ def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, tmp_path, monk
     screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
     assert "rows are padded" in screen
     assert chosen(tmp_path / "open")["value"] == "plain"
-    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
-    assert losses(tmp_path / "open") == losses(tmp_path / "padded")
+    assert losses(tmp_path / "open") == losses(padded)
     train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
 
 
@@ -170,9 +176,8 @@ BREAKS = [(loses_documents, "the documents of a packed row are lost on the way")
 
 @pytest.mark.parametrize(("breaks", "why"), representatives(BREAKS, BREAKS[0]))
 def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_asked_by_name(
-    workplace, tmp_path, monkeypatch, breaks, why
+    workplace, padded, tmp_path, monkeypatch, breaks, why
 ):
-    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
     breaks(monkeypatch)
     with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
@@ -181,10 +186,10 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
     screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
     assert f"caution: data.packing: sdpa fails on this model ({why}" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
-    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+    assert losses(tmp_path / "run") == losses(padded)
 
 
-def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, tmp_path, monkeypatch):
+def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, padded, tmp_path, monkeypatch):
     """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
     ends the run."""
     for module in ("load_models", "parity.passes"):
@@ -195,12 +200,11 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     )
     train(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
     assert chosen(tmp_path / "sound")["value"] == "sdpa"
-    train(config(workplace, tmp_path / "padded", packing="off", adapter=LORA))
     loses_documents(monkeypatch)
     screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
     assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
-    assert losses(tmp_path / "run") == losses(tmp_path / "padded")
+    assert losses(tmp_path / "run") == losses(padded)
     with raises_fault("SF-FAST-PATH", "data.packing"):
         train(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.runs.load_models.documents_fault", lambda model: "")  # twin

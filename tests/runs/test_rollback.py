@@ -1,6 +1,8 @@
 """A run whose data make the loss NaN goes back to a healthy checkpoint and around them: every stage, at most twice."""
 
+import functools
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -51,13 +53,25 @@ def events_of(run):
     return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def back(world, clean):
+    """Stage -> the folder of a run whose data of steps 4 and 5 are bad, and what it said."""
+
+    @functools.cache
+    def get(stage):
+        run = world / f"back-{stage}"
+        with pytest.MonkeyPatch.context() as patch:
+            spoil(one_of_each(clean(stage), (4, 5)), patch)
+            result = train(write_config(world, run.name, stage))
+        assert result.exit_code == 0, result.output
+        return run, result
+
+    return get
+
+
 @pytest.mark.parametrize("stage", representatives(["sft", "reward", "dpo", "kto"], "sft"))
-def test_it_goes_back_skips_the_data_and_takes_all_its_steps(world, clean, stage, monkeypatch):
-    data = clean(stage)
-    spoil(one_of_each(data, (4, 5)), monkeypatch)
-    run = world / f"back-{stage}"
-    result = train(write_config(world, run.name, stage))
-    assert result.exit_code == 0, result.output
+def test_it_goes_back_skips_the_data_and_takes_all_its_steps(clean, back, stage):
+    data, (run, result) = clean(stage), back(stage)
     # checkpoint-4 stands between two bad steps: it is no healthy one, and the data of steps 3 to 5 are passed over
     assert [one.rollback for one in read_rollbacks(run)] == [Rollback(back_to=2, lost=5, ahead=3)]
     seen = examples_by_step(run)
@@ -188,10 +202,8 @@ def test_off_is_the_default_and_without_a_healthy_checkpoint_it_ends(world, clea
     assert "guard.rollback" not in off.output
 
 
-def test_a_record_that_was_changed_is_named(world, clean, monkeypatch):
-    spoil(one_of_each(clean("sft"), (4, 5)), monkeypatch)
-    run = world / "changed"
-    assert train(write_config(world, run.name)).exit_code == 0
+def test_a_record_that_was_changed_is_named(back, tmp_path):
+    run = shutil.copytree(back("sft")[0], tmp_path / "run")
     path = run / RECORD
     path.write_text(path.read_text().replace('"ahead": 3', '"ahead": 4'))
     with pytest.raises(IntegrityError, match="SHA-256 differs"):

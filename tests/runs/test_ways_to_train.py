@@ -85,7 +85,7 @@ def ends(folder):
     return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
 
 
-@pytest.mark.parametrize("name", representatives(WAYS, "adamw_8bit", "muon, lora", "int8, dora, bf16", "all at once"))
+@pytest.mark.parametrize("name", representatives(WAYS, "muon, lora", "int8, dora, bf16", "all at once"))
 def test_a_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, name):
     wanted = config(workplace, tmp_path / "run", **WAYS[name])
     screen = train(wanted, "new")

@@ -114,9 +114,10 @@ def long_rows(folder):
     (folder / "train.json").write_text(json.dumps(rows))
 
 
-def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base, monkeypatch):
+def test_the_math_kernel_where_flash_is_right_and_faster_and_useless_workers(tmp_path, base, monkeypatch):
     """About 400 tokens to a row: every score is stored, in both directions. On a busy machine the probe may be out by
-    more than flash is faster: what it found stays, but for the time."""
+    more than flash is faster: what it found stays, but for the time. Workers, which batches like these do not need,
+    are named beside it."""
     long_rows(tmp_path)
     real = module.measured_attention
 
@@ -125,14 +126,16 @@ def test_the_math_kernel_where_flash_is_right_and_faster(tmp_path, base, monkeyp
 
     monkeypatch.setattr(module, "measured_attention", timed)
     data = {"train": str(tmp_path / "train.json"), "max_length": 512}
+    with_workers = {**data, "workers": 2}
     forced = {"implementation": "sdpa", "flash": "off", "mem_efficient": "off", "cudnn": "off", "math": "on"}
-    found = examine(clean_run(tmp_path, base, data=data, attention=forced, kernels={"adapter": "plain"}))
+    found = examine(clean_run(tmp_path, base, data=with_workers, attention=forced, kernels={"adapter": "plain"}))
+    assert "WORKERS-USELESS" in codes(found)
     line = next(one for one in found.looked_at if one.code == "ATTN-MATH")
     assert line.verdict == "caution", line.value
     assert line.gain is not None
     assert ("faster" in line.value) is (line.gain >= NEAR)
     free = examine(clean_run(tmp_path, base, data=data))
-    assert "ATTN-MATH" not in codes(free)
+    assert not {"ATTN-MATH", "WORKERS-USELESS"} & codes(free)
 
 
 def test_attention_is_asked_for_as_the_plan_asked(tmp_path, base, monkeypatch):
@@ -145,11 +148,6 @@ def test_attention_is_asked_for_as_the_plan_asked(tmp_path, base, monkeypatch):
         measured = replace(one, run=replace(one.run, plan=replace(one.plan, batch=batch)))
         module._measured_for(measured, replace(hardware.detect(), kind="cuda"), None)
     assert [request.rows for request in asked] == [draft.value]
-
-
-def test_useless_workers(tmp_path, base):
-    data = {"train": str(tmp_path / "train.json"), "max_length": 128}
-    assert "WORKERS-USELESS" in codes(examine(clean_run(tmp_path, base, data={**data, "workers": 2})))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ def verdicts(lines):
     return {line.code: line.verdict for line in lines}
 
 
+def taken_few(one):
+    """As `take` where steps take long: what is planted shows in the first ones."""
+    return take(one, steps._ENOUGH)
+
+
 def test_ten_clean_steps(one):
     taken = take(one)
     assert len(taken.reports) == STEPS
@@ -58,13 +63,13 @@ def test_steps_that_take_very_long_are_fewer_and_enough(one, monkeypatch):
     ],
 )
 def test_numbers_that_are_wrong(one, code, verdict, change):
-    lines = steps.number_lines(take(plant_in_loss(one, change)), "fp32", falls=True)
+    lines = steps.number_lines(taken_few(plant_in_loss(one, change)), "fp32", falls=True)
     assert verdicts(lines)[code] == verdict
     assert next(line for line in lines if line.code == code).fix
 
 
 def test_what_is_not_finite_in_fp32_is_not_sent_to_fp32(one):
-    taken = take(plant_in_loss(one, lambda loss, batch: loss * float("nan")))
+    taken = taken_few(plant_in_loss(one, lambda loss, batch: loss * float("nan")))
     fixes = {compute: steps.number_lines(taken, compute, falls=True)[0].fix for compute in ("fp32", "bf16")}
     assert all("optim.lr" in fix for fix in fixes.values())
     assert {compute: "precision.compute" in fix for compute, fix in fixes.items()} == {"fp32": False, "bf16": True}
@@ -219,7 +224,7 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
         time.sleep(SLOW)
         return one.run.task.step_batches(step)
 
-    line = steps.waiting_line(take(replace(one, batches=late)), 0)
+    line = steps.waiting_line(taken_few(replace(one, batches=late)), 0)
     assert line.verdict == "caution"
     assert line.gain is not None
     assert line.gain > 1
@@ -228,7 +233,7 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
 
 def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
     heavy = slow_backward(one, lambda rows: HEAVY)
-    line = steps.workers_line(heavy, take(heavy), 2)
+    line = steps.workers_line(heavy, taken_few(heavy), 2)
     assert line.verdict == "caution"
     assert line.gain is not None
 
@@ -236,7 +241,7 @@ def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do
         time.sleep(4 * SLOW)
         return one.run.task.step_batches(step)
 
-    assert steps.workers_line(one, take(with_task(one, step_batches=late)), 2).verdict == "ok"
+    assert steps.workers_line(one, taken_few(with_task(one, step_batches=late)), 2).verdict == "ok"
 
 
 @pytest.mark.parametrize(("turns", "verdict"), [(steps._TURNS, "caution"), (1, "ok")])
@@ -250,7 +255,7 @@ def test_a_thread_that_had_to_wait_for_a_core_makes_no_workers_useful(one, monke
 
     monkeypatch.setattr(steps, "_TURNS", turns)
     monkeypatch.setattr(steps, "gain_without_workers", lambda one, workers: 1.0)
-    assert steps.workers_line(one, take(with_task(one, step_batches=busy)), 2).verdict == verdict
+    assert steps.workers_line(one, taken_few(with_task(one, step_batches=busy)), 2).verdict == verdict
 
 
 def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):

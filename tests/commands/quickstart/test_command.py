@@ -32,6 +32,13 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
     return run, result.output
 
 
+@pytest.fixture(scope="module")
+def asked(finished):
+    """What the saved adapter answers to the held-out questions."""
+    saved = open_for_use(str(finished[0]))
+    return score(saved.model, saved, world.instructions(SEED)[1])
+
+
 def test_accuracy_rises_from_chance_and_is_recorded(finished):
     run, _ = finished
     results = json.loads((run / "all_results.json").read_text())
@@ -41,23 +48,18 @@ def test_accuracy_rises_from_chance_and_is_recorded(finished):
     assert results["exact_after"] >= PROMISED
 
 
-def test_the_saved_adapter_answers_as_the_trained_model_did(finished):
-    run, _ = finished
-    saved = open_for_use(str(run))
-    _, held_out = world.instructions(SEED)
-    results = json.loads((run / "all_results.json").read_text())
-    assert score(saved.model, saved, held_out).accuracy == results["accuracy_after"]
+def test_the_saved_adapter_answers_as_the_trained_model_did(finished, asked):
+    results = json.loads((finished[0] / "all_results.json").read_text())
+    assert (asked.accuracy, asked.exact) == (results["accuracy_after"], results["exact_after"])
 
 
-def test_twin_it_learned_the_rooms_of_this_museum_and_no_other(finished):
-    run, _ = finished
-    saved = open_for_use(str(run))
+def test_twin_it_learned_the_rooms_of_this_museum_and_no_other(asked):
     rooms, others = world.museum(SEED), world.museum(SEED + 1)
     new_room = {f"In the {rooms[group]} room.": f"In the {others[group]} room." for group in rooms}
     _, held_out = world.instructions(SEED)
-    moved = [{**record, "output": new_room[record["output"]]} for record in held_out]
+    there = [new_room[record["output"]] == answer for record, answer in zip(held_out, asked.written, strict=True)]
     unmoved = sum(rooms[group] == others[group] for group in rooms) / len(rooms)
-    assert score(saved.model, saved, moved).accuracy == pytest.approx(unmoved, abs=1 - PROMISED)
+    assert sum(there) / len(there) == pytest.approx(unmoved, abs=1 - PROMISED)
     assert unmoved < 0.5
 
 

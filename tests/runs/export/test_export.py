@@ -19,6 +19,7 @@ from helpers import zoo, zoo_templates
 from helpers.adapter_runs import a_plan, a_run
 from helpers.faults import raises_fault
 from helpers.plans import choice
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.convert import convert_weights
 from surefoot.families.bos_zero import BOS_FILE, bos_file, read_bos_scale
@@ -140,7 +141,7 @@ def test_shards_have_an_index_that_transformers_reads(run, tmp_path):
     assert torch.equal(*(logits(AutoModelForCausalLM.from_pretrained(folder)) for folder in (one, many)))
 
 
-@pytest.mark.parametrize("how", ["scale", "row"])
+@pytest.mark.parametrize("how", representatives(["scale", "row"], "scale"))
 def test_a_broken_merge_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch, how):
     def broken(module):
         found = effective_weights(module)
@@ -252,7 +253,7 @@ def test_added_rows_are_part_of_the_model(base, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("packed", "bits"), [("nf4", 4), ("int8", 8)])
+@pytest.mark.parametrize(("packed", "bits"), representatives([("nf4", 4), ("int8", 8)], ("nf4", 4)))
 def test_a_packed_base_is_merged_as_it_was_before(base, tmp_path, packed, bits):
     plan = a_plan("tokenizer")
     precision = replace(plan.precision, base=choice(packed), compute=choice("fp32"))
@@ -359,7 +360,7 @@ def weak(run: Path, by: float) -> Path:
     return run
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.1])
+@pytest.mark.parametrize("part", representatives([0.0, 0.5, 1.1], 0.5))
 def test_part_of_a_weak_adapter_is_refused(run, tmp_path, monkeypatch, part):
     """Its whole effect is near the limit for strong ones, so that only what it does itself can judge."""
     weak(run, 3e-5)

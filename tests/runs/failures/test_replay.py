@@ -171,17 +171,22 @@ def test_an_older_record_is_read_and_found_again(overflown, tmp_path):
     assert run_again(copy)[0] == 6
 
 
-def test_a_part_of_a_module_that_a_kernel_runs_whole_is_told_under_the_name_of_the_module(folder, monkeypatch):
-    before_step(monkeypatch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
-    train(folder, "whole")
-    monkeypatch.undo()
-    kept = folder / "whole" / "failure-3"
-    module = read_failure(kept).failure.finding.origin.module
-    code, said = run_again(kept, "--plain")
+@pytest.fixture(scope="module")
+def whole(folder):
+    """What a run left whose weight was spoilt, and whose layers run as one kernel each."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, BAD_STEP, spoil_weight("layers.1.mlp.up_proj.lora_B"))
+        train(folder, "whole")
+    return folder / "whole" / "failure-3"
+
+
+def test_a_part_of_a_module_that_a_kernel_runs_whole_is_told_under_the_name_of_the_module(whole, monkeypatch):
+    module = read_failure(whole).failure.finding.origin.module
+    code, said = run_again(whole, "--plain")
     assert code == 0, said
     assert "it goes wrong at the same module" in said
     assert f"now: the output of {module} (its " in said
-    found = json.loads(run_again(kept, "--plain", "--json")[1])
+    found = json.loads(run_again(whole, "--plain", "--json")[1])
     assert found["now"]["module"] == "base_model.model.model.layers.1.mlp.up_proj.lora_B.default"  # in full
     # twin: elsewhere it has its own name
     real = replay_module.read_failure
@@ -193,7 +198,7 @@ def test_a_part_of_a_module_that_a_kernel_runs_whole_is_told_under_the_name_of_t
         return dataclasses.replace(kept, failure=dataclasses.replace(kept.failure, finding=finding))
 
     monkeypatch.setattr(replay_module, "read_failure", elsewhere)
-    code, said = run_again(kept, "--plain")
+    code, said = run_again(whole, "--plain")
     assert code == 6
     assert "up_proj.lora_B.default (" in said
     assert "(its " not in said
@@ -242,12 +247,9 @@ def test_twin_a_run_without_a_fault_keeps_nothing(folder):
     assert [line["step"] for line in recent(folder / "sound")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_twin_a_replay_with_the_weight_repaired_is_not_the_same(folder, monkeypatch):
-    before_step(monkeypatch, BAD_STEP, spoil_weight("lora_B"))
-    train(folder, "repaired")
-    monkeypatch.undo()
+def test_twin_a_replay_with_the_weight_repaired_is_not_the_same(whole, monkeypatch):
     monkeypatch.setattr("surefoot.runs.failures.replay._load", lambda *arguments: None)
-    code, said = run_again(folder / "repaired" / "failure-3")
+    code, said = run_again(whole)
     assert code == 6
     assert "not reproduced" in said
 

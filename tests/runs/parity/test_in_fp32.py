@@ -104,7 +104,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(fast_paths, "planned_paths", planned)
 
 
-@pytest.mark.parametrize("name", representatives(PLANTED, "lora", "head"))
+@pytest.mark.parametrize("name", representatives(PLANTED, "head"))
 @pytest.mark.usefixtures("fused")
 def test_a_fiftieth_too_much_is_taken_out_of_a_run_in_16_bits_which_is_then_the_plain_one(
     workplace, tmp_path, monkeypatch, name
