@@ -31,13 +31,13 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def prepare(base, tmp_path):
-    def prepared(rows, *, evaluation=None, tokenizer=None, **asked):
+    def prepared(rows, *, evaluation=None, tokenizer=None, source=None, **asked):
         (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         tokenizer = tokenizer or load_tokenizer(base)
         usual = {"template": "tokenizer", "template_asked": True, "max_length": 512, "max_samples": None}
         usual |= {"train_on": "responses", "seed": 0, "cache": tmp_path / "cache", "bos_id": None}
         return prepare_data(
-            [SourceSpec(str(tmp_path / "d.jsonl"))],
+            [SourceSpec(str(source or tmp_path / "d.jsonl"))],
             evaluation,
             tokenizer=tokenizer,
             pad_id=tokenizer.get_vocab()["<|endoftext|>"],
@@ -211,6 +211,69 @@ def test_what_is_not_built_is_refused(prepare, tmp_path):
     learned = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": parts("so:", RED)}]}
     with raises_fault("SF-DATA-PICTURE", where):
         prepare([learned])
+
+
+def as_table(path, rows):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the data extra")
+    import pyarrow
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def in_bytes(tmp_path, name, **more):
+    return {"bytes": (tmp_path / name).read_bytes(), "path": name} | more
+
+
+TABLES = ["list", "one column", "parts", "names alone"]
+
+
+def table_row(tmp_path, name):
+    cells = [in_bytes(tmp_path, "red.png"), in_bytes(tmp_path, "blue.png", path=None)]
+    if name == "parts":
+        shown = [{"type": "image", "image": one} for one in cells]
+        return {"messages": [{"role": "user", "content": parts(ASKED, shown[0], " and ", shown[1], "?")}]}
+    if name == "one column":
+        return {"messages": [{"role": "user", "content": "<image>?"}], "images": cells[0]}
+    if name == "names alone":
+        cells = [{"bytes": None, "path": "red.png"}, {"bytes": None, "path": "blue.png"}]
+    return {"messages": LAYOUTS["trl"]["messages"], "images": cells}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_bytes_in_a_table_are_the_pictures_of_files(prepare, tmp_path, name):
+    row = answered(table_row(tmp_path, name))
+    if isinstance(row["messages"][0]["content"], list):  # Arrow's lists are of one type
+        row["messages"][1]["content"] = parts("red")
+    table = as_table(tmp_path / "d.parquet", [row])
+    found = prepare([], source=table).train
+    same = LAYOUTS["marks"] if name != "one column" else {**row, "images": ["red.png"]}
+    wanted = prepare([answered(same) if name != "one column" else same]).train
+    assert found[0].ids.tolist() == wanted[0].ids.tolist()
+    for data in (found, prepare([], source=table).train):  # the second from the cache
+        (batch,), (other,) = (example_batches(one, [0], Layout(0)) for one in (data, wanted))
+        assert all(torch.equal(one, dict(other.pixels[0])[key]) for key, one in batch.pixels[0])
+    if name == "names alone":
+        return
+    kept = sorted((tmp_path / "cache" / "pictures").iterdir())
+    assert [one.read_bytes() for one in kept if one.name.endswith("-red.png")] == [(tmp_path / "red.png").read_bytes()]
+    for one in kept:
+        one.unlink()
+    again = prepare([], source=table).train
+    assert torch.equal(
+        dict(example_batches(again, [0], Layout(0))[0].pixels[0])["pixel_values"], dict(batch.pixels[0])["pixel_values"]
+    )
+
+
+def test_bytes_that_are_no_picture_are_refused_with_their_row(prepare, tmp_path):
+    rows = [answered(table_row(tmp_path, "one column")) for _ in range(2)]
+    rows[1]["images"] = {"bytes": b"no picture", "path": "words.png"}
+    table = as_table(tmp_path / "d.parquet", rows)
+    with raises_fault("SF-DATA-PICTURE", f"{table}:2", 2):
+        prepare([], source=table)
+    table = as_table(tmp_path / "d.parquet", [rows[0] | {"sound": b"abc"}])
+    with raises_fault("SF-DATA-ROW", f"{table}:1"):  # other bytes are no pictures
+        prepare([], source=table)
 
 
 PAIRS = {

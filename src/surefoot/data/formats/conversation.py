@@ -259,10 +259,16 @@ def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(_numbered(_tool, tool, f"tool {number}") for number, tool in enumerate(tools, start=1))
 
 
+def path_in(value: Any) -> Any:
+    """Of a cell of Hugging Face's data sets, {"bytes", "path"}, the path; anything else as it is."""
+    cell = isinstance(value, dict) and value and value.keys() <= {"bytes", "path"}
+    return (value.get("path") or "picture") if cell else value
+
+
 def read_images(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The record's `images`: a path, or a list of paths; absent and null mean none."""
     written = record.get("images")
-    paths = [] if written is None else written if isinstance(written, list) else [written]
+    paths = [path_in(one) for one in ([] if written is None else written if isinstance(written, list) else [written])]
     for number, path in enumerate(paths, start=1):
         if not isinstance(path, str) or not path:
             what = f"has {kind_of(path)} as picture {number} in 'images', where a path belongs"

@@ -15,7 +15,8 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from surefoot.data.formats import (
@@ -34,6 +35,7 @@ from surefoot.data.formats.conversation import MARK
 from surefoot.data.formats.preference import read_judged, read_preference, read_prompt
 from surefoot.data.formats.registry import Record, read_text
 from surefoot.data.formats.supervised import read_messages
+from surefoot.data.sources.pictures import as_files
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
 from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
@@ -57,17 +59,25 @@ class Reading:
     """
 
     def __init__(
-        self, source: Source, kind: Kind, limit: int | None, *, texts_alone: bool = False, read: Reader | None = None
+        self,
+        source: Source,
+        kind: Kind,
+        limit: int | None,
+        *,
+        texts_alone: bool = False,
+        read: Reader | None = None,
+        pictures: Path | None = None,
     ):
         """To be read by `batches`.
 
         limit: only the first so many records.
         texts_alone: records that have turns are refused.
         read: of records whose format is custom.
+        pictures: a folder for those whose bytes lie in a table.
         """
         self._source, self._limit = source, limit
         self._kind: Kind = kind
-        self._texts_alone, self._read = texts_alone, read
+        self._texts_alone, self._read, self._pictures = texts_alone, read, pictures
         self._seen: Seen | None = None
         self._first: Row | None = None
         self._begins_with_text = False
@@ -160,6 +170,8 @@ class Reading:
             self.rows += 1
             if self._limit is None or self.rows <= self._limit:
                 self.used += 1
+                if self._pictures is not None and self._source.kind == ".parquet":
+                    row = replace(row, value=as_files(row.value, self._pictures))
                 yield row
 
     def _reader(self, first: Row) -> Reader:

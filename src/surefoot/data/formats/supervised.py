@@ -25,6 +25,7 @@ from surefoot.data.formats.conversation import (
     filled,
     is_learned,
     optional,
+    path_in,
     read_calls,
     read_dialogue,
     read_tools,
@@ -100,7 +101,7 @@ def _path(part: Mapping[str, Any], number: int) -> str:
     """Of the picture; empty where the part names none, as in TRL, whose record lists them."""
     found = [part[name] for name in (*_PICTURES, "url", "path") if part.get(name) is not None]
     path = found[0] if found else ""
-    path = path.get("url") if isinstance(path, dict) else path
+    path = path.get("url") if isinstance(path, dict) and "url" in path else path_in(path)
     if not isinstance(path, str) or len(found) > 1:
         what = f"has a picture as part {number} of 'content' that is not one path ({kind_of(path)})"
         raise RowFault(what, "write the path of its file", "SF-DATA-PICTURE")

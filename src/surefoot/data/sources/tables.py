@@ -7,7 +7,7 @@ questions.
 
 Parquet: read by pyarrow, one row group after the other, into the values that JSON would give: a null inside a struct is
 an absent field (a struct always has all its fields), a map is an object, a category its text, NaN in a number column is
-null (as pandas writes it), dates and decimals are their text. Bytes are refused.
+null (as pandas writes it), dates and decimals are their text. Bytes are refused, but those of a picture with its name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, BinaryIO
 
+from surefoot.data.sources.pictures import is_bytes
 from surefoot.data.sources.text import lines_with_ends
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
@@ -179,6 +180,8 @@ class _Unreadable(Exception):
 
 
 def _plain(value: Any) -> Any:
+    if is_bytes(value):
+        return value
     if isinstance(value, dict):
         return {str(name): _plain(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -88,7 +88,7 @@ def tokenise(
 
     Raises InputError for anything wrong with the records.
     """
-    with _opened(source, settings, limit) as (content, records):
+    with _opened(source, settings, limit, Path(cache) / "pictures") as (content, records):
         key = cache_key(
             {
                 "content": content,
@@ -118,12 +118,15 @@ def tokenise(
 
 
 @contextmanager
-def _opened(source: Source, settings: TokenizeSettings, limit: int | None) -> Iterator[tuple[str, Records]]:
-    """The digest of what the records are, and a function that opens them anew at each call."""
+def _opened(
+    source: Source, settings: TokenizeSettings, limit: int | None, pictures: Path
+) -> Iterator[tuple[str, Records]]:
+    """The digest of what the records are, and a function that opens them anew at each call. pictures: see `Reading`."""
+    how = {"texts_alone": settings.chunks, "pictures": pictures}
     if source.format != CUSTOM:
 
         def records() -> tuple[Reading, Batches]:
-            reading = Reading(source, settings.kind, limit, texts_alone=settings.chunks)
+            reading = Reading(source, settings.kind, limit, **how)
             return reading, reading.batches()
 
         yield _digest({**source.identity, "limit": limit}), records
@@ -139,7 +142,7 @@ def _opened(source: Source, settings: TokenizeSettings, limit: int | None) -> It
             )
         )
     read = reader_with(settings.read_record, settings.kind)
-    reading = Reading(source, settings.kind, limit, texts_alone=settings.chunks, read=read)
+    reading = Reading(source, settings.kind, limit, read=read, **how)
     with kept(reading.batches()) as found:
         yield found.digest, lambda: (reading, found.again())
 
