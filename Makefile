@@ -7,7 +7,7 @@ TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance served bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance served served-llamacpp bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -73,6 +73,9 @@ conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers
 
 served: $(SETUP)  ## `verify --served` against a real vLLM on the CPU, which this installs into build/vllm (3 GB)
 	$(BIN)/python tools/served.py
+
+served-llamacpp: $(SETUP)  ## the same against a real llama.cpp, which this builds into build/llamacpp
+	$(BIN)/python tools/served_llamacpp.py
 
 bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
 	$(BIN)/python benchmarks/throughput.py

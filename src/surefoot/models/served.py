@@ -9,7 +9,7 @@ whether a token ends its answers.
 | another that speaks OpenAI's protocol | /v1/completions with echo | their number, as for SGLang |
 
 Which one it is says `owned_by` of /v1/models. Prompts go there as token ids, so no tokenizer stands between.
-Sources: vLLM 0.32 (run), SGLang's native API, the README of llama.cpp's server at 00dc805 (read).
+Sources: vLLM 0.32 and llama.cpp b10605 (run), SGLang's native API (read).
 """
 
 from __future__ import annotations
