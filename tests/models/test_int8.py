@@ -87,8 +87,15 @@ def test_the_product_is_that_of_the_dequantised_weight_in_training_and_evaluatio
 def test_it_is_what_bitsandbytes_trains_with_on_a_cpu_and_not_what_it_evaluates_with(linear, tokens):
     ours, own = Int8Linear(copy.deepcopy(linear), CPU), bitsandbytes_own(linear)
     assert torch.equal(ours(tokens), own.train()(tokens))
-    assert error(own.eval()(tokens), llm_int8(linear, tokens)) < LLM_INT8
-    assert error(own(tokens), whole(linear, tokens)) > ROUNDED
+    assert error(own.eval()(tokens), whole(linear, tokens)) > ROUNDED
+    if multiplies_bytes_exactly():
+        assert error(own(tokens), llm_int8(linear, tokens)) < LLM_INT8
+
+
+def multiplies_bytes_exactly():
+    """Without VNNI, oneDNN adds products of bytes up in 16 bits, where they overflow."""
+    most = torch.full((64, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(most, most) == 64 * 127**2).all())
 
 
 def test_a_token_has_the_same_numbers_beside_any_others(linear, tokens):

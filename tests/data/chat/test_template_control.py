@@ -27,7 +27,8 @@ PAIRS = [
     for row in ROWS
     for family in TOKENIZERS
     if all(token in TextEncoder(tokenizer(family)).control.values() for token in row.control)
-] + [(OWN, family) for family in TOKENIZERS if tokenizer(family).chat_template]
+] + [(OWN, family) for family in TOKENIZERS if tokenizer(family).chat_template and family != "deepseek-r1"]  # refused
+TURNS = ("<|user|>", "<|call|>")  # of templates that end an answer with what follows it
 TOOLED = ("llama3.1", "qwen", "qwen3", "mistral")  # whose own template has a place for tools
 
 
@@ -52,7 +53,8 @@ def conversation(texts, one_prompt, tools):
 def control_tokens(name, family, one):
     """The control tokens of the example, and whether each is learned."""
     encoder = TextEncoder(tokenizer(family))
-    template = make_template(name, encoder, (encoder.tokenizer.eos_token_id,))
+    ends = [number for number, token in encoder.control.items() if name == OWN and token in TURNS]
+    template = make_template(name, encoder, (encoder.tokenizer.eos_token_id, *ends))
     ids, mask = ids_and_mask(template, encoder, one, None)
     return [(number, learned) for number, learned in zip(ids, mask, strict=True) if number in encoder.control]
 
