@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 TOOLS := build/tools
 TOOLS_SETUP := $(TOOLS)/.installed
+QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness conformance served served-llamacpp bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served served-llamacpp bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,6 +29,7 @@ SUITE := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow 
 
 test: $(SETUP) lint contracts types  ## lint, import contracts, types, tests
 	$(SUITE)
+	$(MAKE) qat
 
 test-older-cpus: $(SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
@@ -63,6 +65,18 @@ audit: $(TOOLS_SETUP)  ## known vulnerabilities of the pinned packages; installs
 
 lock: $(SETUP) $(TOOLS_SETUP)  ## write locks/ anew from constraints.txt, hashes from the package index (SECURITY.md)
 	$(BIN)/python tools/lock.py --uv $(TOOLS)/bin/uv $(FILES)
+
+# transformers imports torchao wherever it is installed, which takes two seconds of each start and says much: so it lies
+# in an environment of its own, over .venv.
+$(QAT)/.installed: $(SETUP)
+	$(PYTHON) -m venv $(QAT)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> "$$($(QAT)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/over_venv.pth"
+	$(QAT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torchao
+	@touch $@
+
+qat: $(QAT)/.installed  ## the tests of quantisation-aware training, with torchao (3 MB) in build/qat
+	$(QAT)/bin/python -m pytest -m "not slow" tests/models/test_qat.py tests/runs/test_qat.py tests/planning/test_memory.py
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

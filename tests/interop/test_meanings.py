@@ -105,3 +105,48 @@ def test_a_file_for_answering_becomes_chat():
 def test_twin_a_training_without_data_is_told():
     without = FACTORY.replace("dataset: a\n", "")
     assert refused_settings(lambda: translate_file("run.yaml", without, [], Options())) == ["dataset"]
+
+
+TUNE = """
+output_dir: o
+model: {_component_: torchtune.models.llama3.llama3_8b}
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t}
+checkpointer: {checkpoint_dir: m}
+dataset: {_component_: torchtune.datasets.alpaca_dataset}
+optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
+"""
+QUANTIZER = "quantizer: {{_component_: torchtune.training.quantization.{}, groupsize: {}}}\n"
+
+
+def tune(more: str):
+    return translate_file("run.yaml", TUNE + more, [], Options())
+
+
+def test_int4_weights_with_int8_activations_are_rounded_as_torchtune_does():
+    found = tune(QUANTIZER.format("Int8DynActInt4WeightQATQuantizer", 256))
+    assert found.config["precision"] | {"compute": ""} == {"compute": "", "qat": "int8-int4", "qat_group_size": 256}
+    assert "qat" not in tune("").config["precision"]
+    for more in (QUANTIZER.format("Int4WeightOnlyQATQuantizer", 256), "fake_quant_after_n_steps: 10\n"):
+        assert refused_settings(lambda more=more: tune(more))
+
+
+def test_axolotls_two_grids_are_told():
+    found = axolotl("qat: {weight_dtype: int4, activation_dtype: int8, group_size: 64}\n")
+    assert found.config["precision"]["qat"] == "int8-int4"
+    assert found.config["precision"]["qat_group_size"] == 64
+    assert next(note.fate for note in found.notes if note.word.startswith("qat")) == "changed"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "weight_dtype: int4",
+        "activation_dtype: int8",
+        "weight_dtype: fp8, activation_dtype: fp8",
+        "weight_dtype: int4, activation_dtype: int8, quantize_embedding: true",
+        "weight_dtype: int4, activation_dtype: int8, fake_quant_after_n_steps: 5",
+        "weight_dtype: int4, activation_dtype: int8, bits: 4",
+    ],
+)
+def test_what_axolotl_rounds_otherwise_is_refused(said):
+    assert refused_settings(lambda: axolotl(f"qat: {{{said}}}\n")) == ["qat"]

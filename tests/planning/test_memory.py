@@ -161,6 +161,31 @@ def test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, adap
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept - cast_copies, rel=FAST_TOLERANCE)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", BOTH], ids=["fp32", "bf16", "over fp32"])
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(("to", "group"), [("int4", 32), ("int8-int4", 32), ("int8", None)])
+def test_activations_where_weights_are_rounded(tmp_path, monkeypatch, adapter, precision, to, group):
+    pytest.importorskip("torchao", reason="make qat installs it")
+    from surefoot.models.qat import round_weights
+
+    if adapter is None and precision is BOTH:
+        pytest.skip("what trains is in fp32")
+    plain, work = build, workload(tmp_path, adapter=adapter, precision=precision)
+    qat = replace(work.precision.qat, value=to)
+    rounding = replace(work, precision=replace(work.precision, qat=qat, qat_group=group))
+
+    def rounded(*args, **options):
+        model = plain(*args, **options)
+        round_weights(model, to, group)
+        return model
+
+    without = kept_per_layer(work, adapter, "flash")
+    monkeypatch.setattr(sys.modules[__name__], "build", rounded)
+    more = kept_per_layer(work, adapter, "flash") - without
+    planned = layer_bytes(rounding, ROWS * TOKENS, TOKENS) - layer_bytes(work, ROWS * TOKENS, TOKENS)
+    assert 0.85 * more - 0.02 * without <= planned <= 1.3 * more + 0.02 * without
+
+
 def fast_kept(work, adapter, monkeypatch):
     """As `kept_per_layer`, with the adapter's own kernels in the model."""
     plain = forward

@@ -60,6 +60,7 @@ def verify(
 
     from surefoot.commands.compare import config_differences
     from surefoot.config.dump import shown
+    from surefoot.report.conversion import conversion_faults, conversion_line, read_conversion
     from surefoot.report.verification import (
         compare_folders,
         counts_line,
@@ -73,6 +74,7 @@ def verify(
 
     checks = [check for one in (folder, other) if one for check in verify_folder(one)]
     faults = [fault for check in checks for fault in check.faults]
+    faults += [fault for one in (folder, other) if one for fault in conversion_faults(one)]
     differences = compare_folders(folder, other) if other and not faults else None
     if as_json:
         echo_json(verdict(checks, differences))
@@ -87,6 +89,9 @@ def verify(
                 console.say(f"config: {one.path} is {shown(one.old)} in {folder} and {shown(one.new)} in {other}")
         if differences is not None:
             console.show(differences_table(differences))
+        for one in (folder, other):
+            if one and (converted := read_conversion(one)):
+                console.say(f"{one}: {conversion_line(converted)}")
         for one in (folder, other):
             if one and is_run(one) and not any(check.logs for check in checks):
                 console.say(f"{one}: its logs are not covered: no checkpoint that is whole has copies of them")

@@ -13,7 +13,15 @@ from surefoot.config import method_contradictions
 from surefoot.config.keys import shown_key
 from surefoot.config.method_contradictions import problem as _problem
 from surefoot.config.problems import Problem
-from surefoot.config.schema import QUANTISED, DataConfig, OptimConfig, RunConfig, TrackingConfig
+from surefoot.config.schema import (
+    QAT_STAGES,
+    QUANTISED,
+    DataConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+    TrackingConfig,
+)
 from surefoot.config.sections import SourceConfig
 
 
@@ -232,6 +240,28 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _qat(config: RunConfig) -> Iterator[Problem]:
+    precision, fields = config.precision, PrecisionConfig.model_fields
+    grouped = precision.qat in ("int4", "int8-int4")
+    if not grouped and precision.qat_group_size != fields["qat_group_size"].default:
+        what = f"is the size of int4's groups, and precision.qat is {precision.qat}"
+        yield _problem("precision.qat_group_size", what, "leave it out", "precision.qat")
+    if precision.qat == "off":
+        return
+    if config.stage not in QAT_STAGES:
+        what = f"is tried in stages {', '.join(QAT_STAGES)}, and stage is {config.stage}"
+        yield _problem("precision.qat", what, "leave it out", "stage")
+    if precision.base in QUANTISED:
+        what = f"would round weights again that precision.base: {precision.base} holds in few bits"
+        yield _problem("precision.qat", what, "leave one of them out", "precision.base")
+    if config.compile != "off":
+        what = f"compile: {config.compile} was not tried with torchao's rounding layers"
+        yield _problem("precision.qat", what, "leave compile out", "compile")
+    if config.adapter is not None and config.adapter.publish == "merged":
+        what = "the adapter learns beside a base that is rounded, and merged into whole weights it answers otherwise"
+        yield _problem("adapter.publish", what, "leave it out", "precision.qat")
+
+
 _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _evaluation,
     _prompts,
@@ -247,5 +277,6 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _batch,
     _attention,
     _precision,
+    _qat,
     *method_contradictions.RULES,
 )

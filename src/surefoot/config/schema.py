@@ -114,12 +114,21 @@ QUANTISED = ("nf4", "int8")
 """Of precision.base: what holds the decoder's linear layers in less than 16 bits."""
 
 
+QAT_STAGES = ("sft", "pretrain", "dpo")
+
+
 class PrecisionConfig(Section):
     compute: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(examples=["bf16"])] = "auto"
     """Type of the matrix products. Trainable parameters are always fp32."""
     base: Literal["auto", "fp32", "bf16", "fp16", "nf4", "int8"] = "auto"
     """Type in which a frozen base is held; fp32 in full fine-tuning. nf4 and int8: 4 and 8 bits per weight through
     bitsandbytes (QLoRA)."""
+    qat: Literal["off", "int4", "int8-int4", "int8"] = "off"
+    """Quantisation-aware training by torchao: in each pass the decoder's linear layers compute with weights rounded as
+    conversion will round them. int4: weights in groups. int8-int4: that, and activations in int8, a scale for each
+    token. int8: weights, a scale for each row. What is published is converted, and its loss compared."""
+    qat_group_size: Annotated[int, Field(ge=8), Number] = 32
+    """qat int4 and int8-int4: weights of a row that share a scale."""
     tf32: Switch = "auto"
     """TF32 for the remaining fp32 products on Ampere or newer GPUs."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot.families import find
 from surefoot.families.bos_zero import read_bos_scale
-from surefoot.families.config_keys import ConfigKeys, Stored
+from surefoot.families.config_keys import ConfigKeys, Stored, stored_form
 from surefoot.families.family import Dimension, Family, Linear, Norm, Structure
 from surefoot.families.files import read_json
 from surefoot.system.errors import InputError
@@ -164,6 +164,7 @@ class ModelFacts:
     beside: int = 0
     both_ways: bool = False
     opened_by: str = OPENED_BY
+    stored_form: str = ""  # MXFP4 or FP8 where the files hold weights in that, which is decoded while they are loaded
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property
@@ -231,7 +232,8 @@ def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts
     modules = (
         tree.modules if tree else tuple(_expand(family.structure, facts, keys)) if family and family.structure else ()
     )
-    return replace(facts, modules=modules, bos_scale=read_bos_scale(folder))
+    form = stored_form(values.get("quantization_config"))
+    return replace(facts, modules=modules, bos_scale=read_bos_scale(folder), stored_form=form)
 
 
 def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> ModelFacts:

@@ -27,6 +27,7 @@ from surefoot.system.errors import Fault, InputError
 
 KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
 EIGHT_BITS = "weights in bitsandbytes' 8 bits; activations stay whole (LLM.int8() rounds them on a GPU)"
+HEAD_STAYS = "the output head is not rounded here"
 UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
 
 

@@ -36,6 +36,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.load import layout_message, load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, quantise
+from surefoot.models.qat import round_weights
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.value_head import (
     ScoredModel,
@@ -46,12 +47,12 @@ from surefoot.models.value_head import (
     value_width,
 )
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import DType, PackedType, RunPlan, TokenizerPlan
+from surefoot.planning.plan import OFF, DType, PackedType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import Hardware
-from surefoot.system.libraries import bitsandbytes_obstacle
+from surefoot.system.libraries import bitsandbytes_obstacle, torchao_obstacle
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ def open_for_use(
     )
     if packed:
         quantise(base_model, packed, compute=TORCH_DTYPE[dtype], device=device)
+    if (qat := plan.precision.qat.value if plan else OFF) != OFF:
+        if obstacle_to_qat := torchao_obstacle():
+            notes.append(f"its weights are not rounded as they were in training: {qat} {obstacle_to_qat}")
+        else:
+            round_weights(base_model, qat, plan.precision.qat_group if plan else None)
     model = open_adapter(base_model, saved) if saved else base_model
     install_bos_scaling(model, scale)
     encoder = TextEncoder(load_tokenizer(with_tokenizer))

@@ -17,9 +17,10 @@ from surefoot.models.load import keep_left_out, load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantise
+from surefoot.models.qat import round_weights
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.value_head import freeze_output_head
-from surefoot.planning.plan import OWN_DROPOUT, RunPlan
+from surefoot.planning.plan import OFF, OWN_DROPOUT, RunPlan
 from surefoot.training.checkpoint import Checkpoint
 
 
@@ -45,6 +46,8 @@ def load_policy(
         keep_left_out(model, base)  # the checkpoint will be deleted one day
     if packed:
         quantise(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
+    if plan.precision.qat.value != OFF:
+        round_weights(model, plan.precision.qat.value, plan.precision.qat_group)
     if (share := trained_dropout(config, plan)) is not None:
         set_dropout(model, share)
     model.generation_config.eos_token_id = list(tokens.stop.value)

@@ -20,17 +20,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from surefoot.families.config_keys import stored_form
 from surefoot.families.files import PROCESSOR_FILES, read_json
+from surefoot.models.convert.decoded import decoded
 from surefoot.models.convert.safetensors_file import (
     INDEX,
     PICKLED,
     SINGLE,
     StoredTensor,
     indexed_files,
+    lazy_tensors,
     read_header,
     stored_in,
     weights_error,
 )
+from surefoot.models.convert.tensors import LazyTensor
 from surefoot.system import plain_files
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.hub import fetch, look_up
@@ -119,9 +123,12 @@ def require_adapter(folder: Path, name: str) -> None:
         )
 
 
+_STORED = "quantization_config"
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries,
-    EnvironmentFault for a model whose weights are stored quantised."""
+    EnvironmentFault for a model whose weights are stored in a form that is not read (`stored_form`)."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
         raise InputError(
@@ -133,9 +140,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     faults = list(_hostile_fields(config, str(path)))
     if faults:
         raise InputError(faults)
-    if "quantization_config" in config:
-        raise EnvironmentFault(_stored_quantised(folder, path, config["quantization_config"]))
+    if (stored := config.pop(_STORED, None)) is not None and not stored_form(stored):
+        raise EnvironmentFault(_stored_quantised(folder, path, stored))
     return _without_code(config)
+
+
+def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
+    """All weights of a model, unread, under their own names; those that are stored in MXFP4 or FP8 decoded. Raises
+    InputError: no safetensors, missing or damaged files."""
+    tensors = lazy_tensors(stored_tensors(folder))
+    stored = read_json(folder / "config.json").get(_STORED)
+    return decoded(tensors, stored) if stored_form(stored) else tensors
 
 
 def _stored_quantised(folder: Path, path: Path, stored: Any) -> Fault:

@@ -26,11 +26,11 @@ from transformers import (
 
 from surefoot.data.tokenize.segments import tokenizer_errors
 from surefoot.models.convert.recognise import Recognised, Target, recognise
-from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
+from surefoot.models.convert.safetensors_file import StoredTensor
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.embeddings import check_tied, resize_vocabulary
 from surefoot.models.facts import facts_of, model_config, one_line
-from surefoot.models.folder import stored_tensors
+from surefoot.models.folder import plain_tensors, stored_tensors
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.value_head import is_of_value_head
 from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_beside, is_wrapper, left_out, says_tied
@@ -78,13 +78,17 @@ def load_model(
         stored = {name: tensor for name, tensor in stored.items() if not is_of_value_head(name)}
         if not any(name.endswith(f"{facts_of(folder).head}.weight") for name in stored):
             config.tie_word_embeddings = True
+    tensors = plain_tensors(folder)
+    if scored:
+        tensors = {name: tensor for name, tensor in tensors.items() if not is_of_value_head(name)}
     with _library_faults(folder):
-        converted = other_layout(stored, config, folder)
-    given = converted.tensors if converted else lazy_tensors(stored) if scored else None
+        converted = other_layout(tensors, config, folder)
+    as_files = tensors.keys() == stored.keys() and not scored
+    given = converted.tensors if converted else None if as_files else tensors
     model, info = _open(folder, config, dtype, attention_implementation, given)
     if converted and notify:
         notify(layout_message(folder, converted.layouts, value_head=bool(converted.value_head)))
-    tensors = converted.tensors if converted else lazy_tensors(stored)
+    tensors = converted.tensors if converted else tensors
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
         raise InputError(faults)
@@ -108,14 +112,14 @@ def _loop_over_narrow_experts(model: PreTrainedModel) -> None:
 
 def keep_left_out(model: PreTrainedModel, folder: Path) -> None:
     """Note what of the files in `folder` transformers left out, for `surefoot.models.save`, which reads it there."""
-    stored = stored_tensors(folder)
-    setattr(model, LEFT_OUT, {name: stored[name] for name in left_out(model, stored)})
+    tensors = plain_tensors(folder)
+    setattr(model, LEFT_OUT, {name: tensors[name] for name in left_out(model, tensors)})
 
 
 def layout_caution(folder: Path) -> str | None:
     """What `load_model` would say of the folder's files, without reading a weight. Raises InputError as it does."""
     with _library_faults(folder):
-        found = other_layout(stored_tensors(folder), model_config(folder), folder)
+        found = other_layout(plain_tensors(folder), model_config(folder), folder)
     return layout_message(folder, found.layouts, value_head=bool(found.value_head)) if found else None
 
 
@@ -233,7 +237,7 @@ def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, folder: Path) -> Recognised | None:
+def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Recognised | None:
     """The rules to read these files by; None where transformers reads them as they are, or says what is wrong.
 
     Raises InputError where a layout is recognised and weights are missing, surplus or ill-shaped nevertheless.
@@ -244,7 +248,7 @@ def other_layout(stored: dict[str, StoredTensor], config: PreTrainedConfig, fold
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
     facts = replace(facts_of(folder), tied=says_tied(config))
-    found = recognise(lazy_tensors(stored), Target(expected, facts), str(folder))
+    found = recognise(stored, Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
             raise InputError(found.faults)  # transformers would drop it in silence, as if it were a mask

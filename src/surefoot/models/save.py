@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from surefoot.models.adapters import ADAPTER
-from surefoot.models.convert.safetensors_file import lazy_tensors
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.forward import causal_model
@@ -103,7 +102,7 @@ def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) 
     """
     folder.mkdir(parents=True, exist_ok=True)
     inner = causal_model(model)
-    kept = {name: tensor.read() for name, tensor in lazy_tensors(getattr(inner, LEFT_OUT, {})).items()}
+    kept = {name: tensor.read() for name, tensor in getattr(inner, LEFT_OUT, {}).items()}
     state = inner.state_dict() | kept if kept else None
     with quiet_libraries(), left_alone("deepspeed"):
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)

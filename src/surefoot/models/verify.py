@@ -25,8 +25,9 @@ from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import CODES, TORCH_DTYPE, is_quantised
+from surefoot.models.qat import not_rounded
 from surefoot.models.wrapped import says_tied
-from surefoot.planning.plan import RunPlan
+from surefoot.planning.plan import OFF, RunPlan
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 
 # Logits of a few positions and of all differ by nothing but the order of rounding; a model that mixes positions differs
@@ -50,6 +51,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "trainable_dtypes": _dtypes(trainable.values()),
         "frozen_dtypes": _dtypes(frozen.values()),
         "not_packed": _not_packed(base) if packed else [],
+        "not_rounded": not_rounded(base) if plan.precision.qat.value != OFF else [],
         "trainable": sum(p.numel() for p in trainable.values()),
         "trainable_tensors": len(trainable),
         "targets": adapted_modules(model) if isinstance(model, PeftModel) else [],
@@ -64,6 +66,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
         "trainable_dtypes": [_dtype_name(TORCH_DTYPE[plan.precision.trainable.value])],
         "frozen_dtypes": [*([_dtype_name(CODES[packed])] if packed else []), _dtype_name(held)] if frozen else [],
         "not_packed": [],
+        "not_rounded": [],
         "trainable": plan.trainable,
         "targets": list(plan.adapter.targets.value) if plan.adapter else [],
         "parameters": list(plan.adapter.parameters) if plan.adapter else [],

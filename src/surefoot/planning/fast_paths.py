@@ -16,7 +16,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import PLAIN, AdapterPlan, Choice, KernelsPlan, PackedType
+from surefoot.planning.plan import OFF, PLAIN, AdapterPlan, Choice, KernelsPlan, PackedType
 from surefoot.system.hardware import Hardware
 
 CUTTING = ("fsdp2", "deepspeed")  # engines whose parameters are whole only while the module's own forward runs
@@ -32,6 +32,7 @@ def plan_kernels(
     hardware: Hardware,
     *,
     packed: PackedType | None,
+    qat: str,
     engine: str,
     bos_scale: float,
     documents: Choice[str],
@@ -46,6 +47,7 @@ def plan_kernels(
     adapter: as planned; None for full fine-tuning.
     hardware: the machine to plan for.
     packed: in what the base is quantised; None where it is not.
+    qat: off, or what the base's layers are rounded to in training.
     engine: single, ddp, fsdp2 or deepspeed.
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
@@ -54,7 +56,7 @@ def plan_kernels(
     notes: refusals are added here.
     """
     asked, compiled = config.kernels, config.compile != "off"
-    of_adapter = adapter_obstacle(adapter, packed=packed, engine=engine, compiled=compiled)
+    of_adapter = adapter_obstacle(adapter, packed=packed, qat=qat, engine=engine, compiled=compiled)
     of_loss = loss_obstacle(config.stage, adapter, model, engine)
     of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
@@ -93,12 +95,16 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
     return ""
 
 
-def adapter_obstacle(adapter: AdapterPlan | None, *, packed: PackedType | None, engine: str, compiled: bool) -> str:
+def adapter_obstacle(
+    adapter: AdapterPlan | None, *, packed: PackedType | None, qat: str = OFF, engine: str, compiled: bool
+) -> str:
     """Why the adapter's own kernels cannot run; empty where they can."""
     if adapter is None:
         return "full fine-tuning has no adapter"
     if packed:
         return f"a base in {packed} is unpacked by layers of its own"
+    if qat != OFF:
+        return f"precision.qat: {qat} rounds weights in torchao's own layers, which it would pass by"
     if engine in CUTTING:
         return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModuleFact
 from surefoot.planning.expert_memory import expert_bytes
-from surefoot.planning.plan import Choice, MemoryPlan, PackedType
+from surefoot.planning.plan import OFF, Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
@@ -56,7 +56,23 @@ def layer_bytes(work: Workload, tokens: int, length: int) -> int:
     dropped = 2 * b * model.hidden if model.dropouts else 0
     per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
     per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
-    return tokens * per_token + _dora_bytes(work) + _expert_bytes(work, tokens)
+    return tokens * per_token + _dora_bytes(work) + _expert_bytes(work, tokens) + _rounded_bytes(work, tokens)
+
+
+def _rounded_bytes(work: Workload, tokens: int) -> int:
+    """What one layer keeps more under precision.qat: of each weight its rounded copy, which in autocast takes the place
+    of the cast one, and where it trains what was rounded; of activations that are rounded as well the same."""
+    if work.precision.qat.value == OFF:
+        return 0
+    model, trains, base = work.model, work.adapter is None, BYTES[work.precision.unpacked]
+    linears = [module.linear for module in model.layer_linears if module.linear]
+    copied = 0 if work.autocast and base == BYTES["fp32"] else base
+    kept = sum(inputs * outputs for inputs, outputs in linears) * (copied + 4 * trains)
+    if work.precision.qat.value == "int8-int4":
+        inputs = sum(inputs for inputs, _ in linears)
+        shared = model.layers * (2 * model.hidden + model.intermediate)  # that were kept without rounding
+        kept += _residual(work) * tokens * (inputs + (inputs - shared if trains and not work.autocast else 0))
+    return kept // model.layers
 
 
 def _expert_bytes(work: Workload, tokens: int) -> int:

@@ -24,6 +24,8 @@ PackedType = Literal["nf4", "int8"]
 BaseType = DType | PackedType
 PACKED_BITS: dict[BaseType, int] = {"nf4": 4, "int8": 8}  # of a weight of the decoder's linear layers
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
+_BEFORE = "the only one when this plan was made"
+OFF = "off"
 OWN_DROPOUT = "own"  # as the model's config.json says
 Dropout = float | Literal["own"]
 
@@ -44,6 +46,9 @@ class PrecisionPlan:
     trainable: Choice[DType]  # always fp32
     scaler: Choice[bool]  # gradient scaler: only with fp16 compute
     tf32: Choice[bool]
+    # off | int4 | int8-int4 | int8: what the decoder's linear layers are rounded to in training and converted to.
+    qat: Choice[str] = Choice(OFF, _BEFORE, "default")
+    qat_group: int | None = None  # weights of a row that share a scale; None: all of it
 
     @property
     def packed(self) -> PackedType | None:
@@ -193,7 +198,6 @@ class ParallelPlan:
 
 
 PLAIN = "plain"  # of each of `KernelsPlan`: the libraries' own arithmetic, and padded rows
-_BEFORE = "the only one when this plan was made"
 
 
 @dataclass(frozen=True)

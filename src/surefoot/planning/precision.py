@@ -8,12 +8,14 @@ held in 4 or 8 bits is refused before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from surefoot.config.schema import PrecisionConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
+from surefoot.planning.plan import OFF, PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
 from surefoot.system.hardware import Hardware
 
 _BASE = "hold the base in 16 bits (precision.base: bf16)"
@@ -29,6 +31,48 @@ def check_packed_base(packed: PackedType, model: ModelFacts, adapter: AdapterPla
         if any(module.in_layer and module.linear and module.name.endswith(name) for module in model.modules):
             what = f"{name} would train in full, and precision.base: {packed} holds it in {bits} bits, which cannot"
             notes.refuse("adapter.modules_to_save", what, f"leave it out, or {_BASE}")
+
+
+def plan_qat(
+    request: PrecisionConfig, model: ModelFacts, adapter: AdapterPlan | None, engine: str, notes: Notes
+) -> tuple[Choice[str], int | None]:
+    """Quantisation-aware training, and the size of its groups.
+
+    request: the config's.
+    model: facts of the model.
+    adapter: as planned; None for full fine-tuning.
+    engine: single, ddp, fsdp2 or deepspeed.
+    notes: what stands against it is added here.
+    """
+    if request.qat == OFF:
+        return Choice(OFF, "nothing is to be converted", "default"), None
+    group = None if request.qat == "int8" else request.qat_group_size
+    linears = [module for module in model.modules if module.in_layer and module.linear]
+    leave = "leave precision.qat out"
+    if any(linear.transposed for linear in model.structure.linears) if model.structure else False:
+        notes.refuse("precision.qat", f"{model.model_type}'s linear layers hold weights transposed", leave)
+    elif model.active or not linears:
+        what = f"the experts of {model.model_type} lie in one tensor, which torchao has no layer for"
+        notes.refuse("precision.qat", what, leave)
+    elif group and (odd := [one for one in linears if one.linear and one.linear[0] % group]):
+        inputs = odd[0].linear[0] if odd[0].linear else 0
+        what = f"{odd[0].name} has {inputs} inputs, which are no multiple of {group}"
+        notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
+    if engine in CUTTING:
+        what = f"{engine} hands each module shares of its weights, and they were not tried with it"
+        notes.refuse("precision.qat", what, "use ddp or one process")
+    if adapter and adapter.kind.value != "lora":
+        what = f"{adapter.kind.value} takes the norms of the weights as they are, not as they are rounded"
+        notes.refuse("precision.qat", what, "use adapter.kind: lora, or all weights")
+    if adapter and (whole := [name for name in adapter.modules_to_save if name != model.head]):
+        notes.refuse("adapter.modules_to_save", f"{whole[0]} would train beside a copy that is rounded", leave)
+    weights = sum(one.linear[0] * one.linear[1] for one in linears if one.linear)
+    scales = f"a scale for {group} weights" if group else "a scale for each row"
+    seen = " and activations in int8, a scale for each token" if request.qat == "int8-int4" else ""
+    bits = "int8" if request.qat == "int8" else "int4"
+    what = "the frozen base" if adapter else "what trains"
+    reason = f"asked for: {weights:,} weights of {len(linears)} layers, {what}, in {bits} with {scales}{seen}"
+    return Choice(request.qat, reason, "user"), group
 
 
 _SLOWER = 1.2  # two timings of the same product on a busy machine differ by less
@@ -64,7 +108,7 @@ def plan_precision(
     compute = _compute(request, full, model.hidden, hardware, products, notes)
     return PrecisionPlan(
         compute=compute,
-        base=_base(request, full, compute.value, notes),
+        base=_with_form(_base(request, full, compute.value, notes), model.stored_form),
         trainable=Choice(
             "fp32", "16 bits would lose small updates, and a scaler cannot unscale fp16 gradients", "default"
         ),
@@ -146,6 +190,11 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
         what = f"products of {request.base} weights are {request.base} products, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")
     return Choice(request.base, "asked for", "user")
+
+
+def _with_form(base: Choice[BaseType], form: str) -> Choice[BaseType]:
+    """form: in what the files hold weights, empty where plainly."""
+    return replace(base, reason=f"{base.reason}; the files' {form} is decoded while they are loaded") if form else base
 
 
 def _scaler(compute: DType) -> Choice[bool]:

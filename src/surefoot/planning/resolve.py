@@ -42,7 +42,7 @@ from surefoot.planning.parallel import (
 )
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
 from surefoot.planning.ppo import Roles, plan_ppo
-from surefoot.planning.precision import check_packed_base, plan_precision
+from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import plan_reward, without_idle
 from surefoot.planning.threads import plan_threads
@@ -123,6 +123,9 @@ def resolve(
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
+    qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
+    precision = replace(precision, qat=qat, qat_group=qat_group)
+    work = replace(work, precision=precision)
     balance = plan_balance(config, model, parallel.engine.value, notes)
     kernels = plan_kernels(
         config,
@@ -130,6 +133,7 @@ def resolve(
         adapter,
         hardware,
         packed=packed,
+        qat=qat.value,
         engine=parallel.engine.value,
         bos_scale=tokens.bos_scale.value,
         documents=documents,

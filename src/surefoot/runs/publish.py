@@ -16,9 +16,11 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES
+from surefoot.methods.method import LoadedModels
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
+from surefoot.report.conversion import NAME as CONVERSION
 from surefoot.report.events import append_event
 from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.expert_load import dead_caution, load_record
@@ -28,6 +30,7 @@ from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.rows import Row, eval_report, is_eval_row
 from surefoot.runs.card_facts import card_facts
+from surefoot.runs.convert_run import convert_run
 from surefoot.runs.export.model import export_model
 from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
@@ -64,9 +67,12 @@ def is_published(run: Path, step: int) -> bool:
         return False
 
 
-def publish(run: PreparedRun, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]) -> Published:
+def publish(
+    run: PreparedRun, loaded: LoadedModels, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]
+) -> Published:
     """Make the chosen checkpoint's model the run folder's own, with results, pictures, report and card.
 
+    loaded: its models; what is published is read from the checkpoint.
     state: the last one.
     rows: of the log.
     more: figures that go into all_results.json besides the usual ones.
@@ -84,6 +90,10 @@ def publish(run: PreparedRun, state: RunState, *, rows: Sequence[Row], more: Map
     results = _write_results(run, state, _evaluation_at(rows, step), step, more)
     if config.method.scores:
         lost += _about_ranking(results)
+    conversion = convert_run(run, loaded, folder / f"checkpoint-{step}", _evaluation_at(rows, step))
+    if conversion is not None:
+        durable.write_json(folder / CONVERSION, conversion.record)
+        names, lost = [*names, *conversion.files, CONVERSION], [*lost, *conversion.cautions]
     plots, cautions = draw_curves(folder, rows, folder.name)
     durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
     append_event(folder, "published", state.step, f"published the weights of step {step}")

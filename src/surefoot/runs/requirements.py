@@ -11,7 +11,7 @@ from surefoot.config.schema import QUANTISED, RunConfig
 from surefoot.planning.parallel import RanksFacts
 from surefoot.system import process
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle
+from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle, torchao_obstacle
 
 if TYPE_CHECKING:
     from surefoot.training.ranks import Ranks
@@ -87,6 +87,9 @@ def require_libraries(config: RunConfig, kind: str) -> None:
     if config.precision.base in QUANTISED and (obstacle := bitsandbytes_obstacle(kind)):
         what, fix = f"{config.precision.base} {obstacle}", f"{_INSTALL}, or hold the base in 16 bits"
         faults.append(Fault("precision.base", what, fix, code="SF-PACKAGE"))
+    if config.precision.qat != "off" and (obstacle := torchao_obstacle()):
+        what, fix = f"{config.precision.qat} {obstacle}", "pip install 'surefoot[qat]', or leave it out"
+        faults.append(Fault("precision.qat", what, fix, code="SF-PACKAGE"))
     if config.compile != "off" and (obstacle := compiler_obstacle(kind)):
         faults.append(
             Fault(

@@ -336,7 +336,7 @@ def _take_steps_and_publish(
             console.say(line)
         return STOPPED_EXIT_CODE
     more = options.figures(loaded.policy, run.tokenizer) if options.figures else {}
-    published = publish(run, outcome.state, rows=observer.rows, more=more)
+    published = publish(run, loaded, outcome.state, rows=observer.rows, more=more)
     publishing = {"publishing": time.perf_counter() - since}
     here, whole = _taken(outcome.state, loaded.state) | publishing, _taken(outcome.state) | publishing
     _say_the_end(run, outcome, published, options.prompt, here, whole, console)

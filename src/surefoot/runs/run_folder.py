@@ -25,7 +25,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
-from surefoot.report import html, profile, results
+from surefoot.report import conversion, html, profile, results
 from surefoot.report.events import append_event, mend_events
 from surefoot.report.log_copies import LOGS
 from surefoot.report.trackers import adapters
@@ -158,6 +158,7 @@ _NAMES = {
     *(PLAN, CONFIG, MANIFEST, AVERAGE, CRITIC_FOLDER, TRAINER_STATE, "README.md"),
     *(ENVIRONMENT, DATA, ORIGIN, identity.RECORD, rollback.RECORD),
     *(results.TRAIN, results.EVAL, results.ALL, html.NAME, profile.FOLDER, adapters.FOLDER),
+    *(conversion.NAME, conversion.FOLDER),
     *LOGS,
     *TOKENIZER_FILES,
     *PROCESSOR_FILES,

@@ -77,6 +77,38 @@ def bitsandbytes_obstacle(kind: str) -> str:
     return ""
 
 
+def import_torchao() -> Any:
+    """torchao.quantization, without what it says of kernels that this machine cannot load."""
+    with _silent(""), _silent("torch.utils._pytree"), _silent("torchao"):
+        importlib.import_module("torchao.quantization.qat")
+        return importlib.import_module("torchao.quantization")
+
+
+@functools.cache
+def torchao_obstacle() -> str:
+    """Rounds a layer as training does, converts it, and compares the two."""
+    if not is_installed("torchao"):
+        return "needs torchao, which is not installed"
+    try:
+        _try_torchao(import_torchao())
+    except Exception as error:  # its own layers raise what they like
+        version = importlib.metadata.version("torchao")
+        return f"needs torchao, and version {version} does not work here: {_one_line(error)}"
+    return ""
+
+
+def _try_torchao(library: Any) -> None:
+    import torch
+
+    layer, x = torch.nn.Sequential(torch.nn.Linear(64, 8, bias=False)), torch.linspace(-1, 1, 128).reshape(2, 64)
+    config = library.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=library.PerGroup(32))
+    library.quantize_(layer, library.qat.QATConfig(config, step="prepare"))
+    rounded = layer(x)
+    library.quantize_(layer, library.qat.QATConfig(config, step="convert"))
+    if not torch.equal(rounded, layer(x)) or not rounded.requires_grad:
+        raise RuntimeError("a converted layer computes something else than it did in training")
+
+
 @functools.cache
 def compiler_obstacle(kind: str) -> str:
     """Compiles a function of one line for that device; a few seconds the first time.

@@ -14,6 +14,7 @@ from surefoot.interop.settings import (
     by_name,
     carried,
     file_or_group,
+    group,
     joint,
     listed,
     names,
@@ -200,10 +201,11 @@ _ROWS: tuple[Row, ...] = (
         "each of its words is told",
         type=file_or_group,
     ),
+    joint("qat", None, ("precision.qat", "precision.qat_group_size"), "int4 weights with int8 activations", type=group),
     *_refused(
         "surefoot fine-tunes on answers here, and this asks for another method",
         "leave it out",
-        "process_reward_model relora relora_prune_ratio gptq qat quantization trainer_cls "
+        "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls "
         "unfrozen_parameters lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),

@@ -10,6 +10,7 @@ from surefoot.interop.axolotl.methods import set_method
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import (
     EIGHT_BITS,
+    HEAD_STAYS,
     UP,
     counted,
     module_names,
@@ -28,6 +29,33 @@ _RISE = "surefoot rounds to the nearest step, Axolotl down"
 # Of which fsdp_config alone asks for FSDP.
 _NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
 _SPEED_PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entropy.")
+
+
+_QAT = {"weight_dtype": "int8", "activation_dtype": None, "group_size": 32, "quantize_embedding": False,
+        "fake_quant_after_n_steps": None}  # fmt: skip
+_TWO_GRIDS = "Axolotl trains on a grid from a group's smallest weight to its largest, and converts to one around 0"
+
+
+def set_qat(draft: Draft) -> None:
+    given = draft["qat"]
+    if given is None:
+        draft.drop("nothing is to be converted", "qat")
+        return
+    if unknown := [name for name in given if name not in _QAT]:
+        draft.refuse("qat", f"Axolotl has no {unknown[0]} in it", f"it has {', '.join(_QAT)}")
+        return
+    said = _QAT | given
+    types = said["weight_dtype"], said["activation_dtype"]
+    if types != ("int4", "int8"):
+        what = f"surefoot rounds to none as weights in {types[0]} with activations in {types[1] or 'full'}"
+        draft.refuse("qat", what, "use weight_dtype: int4 and activation_dtype: int8, or leave it out")
+    elif said["quantize_embedding"] or said["fake_quant_after_n_steps"]:
+        named = "quantize_embedding" if said["quantize_embedding"] else "fake_quant_after_n_steps"
+        draft.refuse("qat", f"surefoot has no {named}", "leave that out")
+    else:
+        why = f"{_TWO_GRIDS}; here both are around 0, and {HEAD_STAYS}"
+        draft.set("precision.qat", "int8-int4", "qat", why=why)
+        draft.set("precision.qat_group_size", said["group_size"] or 32, "qat", why=why)
 
 
 def set_adapter(draft: Draft) -> None:
@@ -301,6 +329,7 @@ RULES = (
     set_data,
     set_method,
     set_adapter,
+    set_qat,
     set_length_limit,
     set_precision,
     set_attention,

@@ -18,15 +18,26 @@ from surefoot.interop.launch import MORE, Command, Options
 from surefoot.interop.tool import Tool
 from surefoot.interop.torchtune.data import set_data
 from surefoot.interop.torchtune.rows import ROWS
-from surefoot.interop.torchtune.rules import set_adapter, set_length, set_model, set_precision, set_rest, set_steps
+from surefoot.interop.torchtune.rules import (
+    set_adapter,
+    set_length,
+    set_model,
+    set_precision,
+    set_qat,
+    set_rest,
+    set_steps,
+)
 from surefoot.interop.translation import Translation, in_processes
 from surefoot.interop.words import Word, parse_document, plain_count, read_pairs, top_keys
 
 NAME = "torchtune"
 RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
 RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
+RECIPES += ("qat_single_device", "qat_distributed", "qat_lora_finetune_distributed")
 
-_DIALECT = Dialect(NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_data, set_steps, set_rest))
+_DIALECT = Dialect(
+    NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_qat, set_data, set_steps, set_rest)
+)
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -35,7 +46,7 @@ def claims_file(path: str, text: str) -> bool:
 
 _RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
                "max_restarts", "monitor_interval")  # fmt: skip
-_SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out
+_SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out; precision.qat goes with ddp alone
 
 
 def claims_command(command: Command) -> bool:
@@ -63,7 +74,8 @@ def from_command(command: Command, options: Options) -> Translation:
     if not path.endswith((".yaml", ".yml")):
         raise command_error(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml")
     words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
-    return in_processes(_translate(words, options, count), count, _SHARED)
+    shared = {} if recipe.startswith("qat_") else _SHARED
+    return in_processes(_translate(words, options, count), count, shared)
 
 
 def _launched(left: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import KEEP_ALL, counted, set_batch, switch
+from surefoot.interop.shared_rules import HEAD_STAYS, KEEP_ALL, counted, set_batch, switch
 from surefoot.interop.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -76,6 +76,20 @@ def set_precision(draft: Draft) -> None:
     elif adapted:
         draft.set("precision.base", dtype, "dtype", why=held)
         draft.drop("asks for nothing", "model.quantize_base")
+
+
+_QAT = "Int8DynActInt4WeightQATQuantizer"
+
+
+def set_qat(draft: Draft) -> None:
+    quantizer = last_name(draft["quantizer._component_"])
+    if quantizer not in ("", _QAT):
+        draft.refuse("quantizer._component_", f"surefoot reads no {quantizer} of torchtune", f"use {_QAT}")
+    elif quantizer:
+        draft.set("precision.qat", "int8-int4", "quantizer._component_", why=HEAD_STAYS)
+        draft.set("precision.qat_group_size", draft["quantizer.groupsize"], "quantizer.groupsize")
+    else:
+        draft.drop("nothing is to be converted", "quantizer._component_", "quantizer.groupsize")
 
 
 def set_steps(draft: Draft) -> None:

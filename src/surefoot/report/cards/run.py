@@ -17,7 +17,7 @@ from surefoot.families.model_facts import OPENED_BY
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
-from surefoot.planning.plan import Choice, RunPlan
+from surefoot.planning.plan import OFF, Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.rows import UNITS
 from surefoot.report.tables.plan import who_and_why
@@ -244,6 +244,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("matrix products", "precision.compute", plan.precision.compute),
         ("frozen weights" if plan.adapter else "weights", "precision.base", plan.precision.base),
         ("trained weights", "precision.trainable", plan.precision.trainable),
+        *([("rounded in training to", "precision.qat", plan.precision.qat)] if plan.precision.qat.value != OFF else []),
         ("attention", "attention", plan.attention.implementation),
         ("padding token", "tokenizer.pad", plan.tokenizer.pad_token),
         ("BOS prepended", "tokenizer.bos", plan.tokenizer.bos),

@@ -14,7 +14,7 @@ from rich.text import Text
 from surefoot.config.keys import all_keys
 from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.plan import PLAIN, Choice, ParallelPlan, RunPlan
+from surefoot.planning.plan import OFF, PLAIN, Choice, ParallelPlan, RunPlan
 from surefoot.planning.scale import ScaleRow
 from surefoot.system.messages import size_text
 
@@ -107,6 +107,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("precision.trainable", precision.trainable)
     yield _row("precision.scaler", precision.scaler)
     yield _row("precision.tf32", precision.tf32)
+    if precision.qat.value != OFF:
+        yield _row("precision.qat", precision.qat)
     attention = plan.attention
     yield _row("attention", attention.implementation)
     yield _row("attention.kernels", attention.kernels)

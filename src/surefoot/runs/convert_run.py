@@ -1,0 +1,132 @@
+"""What a run with `precision.qat` trained is converted, and a certificate says whether its loss is what training saw.
+
+The published weights are measured three times on the same rows: with the layers that rounded in training, as converted,
+and as transformers reads the converted files. The first two have to be equal, on a CPU to the bit, and so have the last
+two. They are measured without surefoot's own kernels, so the loss that the run logged at that step may differ by
+rounding; it stands beside them.
+
+An adapter is not converted: it goes on beside its base, which is converted in memory for the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot.data.batching.batch import IGNORE, Batch, Weighted
+from surefoot.data.batching.subsets import in_padded_rows
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.method import LoadedModels
+from surefoot.methods.policy import load_policy
+from surefoot.models.bos import install_bos_scaling
+from surefoot.models.modes import inference_mode
+from surefoot.models.peft import PeftModel
+from surefoot.models.qat import convert, save_converted
+from surefoot.models.quiet import quiet_libraries
+from surefoot.models.wrapped import auto_class
+from surefoot.planning.plan import OFF
+from surefoot.report.conversion import FOLDER, agrees, disagreement
+from surefoot.runs.prepared import PreparedRun
+from surefoot.system import durable
+from surefoot.training.checkpoint import Checkpoint
+from surefoot.training.report import EvalReport
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted.
+
+    record: for all to read, see `surefoot.report.conversion`.
+    files: names of what was written into the run folder.
+    cautions: what is to be said of it.
+    """
+
+    record: dict[str, Any]
+    files: tuple[str, ...]
+    cautions: tuple[str, ...]
+
+
+def convert_run(run: PreparedRun, loaded: LoadedModels, checkpoint: Path, seen: EvalReport | None) -> Conversion | None:
+    """Convert the model of a checkpoint and write it into the run folder; None where nothing was to be converted.
+
+    loaded: for the arithmetic of its passes alone; the weights are read again.
+    checkpoint: whose weights are published.
+    seen: the run's own evaluation of them.
+    """
+    plan, device = run.plan, loaded.engine.device
+    to, group = plan.precision.qat.value, plan.precision.qat_group
+    if to == OFF:
+        return None
+    policy = load_policy(run.config, plan, run.base, Checkpoint(checkpoint, _step(checkpoint)), device)
+    install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
+    trained, tokens = _loss(run, loaded, policy)
+    layers = convert(policy, to, group)
+    converted, _ = _loss(run, loaded, policy)
+    record: dict[str, Any] = {
+        "to": to,
+        "group_size": group,
+        "layers": layers,
+        "step": _step(checkpoint),
+        "rows": "held out" if run.task.eval_batches else "of step 1",
+        "tokens": tokens,
+        "device": device.type,
+        "logged": seen.loss if seen and seen.unit == "tokens" else None,
+        "trained": trained,
+        "converted": converted,
+    }
+    files: tuple[str, ...] = ()
+    if not isinstance(policy, PeftModel):
+        folder = run.folder / FOLDER
+        durable.remove(folder)
+        durable.make_folders(folder)
+        save_converted(policy, to, group, folder)  # pyright: ignore[reportArgumentType]
+        run.tokenizer.save_pretrained(folder)
+        again = _as_transformers_reads(folder, run, device)
+        install_bos_scaling(again, plan.tokenizer.bos_scale.value)
+        record["reloaded"], _ = _loss(run, loaded, again)
+        files = tuple(f"{FOLDER}/{path.name}" for path in sorted(folder.iterdir()))
+    record["agrees"] = agrees(record)
+    return Conversion(record, files, () if record["agrees"] else (disagreement(record),))
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _as_transformers_reads(folder: Path, run: PreparedRun, device: torch.device) -> nn.Module:
+    from transformers import AutoConfig
+
+    with quiet_libraries():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = auto_class(config).from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=run.plan.attention.implementation.value,
+            local_files_only=True,
+            use_safetensors=True,
+        )
+    return model.to(device)
+
+
+def _loss(run: PreparedRun, loaded: LoadedModels, model: nn.Module) -> tuple[float | None, int]:
+    """Mean cross entropy of the tokens that are learned, in nats, None where it is not finite; and their number."""
+    total, count, device = 0.0, 0, loaded.engine.device
+    with inference_mode(model):
+        for rows in _rows(run):
+            with loaded.settings.kernels(), loaded.settings.forward():
+                total += float(sft_loss(model, rows.to(device)).loss)
+            count += int((rows.targets != IGNORE).sum())
+    return (total / count if count and math.isfinite(total) else None), count
+
+
+def _rows(run: PreparedRun) -> Iterator[Batch]:
+    """Held-out rows, padded; those of the first step where none were held out."""
+    batches: Iterator[Weighted] = run.task.eval_batches() if run.task.eval_batches else iter(run.task.step_batches(1))
+    for batch in batches:
+        yield in_padded_rows(batch, run.plan.tokenizer.pad_id).rows
