@@ -150,7 +150,7 @@ def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
     InputError: no safetensors, missing or damaged files."""
     tensors = lazy_tensors(stored_tensors(folder))
     stored = read_json(folder / "config.json").get(_STORED)
-    return decoded(tensors, stored) if stored_form(stored) else tensors
+    return decoded(tensors, stored) if stored and stored_form(stored) else tensors
 
 
 def _stored_quantised(folder: Path, path: Path, stored: Any) -> Fault:

@@ -68,7 +68,7 @@ def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: P
     whole = [name for name, module in linears if not _holds_integers(module)]
     settings = TorchAoConfig(_config(library, to, group), modules_to_not_convert=whole)
     model.config.quantization_config = settings
-    model.hf_quantizer = TorchAoHfQuantizer(settings)
+    model.hf_quantizer = TorchAoHfQuantizer(settings)  # pyright: ignore[reportArgumentType]
     with quiet_libraries():
         model.save_pretrained(folder)
 
@@ -98,7 +98,10 @@ def _holds_integers(linear: nn.Linear) -> bool:
 
 def _config(library: Any, to: str, group: int | None) -> Any:
     """What torchao calls it."""
-    weights, size = (torch.int8, library.PerAxis(0)) if to == "int8" else (torch.int4, library.PerGroup(group))
+    if to == "int8":
+        weights, size = torch.int8, library.PerAxis(0)
+    else:
+        weights, size = torch.int4, library.PerGroup(group)  # pyright: ignore[reportAttributeAccessIssue]
     if to == "int8-int4":
         return library.Int8DynamicActivationIntxWeightConfig(weight_dtype=weights, weight_granularity=size)
     return library.IntxWeightOnlyConfig(weight_dtype=weights, granularity=size)

@@ -101,7 +101,8 @@ def _try_torchao(library: Any) -> None:
     import torch
 
     layer, x = torch.nn.Sequential(torch.nn.Linear(64, 8, bias=False)), torch.linspace(-1, 1, 128).reshape(2, 64)
-    config = library.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=library.PerGroup(32))
+    int4 = torch.int4  # pyright: ignore[reportAttributeAccessIssue]
+    config = library.IntxWeightOnlyConfig(weight_dtype=int4, granularity=library.PerGroup(32))
     library.quantize_(layer, library.qat.QATConfig(config, step="prepare"))
     rounded = layer(x)
     library.quantize_(layer, library.qat.QATConfig(config, step="convert"))
