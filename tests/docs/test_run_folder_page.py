@@ -24,6 +24,8 @@ NOT_OF_THIS_RUN = {
     "model.safetensors",
     "config.json",
     "expert_load.json",
+    "qat.json",
+    "quantised/",
     "samples.jsonl",
     "tensorboard/",
     "wandb/",
