@@ -70,6 +70,14 @@ def test_a_quantised_base_stays_one(base):
     assert found.config["precision"] == {"compute": "fp32", "base": base}
 
 
+@pytest.mark.parametrize(("qat", "group"), [("int4", 64), ("int8", None)])
+def test_what_is_rounded_stays_rounded(qat, group):
+    rounding = replace(plan().precision, qat=Choice(qat, "", "user"), qat_group=group)
+    found = choose_reference({}, replace(plan(), precision=rounding), anything)
+    expected = {"compute": "fp32", "qat": qat, "qat_group_size": group}
+    assert found.config["precision"] == {key: value for key, value in expected.items() if value is not None}
+
+
 def test_what_fits_in_16_bits_only_is_compared_in_16_bits():
     found = choose_reference({}, plan(), only_16_bits)
     assert (found.compute, found.config["precision"]["compute"]) == ("bf16", "bf16")

@@ -123,7 +123,9 @@ def plainest(config: RunConfig) -> RunConfig:
     """The run in fp32, as plainly as it goes. One example at a time and activations computed again need the least
     memory, which scores want a lot of; a pair's common beginning then goes through the model twice."""
     changes = {
-        "precision": type(config.precision)(compute="fp32"),
+        "precision": type(config.precision)(
+            compute="fp32", qat=config.precision.qat, qat_group_size=config.precision.qat_group_size
+        ),
         "batch": config.batch.model_copy(update={"micro": 1}),
         "gradient_checkpointing": "on",
     }
