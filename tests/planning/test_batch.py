@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from helpers.experts import moe_facts
+from helpers.faults import gives, raises_fault
 from helpers.model_layouts import LLAMA31_8B, LLAMA32_1B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import batch as module
@@ -12,6 +14,7 @@ from surefoot.planning.memory import fits, usable
 from surefoot.planning.resolve import resolve
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import GIB, preset
+from surefoot.system.messages import size_text
 
 TINY = LLAMA31_8B | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 4, "torch_dtype": "float32"}
@@ -129,6 +132,55 @@ class TestTooLarge:
         with pytest.raises(InputError) as caught:
             decide(batch={"size": 4, "micro": 8})
         assert [fault.where for fault in caught.value.faults] == ["batch.micro"]
+
+
+class TestExpertsThatMakeTheDifference:
+    """Between what the states take with adapters on the experts and without lies the memory of the machine."""
+
+    @pytest.fixture
+    def states(self, tmp_path, tokenizer):
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 64, "num_hidden_layers": 4}
+        facts = moe_facts(tmp_path, "mixtral", vocab_size=128_256, max_position_embeddings=8192, **sizes)
+
+        def states(bytes_: int, *, length: int = 16, **adapter):
+            machine = dataclasses.replace(preset("h100"), memory=bytes_)
+            config = run_config(
+                adapter={"kind": "lora", "rank": 16} | adapter,
+                batch={"size": 1},
+                data=_data(length),
+                gradient_checkpointing="off",
+            )
+            plan = resolve(config, facts, tokenizer, machine, measurements=None, environment={})
+            memory = plan.memory
+            return plan, memory.weights + memory.gradients + memory.optimizer
+
+        return states
+
+    def test_the_refusal_says_what_is_needed_without_them(self, states):
+        more, less = states(80 * GIB)[1], states(80 * GIB, experts=False)[1]
+        assert more > 1.2 * less
+        with raises_fault(
+            "SF-MEMORY",
+            "model",
+            *size_text(more).split()[:1],
+            remedy=["adapter.experts", size_text(less).split()[0]],
+        ):
+            states((more + less) // 2)
+
+    def test_where_it_makes_none_it_is_not_named(self, states):
+        less = states(80 * GIB, experts=False)[1]
+        for adapter in ({}, {"experts": False}):
+            with pytest.raises(InputError) as caught:
+                states(less // 2, **adapter)
+            assert not gives(caught.value.faults[0].fix, "adapter.experts")
+
+    def test_activations_that_fit_without_them_say_so_too(self, states):
+        plans = [states(80 * GIB, length=4096, **one)[0].memory.total for one in ({}, {"experts": False})]
+        room = sum(plans) // 2
+        plan, _ = states(int((room + GIB) / 0.9) + 1, length=4096)
+        (caution,) = [one for one in plan.cautions if "data.max_length" in one]
+        assert gives(caution, "adapter.experts")
+        assert gives(caution, size_text(plans[1]).split()[0])
 
 
 def test_usable_leaves_room_for_what_is_not_counted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.experts import MOE, moe_facts, moe_model
+from helpers.faults import gives, raises_fault
 from surefoot.config.sections import AdapterShape
 from surefoot.models.adapter_targets import adapted_modules, adapted_parameters
 from surefoot.models.adapters import add_adapter
@@ -103,6 +104,34 @@ SHALLOW = [("SF-ADAPTER-SHALLOW", "adapter.targets")]
 )
 def test_what_would_train_shallowly_unasked_is_refused(options, expected, tmp_path):
     assert faults(moe_facts(tmp_path, "mixtral"), shape(**options)) == expected
+
+
+SHARED = ["gate_proj", "up_proj", "down_proj"]  # of an expert that sees every token; PEFT knows experts by these names
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"kind": "dora"}, [("SF-ADAPTER-DORA", "adapter.kind")]),
+        ({"dropout": 0.1}, [("SF-ADAPTER-TARGETS", "adapter.dropout")]),
+        ({}, []),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "qwen2_moe"])
+def test_layers_that_peft_adapts_as_parameters_are_refused_in_the_plan_as_at_set_up(name, options, expected, tmp_path):
+    facts, notes = moe_facts(tmp_path, name), Notes()
+    plan = plan_adapter(shape(experts=False, **options), facts, 0, notes)
+    found = [(fault.code, fault.where) for fault in notes.faults]
+    assert found == ([] if name == "qwen2_moe" else expected)  # PEFT takes its names as they are
+    if found:
+        assert all(gives(notes.faults[0].what, layer) for layer in SHARED)
+        assert not any(gives(notes.faults[0].fix, layer) for layer in SHARED)
+        with raises_fault(*found[0]):
+            add_adapter(moe_model(name), plan, seed=1, base="base")
+        left = sorted({target.rpartition(".")[2] for target in plan.targets.value} - set(SHARED))
+        assert faults(facts, shape(experts=False, targets=left, **options)) == []  # what the message says to write
+        plan = plan_adapter(shape(experts=False, targets=left, **options), facts, 0, Notes())
+    add_adapter(moe_model(name), plan, seed=1, base="base")
 
 
 def test_the_refusal_has_both_numbers_and_a_dense_model_never_meets_it(tmp_path):

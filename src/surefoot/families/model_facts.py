@@ -53,6 +53,7 @@ class ModuleFact:
     linear: (inputs, outputs) of a linear layer, else None.
     matrices: those of its parameters that tokens are multiplied with, where it is no linear layer.
     routes: it decides which experts a token goes to, or how much it takes of one that sees all of them.
+    as_parameter: a linear layer that PEFT adapts as it does experts, see `surefoot.models.adapter_targets`.
     """
 
     name: str  # full name in the transformers model
@@ -60,6 +61,7 @@ class ModuleFact:
     linear: tuple[int, int] | None = None
     matrices: tuple[MatrixFact, ...] = ()
     routes: bool = False
+    as_parameter: bool = False
 
     @property
     def in_layer(self) -> bool:

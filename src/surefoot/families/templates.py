@@ -221,6 +221,16 @@ def find_row(name: str) -> Row | None:
     return next((row for row in (*ROWS, *_OF_TOOLS) if row.name == name), None)
 
 
+def row_like(source: str) -> str:
+    """The name of a row whose words before a question and before an answer stand in this Jinja source; "" without."""
+    for row in ROWS:
+        if isinstance(row, Dialogue):
+            words = (row.user.partition("{content}")[0].strip(), row.opening.strip())
+            if all(words) and all(word in source for word in words):
+                return row.name
+    return ""
+
+
 def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     """The row called `name`, or why it cannot be used: there is none, or the tokenizer lacks tokens that it needs.
 

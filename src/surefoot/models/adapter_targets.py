@@ -68,7 +68,7 @@ def peft_targets(model: PreTrainedModel, plan: AdapterPlan) -> tuple[list[str], 
     """
     names = [name for name, _ in model.named_modules()]
     endings = {target.rpartition(".")[2] for target in plan.targets.value}
-    renamed = {ending for ending in endings if _is_renamed(model, ending)}
+    renamed = {ending for ending in endings if is_renamed(model, ending)}
     linears = [target for target in plan.targets.value if target.rpartition(".")[2] not in renamed]
     weights = [f"{target}.weight" for target in plan.targets.value if target.rpartition(".")[2] in renamed]
     parameters = [name.replace(INNER, "") for name, _ in model.named_parameters()]
@@ -128,7 +128,7 @@ def _is_turned(model: nn.Module, parameter: str) -> bool:
 def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
     """What PEFT has no form for."""
     if any(map(is_quantised, model.modules())):
-        packed = [name for name in plan.targets.value if _is_renamed(model, name.rpartition(".")[2])]
+        packed = [name for name in plan.targets.value if is_renamed(model, name.rpartition(".")[2])]
         if packed:
             what = f"PEFT adapts {packed[0]} as a parameter, and it is quantised"
             yield Fault("adapter.targets", what, "leave it out, or set precision.base: auto", code=_TARGETS)
@@ -146,7 +146,7 @@ def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
         yield Fault("adapter.dropout", what, "set adapter.dropout: 0, or leave them out", code=_TARGETS)
 
 
-def _is_renamed(model: PreTrainedModel, ending: str) -> bool:
+def is_renamed(model: PreTrainedModel, ending: str) -> bool:
     """Whether PEFT reads a target of this name as what transformers calls otherwise by now."""
     config = LoraConfig(target_modules=[ending])
     try:

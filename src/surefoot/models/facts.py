@@ -106,7 +106,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         for name, module in model.named_modules()
         if not any(id(parameter) in others for parameter in module.parameters(recurse=False))
     }
-    modules = _facts(names)
+    modules = _facts(names, model)
     values = {key: value for key in _KEYS if (value := _value(config, key)) is not _NONE}
     stored = model.config.dtype or config.dtype or "float32"
     values |= {"model_type": model.config.model_type, "dtype": str(stored).removeprefix("torch.")}
@@ -183,14 +183,20 @@ def _is_dropout(key: str, value: object) -> bool:
     return "drop" in key and not elsewhere and isinstance(value, float) and 0 < value < 1
 
 
-def _facts(names: Mapping[nn.Module, str]) -> tuple[ModuleFact, ...]:
-    """Of the modules with parameters of their own."""
+def _facts(names: Mapping[nn.Module, str], model: PreTrainedModel) -> tuple[ModuleFact, ...]:
+    """Of the modules with parameters of their own. model: that they are in."""
+    from surefoot.models.adapter_targets import is_renamed
+
     routed = any(is_router(module) or _are_experts(module) for module in names)
+    endings = {name.rpartition(".")[2] for name in names.values()} if routed else ()
+    renamed = {ending for ending in endings if is_renamed(model, ending)}
     found = []
     for module, name in names.items():
         if own := sum(parameter.numel() for parameter in module.parameters(recurse=False)):
             routes = routed and (is_router(module) or not _ROUTERS.isdisjoint(name.split(".")))
-            found.append(ModuleFact(name, own, _linear(module), _matrices(module), routes))
+            linear = _linear(module)
+            as_parameter = linear is not None and name.rpartition(".")[2] in renamed
+            found.append(ModuleFact(name, own, linear, _matrices(module), routes, as_parameter))
     return tuple(found)
 
 

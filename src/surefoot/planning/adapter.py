@@ -36,6 +36,7 @@ def plan_adapter(
     matrices = _matrices(request, model)
     if obstacle := _obstacle(request):
         matrices = _without(matrices, request, obstacle, notes, key)
+        _refuse_parameters(targets, request, notes, key)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)
     _look_at_rank(request.rank, targets, matrices, notes, key)
     per_output = 1 if request.kind == "dora" else 0
@@ -109,6 +110,18 @@ def _without(matrices: list[_Held], request: AdapterShape, obstacle: str, notes:
         what = f"the routers cannot carry this adapter: {obstacle}"
         notes.refuse(f"{key}.router", what, f"leave {key}.router out, or name them in {key}.modules_to_save", _DORA)
     return []
+
+
+def _refuse_parameters(targets: Sequence[ModuleFact], request: AdapterShape, notes: Notes, key: str) -> None:
+    """Linear layers that PEFT adapts as parameters, because it takes their names for those of experts."""
+    held = sorted({target.name.rpartition(".")[2] for target in targets if target.as_parameter})
+    others = sorted({target.name.rpartition(".")[2] for target in targets if not target.as_parameter})
+    if not held:
+        return
+    what = f"PEFT adapts {', '.join(held)} as parameters here, also where they are linear layers: {_obstacle(request)}"
+    place, change = (f"{key}.kind", "lora") if request.kind == "dora" else (f"{key}.dropout", "0")
+    leave = f", or name {key}.targets: [{', '.join(others)}]" if others else ""
+    notes.refuse(place, what, f"set {place}: {change}{leave}", _DORA if request.kind == "dora" else _TARGETS)
 
 
 def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> Shallow:

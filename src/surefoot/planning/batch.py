@@ -42,6 +42,7 @@ def plan_batch(
     notes: Notes,
     parallel: ParallelPlan = SINGLE,
     documents: bool = False,
+    experts_frozen: Workload | None = None,
 ) -> tuple[BatchPlan, MemoryPlan]:
     """Rows of a micro-batch and gradient checkpointing, with the forecast of the memory that they take.
 
@@ -49,6 +50,7 @@ def plan_batch(
     kind: cpu | cuda | mps.
     available: bytes that one rank has.
     documents: micro-batches may be counted in tokens.
+    experts_frozen: the same without the adapter on a mixture's experts; None where there is none.
 
     The examples of a step are dealt out to all ranks; the forecast is of one.
     """
@@ -59,11 +61,11 @@ def plan_batch(
         what = f"{checkpointing} layers are to be computed again, and the model has {work.model.layers}"
         notes.refuse("gradient_checkpointing", what, "lower it, or say on")
 
-    def forecast(examples: int, again: Recompute) -> MemoryPlan:
+    def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
         choice, recomputed = again
         share = lengths.supervised if lengths else 1.0
         whole = memory.forecast(
-            work,
+            of,
             examples=examples,
             length=longest,
             supervised=share,
@@ -77,6 +79,9 @@ def plan_batch(
     def decide(examples: int, forecast: Forecast) -> Recompute:
         return _checkpointing(checkpointing, work.model.layers, examples, forecast)
 
+    def lighter(examples: int, again: Recompute) -> MemoryPlan | None:
+        return forecast(examples, again, experts_frozen) if experts_frozen else None
+
     size = Choice(
         request.size,
         "asked for" if "size" in request.model_fields_set else "the usual size",
@@ -84,11 +89,11 @@ def plan_batch(
     )
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, room = _automatic(size, decide, forecast, busy, longest, world, notes)
+        plan, room = _automatic(size, decide, forecast, lighter, busy, longest, world, notes)
         return (_in_tokens(plan, lengths, longest, work.rows, kind, world) if documents and lengths else plan), room
     choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
-    _warn(plan, request.micro, longest, notes)
+    _warn(plan, lighter(request.micro, choice), request.micro, longest, notes)
     return _batch(size, Choice(request.micro, "asked for", "user"), world), plan
 
 
@@ -96,6 +101,7 @@ def _automatic(
     size: Choice[int],
     decide: Callable[[int, Forecast], Recompute],
     forecast: Forecast,
+    lighter: Callable[[int, Recompute], MemoryPlan | None],
     busy: int | None,
     longest: int,
     world: int,
@@ -117,7 +123,7 @@ def _automatic(
     # The same number of micro-batches, evened out: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
     micro = math.ceil(own / math.ceil(own / rows))
     plan = forecast(micro, choice)
-    _warn(plan, micro, longest, notes)
+    _warn(plan, lighter(micro, choice), micro, longest, notes)
     return _batch(size, Choice(micro, reason, "hardware"), world), plan
 
 
@@ -163,17 +169,29 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
     return Choice(True, reason, "hardware"), None
 
 
-def _warn(plan: MemoryPlan, micro: int, longest: int, notes: Notes) -> None:
-    """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution."""
-    states = plan.weights + plan.gradients + plan.optimizer + plan.beside
+def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int, notes: Notes) -> None:
+    """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution.
+
+    lighter: with a mixture's experts left frozen, where that is a way to go on.
+    """
+    states = _states(plan)
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, and there are {size_text(plan.available)}"
-        notes.refuse("model", what, "train an adapter, hold the base in 16 bits, or take a smaller model", NO_MEMORY)
+        fix = "train an adapter, hold the base in 16 bits, or take a smaller model"
+        if lighter and _states(lighter) <= lighter.available:
+            fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or take a smaller model"
+        notes.refuse("model", what, fix, NO_MEMORY)
     elif not memory.fits(plan):
         advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
+        if lighter and memory.fits(lighter):
+            advice += f", or set adapter.experts: false, which needs {size_text(lighter.total)}"
         room = f"{size_text(memory.usable(plan.available))} that are usable of {size_text(plan.available)}"
         forecast = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
+
+
+def _states(plan: MemoryPlan) -> int:
+    return plan.weights + plan.gradients + plan.optimizer + plan.beside
 
 
 def _batch(size: Choice[int], micro: Choice[int], world: int) -> BatchPlan:

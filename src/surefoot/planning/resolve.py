@@ -29,7 +29,7 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.memory import base_bytes, forecast
 from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
-from surefoot.planning.optimizer import caution_rate, plan_optimizer
+from surefoot.planning.optimizer import caution_rate, plan_optimizer, state_bytes, trainable_tensors
 from surefoot.planning.packing import may_share, plan_packing, plan_shared_prompts
 from surefoot.planning.parallel import (
     ONE_RANK,
@@ -153,6 +153,7 @@ def resolve(
         notes=notes,
         parallel=parallel,
         documents=config.method.packs,
+        experts_frozen=None if ppo else _experts_frozen(config, model, work, tokens.added_rows),
     )
     reward = _reward(config, model, tokenizer, tokens, memory, parallel.engine.value, hardware, notes)
     _check_free(memory, hardware, notes)
@@ -186,6 +187,18 @@ def resolve(
         coverage=coverage(without_idle(config, model), adapter),
     )
     return replace(plan, environment=environment_findings(environment, plan))
+
+
+def _experts_frozen(config: RunConfig, model: ModelFacts, work: Workload, added_rows: int) -> Workload | None:
+    """The same run with `adapter.experts: false`; None where that changes nothing, or leaves no adapter."""
+    if config.adapter is None or work.adapter is None or not work.adapter.parameters:
+        return None
+    request = config.adapter.model_copy(update={"experts": False})
+    adapter = plan_adapter(request, model, added_rows, Notes())
+    if not adapter.trainable or adapter.trainable == work.adapter.trainable:
+        return None
+    moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, added_rows))
+    return replace(work, adapter=adapter, trainable=adapter.trainable, optimizer=moments)
 
 
 def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: int, notes: Notes) -> ParallelPlan:

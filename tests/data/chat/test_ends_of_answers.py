@@ -169,9 +169,50 @@ def test_earlier_thoughts_stay_as_they_were_written(family):
     assert text.count("<think>") == text.count("</think>") == 2
 
 
-def test_gpt_oss_drops_earlier_thoughts_and_records_with_some_are_refused():
+@pytest.mark.parametrize("family", THOUGHT_OUT)
+def test_gpt_oss_alone_drops_earlier_thoughts_and_says_so(family):
+    """Such an answer is what the same record without its thoughts has there: final, and no <|return|>."""
+    template, encoder, _ = opened(family)
+    earlier = Conversation((USER, HM, AGAIN, replace(LAST, thought="so")))
+    said = learned(encoder, *ids_and_mask(template, encoder, earlier, None))
+    second = THOUGHT_OUT[family].replace("hm", "so").replace(ANSWER.content, LAST.content)
+    drops = family == "gpt_oss"
+    assert said == [f"{FINAL}Here it is." if drops else THOUGHT_OUT[family], second]
+    assert (jinja_template._DROPS_THOUGHTS in template.dialogue_notes) == drops
+    if drops:
+        assert check(family, earlier) == said
+
+
+def test_gpt_oss_sees_what_it_thought_before_a_call_until_the_next_question():
+    """The published text of the whole drops it; the prompt of the answer, which is what a model is asked, holds it."""
+    template, encoder, _ = opened("gpt_oss")
+    call = replace(CALL, thought="so")
+    whole = Conversation((USER, call, RESULT, HM), tools=(TOOL,))
+    ids, mask = ids_and_mask(template, encoder, whole, None)
+    first, second = learned(encoder, ids, mask)
+    assert first.startswith("<|channel|>analysis<|message|>so<|end|>")
+    assert second == THOUGHT_OUT["gpt_oss"]
+    for place in (1, 3):
+        prompt = of_transformers("gpt_oss", replace(whole, turns=whole.turns[:place]), prompt=True)
+        assert ids[: len(prompt)] == prompt
+    going_on = replace(whole, turns=(*whole.turns, AGAIN, LAST))
+    ids, mask = ids_and_mask(template, encoder, going_on, None)
+    assert ids == of_transformers("gpt_oss", going_on)
+    assert learned(encoder, ids, mask)[1:] == [f"{FINAL}{ANSWER.content}", f"{FINAL}{LAST.content}<|return|>"]
+
+
+def test_twin_the_end_of_a_call_taken_for_that_of_the_answer_behind_it(monkeypatch):
+    """What stands between the two would be there twice."""
+    monkeypatch.setattr(turn_by_turn, "_changed", lambda turn: turn)
+    with pytest.raises(AssertionError):
+        test_gpt_oss_sees_what_it_thought_before_a_call_until_the_next_question()
+
+
+def test_twin_earlier_thoughts_that_stay_have_no_place_in_harmony(monkeypatch):
+    monkeypatch.setattr(turn_by_turn, "_without_earlier_thoughts", lambda conversation: conversation)
     template, *_ = opened("gpt_oss")
-    with pytest.raises(RowFault, match="rewrites what comes before turn 3"):
+    assert jinja_template._DROPS_THOUGHTS not in template.dialogue_notes
+    with pytest.raises(RowFault):
         template.segments(Conversation((USER, HM, AGAIN, LAST)))
 
 
@@ -216,8 +257,10 @@ def test_the_named_template_is_deepseeks(case):
 
 def test_prompts_that_end_with_a_thought_which_answers_lack_are_refused():
     encoder = TextEncoder(tokenizer("deepseek-r1"))
-    with raises_fault("SF-DATA-TEMPLATE", "data.template"):
-        make_template("tokenizer", encoder, (encoder.tokenizer.eos_token_id,))
+    stops = (encoder.tokenizer.eos_token_id,)
+    with raises_fault("SF-DATA-TEMPLATE", "data.template", remedy=["deepseek"]):
+        make_template("tokenizer", encoder, stops)
+    make_template("deepseek", encoder, stops).segments(Conversation((USER, THOUGHT)))  # what it says to write
 
 
 @pytest.mark.parametrize("family", TOKENIZERS)

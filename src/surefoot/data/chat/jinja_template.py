@@ -34,12 +34,13 @@ from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.turn_by_turn import lay_out_rendered
 from surefoot.data.formats import IMAGE, Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Piece, Segment, Template, TextEncoder, require_turns
-from surefoot.families.templates import ANYWHERE, OWN
+from surefoot.families.templates import ANYWHERE, OWN, row_like
 from surefoot.system.errors import Fault, InputError
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
 _UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
 _ENDS_OTHERWISE = "the chat template ends an answer otherwise once others follow: the last answer alone learns to stop"
+_DROPS_THOUGHTS = "the chat template drops the thoughts of an answer that another follows: it is learned without them"
 _PROBE = ("user", "assistant", "user", "assistant")
 
 
@@ -56,9 +57,9 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
     try:
         return _template(OWN, source, encoder, stop_ids)
     except RowFault as fault:
-        raise InputError(
-            Fault("data.template", f"tokenizer: {fault.what}", fault.fix, code="SF-DATA-TEMPLATE")
-        ) from None
+        named = row_like(source)
+        fix = f"set data.template: {named}, which writes the same turns" if named else fault.fix
+        raise InputError(Fault("data.template", f"tokenizer: {fault.what}", fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
@@ -162,7 +163,20 @@ class _Chat:
             frame = self.frame(_PROBE)
         except RowFault:
             return ()  # it takes no second answer; a conversation that has one is refused when it comes
-        return (_UNSTABLE,) * (not frame.stable) + (_ENDS_OTHERWISE,) * (not frame.same_ends)
+        notes = (_UNSTABLE,) * (not frame.stable) + (_ENDS_OTHERWISE,) * (not frame.same_ends)
+        return notes + (_DROPS_THOUGHTS,) * self._drops_thoughts()
+
+    def _drops_thoughts(self) -> bool:
+        """Whether an earlier answer cannot keep its own: see `surefoot.data.chat.turn_by_turn`."""
+        thought = "\ue002"
+        turns = tuple(
+            replace(one, thought=thought) if one.role == "assistant" else one for one in _placeholders(_PROBE)
+        )
+        try:
+            texts = [segment.text for segment in self._rendered(Conversation(turns)) if segment.turn == 1]
+        except RowFault:  # it takes none, and a record that has some is refused when it comes
+            return False
+        return thought not in "".join(texts)
 
     def repeats_bos(self) -> bool:
         """Whether BOS stands before later turns as well, as in Llama 2's template."""

@@ -11,7 +11,8 @@ once, and the text must change with it.
 
 Some templates write an answer otherwise once more turns follow (Qwen3 drops thoughts). Then each answer is kept as it
 was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token. Where the
-next prompt has another end in that token's place (gpt-oss's), the answer is learned without it.
+next prompt has another end in that token's place (gpt-oss's), the answer is learned without it. gpt-oss's also drops
+the thoughts of an answer that others follow, with nothing to tell where it ended: such an answer is laid out without.
 """
 
 from __future__ import annotations
@@ -45,10 +46,27 @@ def lay_out_rendered(
     """
     _require_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
-    segments: list[Segment] = []
-    for text, place, answer in _turn_by_turn(masked, render, stop_spans, usual_end):
-        segments += masks.cut(text, place, answer)
+    try:
+        texts = list(_turn_by_turn(masked, render, stop_spans, usual_end))
+    except RowFault:
+        bare, is_open = _without_earlier_thoughts(masked), masked.turns[-1].role != "assistant"
+        whole, without = (render(one.turns, one.tools, is_open) for one in (masked, bare))
+        if bare == masked or whole != without:
+            raise
+        texts = list(_turn_by_turn(bare, render, stop_spans, usual_end))
+    segments = [segment for text, place, answer in texts for segment in masks.cut(text, place, answer)]
     return tuple(segment for segment in segments if segment.text)
+
+
+def _without_earlier_thoughts(conversation: Conversation) -> Conversation:
+    """Of the turns before the last question."""
+    turns = conversation.turns
+    last = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=0)
+    return replace(conversation, turns=(*_thoughtless(turns[:last]), *turns[last:]))
+
+
+def _thoughtless(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    return tuple(replace(turn, thought="") for turn in turns)
 
 
 def _require_written(conversation: Conversation, render: Render) -> None:
@@ -98,12 +116,15 @@ def _turn_by_turn(
     written, stop, rest, done = "", "", "", 0  # up to the last answer's stop token; that token; what follows it
     for answer in [place for place, turn in enumerate(turns) if turn.role == "assistant"]:
         prompt, whole = render(turns[:answer], tools, True), render(turns[: answer + 1], tools, False)
-        if not whole.startswith(prompt):
+        begins = prompt
+        if not whole.startswith(prompt):  # gpt-oss drops what was thought before calls once their answer is there
+            begins = render(_thoughtless(turns[:answer]), tools, True)
+        if not whole.startswith(begins):
             raise RowFault("the chat template's generation prompt is not how its answers begin", _ONE_ANSWER)
         stops, new = _new(turns[:answer], tools, done, prompt, written, stop, render, stop_spans)
         yield stop if stops else "", done - 1, True
         yield new, answer, False
-        tail = whole.removeprefix(prompt)
+        tail = whole.removeprefix(begins)
         if spans := stop_spans(tail):
             (start, end), *_ = spans
             text, stop, rest = tail[:start], tail[start:end], tail[end:]
@@ -152,7 +173,7 @@ def _new(
 ) -> tuple[bool, str]:
     """Whether the `done` turns before still end with their stop token, and what the prompt adds to them. Where it also
     changes them: what stands behind the last of them, which ends with the last stop token that does not depend on the
-    turn after it."""
+    turn after it. gpt-oss ends calls with one and earlier answers with none: there that token is not the last one's."""
     for end in (written + stop, written):
         if prompt.startswith(end):
             return end == written + stop, prompt.removeprefix(end)
@@ -160,9 +181,20 @@ def _new(
     probe = render([*turns[:done], other, *turns[done + 1 :]], tools, True)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, probe, strict=False)))
     spans = stop_spans(prompt[:same])
-    if not spans:
+    behind = prompt[spans[-1][1] :] if spans else ""
+    if not behind or not render([*turns[: done - 1], _changed(turns[done - 1]), *turns[done:]], tools, True).endswith(
+        behind
+    ):
         raise RowFault(f"the chat template rewrites what comes before turn {done + 1}", _ONE_ANSWER)
-    return True, prompt[spans[-1][1] :]
+    return True, behind
+
+
+def _changed(answer: Turn) -> Turn:
+    """Another answer, told from the first by its last words."""
+    if not answer.calls:
+        return replace(answer, content=f"{answer.content}\uf8ff")
+    *calls, last = answer.calls
+    return replace(answer, calls=(*calls, replace(last, arguments={**last.arguments, "\uf8ff": ""})))
 
 
 @dataclass(frozen=True)
