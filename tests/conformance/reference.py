@@ -8,26 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 
 # A gradient below this share of all gradients' norm is zero in exact arithmetic (of OPT's key biases, of A while B is
 # zero) and rounding in fp32: its error is taken against that norm, not against itself.
 _ROUNDING = 1e-6
+# What checkpoints that also see call the rest of them.
+_SIGHT = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "embed_vision")
 # The gradient of a single number (Apertus' activation has two a layer) is a sum over all tokens and channels, which may
 # cancel: transformers' own in fp32 is 3e-5 from that in fp64 there, and surefoot's 2e-5.
 _CANCELS = 1e-3
+
+
+def opened(folder: Path, **options: Any) -> PreTrainedModel:
+    """By transformers' class of its kind. options: of `from_pretrained`."""
+    sees = hasattr(AutoConfig.from_pretrained(folder), "vision_config")
+    return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(folder, **options)
 
 
 def plain_model(
     base: Path, kind: str, targets: frozenset[str], parameters: frozenset[str], rank: int, alpha: int
 ) -> nn.Module:
     """The base model, with PEFT's adapter unless kind is full, without dropout."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    model = opened(base, dtype=torch.float32, attn_implementation="eager")
     if kind == "full":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(of_text(name))
         return model
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -38,6 +49,11 @@ def plain_model(
         use_dora=kind == "dora",
     )
     return get_peft_model(model, config)
+
+
+def of_text(name: str) -> bool:
+    """Whether a parameter or module is the language model's. What sees, and what joins it to the text, stay frozen."""
+    return not any(part in _SIGHT for part in name.split("."))
 
 
 def take_trainable(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
@@ -86,8 +102,8 @@ def gradient_error(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.
 def reloaded(base: Path, output: Path, kind: str) -> nn.Module:
     """What a run wrote, opened by transformers or PEFT."""
     if kind == "full":
-        return AutoModelForCausalLM.from_pretrained(output)
-    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), output)
+        return opened(output)
+    return PeftModel.from_pretrained(opened(base), output)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from conformance.reference import logits
+from helpers.wrappers import SEEING
 from helpers.zoo import ZOO
 from helpers.zoo_modern import MIXTURES, MODERN
 from surefoot.config.schema import RunConfig
@@ -59,7 +60,7 @@ class FirstStep:
 
 
 def build(family: str, folder: Path, *, dropout: bool) -> Path:
-    return (ZOO | MODERN)[family](folder, **({} if dropout else _NO_DROPOUT.get(family, {})))
+    return (ZOO | MODERN | SEEING)[family](folder, **({} if dropout else _NO_DROPOUT.get(family, {})))
 
 
 def run_config(base: Path, kind: str, output: Path, *, dropout: bool, **adapter: Any) -> RunConfig:
@@ -89,7 +90,8 @@ def run_config(base: Path, kind: str, output: Path, *, dropout: bool, **adapter:
 
 
 def has_experts(base: Path) -> bool:
-    return json.loads((base / "config.json").read_text())["model_type"] in MIXTURES
+    config = json.loads((base / "config.json").read_text())
+    return config.get("text_config", config)["model_type"] in MIXTURES
 
 
 def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = None) -> FirstStep:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch import nn
-from transformers import AutoModelForCausalLM
+
+from conformance.reference import of_text, opened
 
 _GATED = (
     "self_attn.q_proj",
@@ -47,12 +48,15 @@ def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]
     """Linear layers, and experts' parameters, that an adapter on everything stands on. base: the family's model."""
     if family in TARGETS:
         return TARGETS[family], frozenset()
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = opened(base)
     barred = (*_ROUTERS, ".out_proj") if family in _MAMBA else _ROUTERS
     linears = frozenset(
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings() and not name.endswith(barred)
+        if isinstance(module, nn.Linear)
+        and module is not model.get_output_embeddings()
+        and of_text(name)
+        and not name.endswith(barred)
     )
     experts = {name for name, parameter in model.named_parameters() if parameter.dim() == 3 and ".experts." in name}
     # PEFT takes these names for the experts' own wherever they stand; as parameters it finds them.

@@ -11,7 +11,7 @@ from torch import nn
 
 from conformance import table
 from conformance.runs import KINDS, build, run_config, stopped_and_resumed, whole_run
-from conformance.table import LIMIT, ROWS, Proof, prove, reload_error, step_errors, trained_modules
+from conformance.table import LIMIT, MERGED, ROWS, Proof, merge_error, prove, reload_error, step_errors, trained_modules
 from conformance.targets import TARGETS
 from helpers.tiers import representatives
 from surefoot.report.verification import compare_folders
@@ -19,6 +19,7 @@ from surefoot.training import step
 
 # Fused products, transposed matrices, a family that is neither, a state space beside attention, experts.
 QUICK = [("llama3", "full"), ("gpt2", "lora"), ("phi3", "dora"), ("falcon_h1", "lora"), ("qwen3_moe", "lora")]
+QUICK += [("qwen3_5_moe+vision", "lora")]
 
 
 @pytest.mark.parametrize(("family", "kind"), representatives(ROWS, *QUICK))
@@ -64,6 +65,13 @@ def test_twin_a_changed_output_is_seen(kind, name, tmp_path):
     assert reload_error(base, output, kind, trained) > LIMIT
 
 
+def test_twin_a_merge_that_leaves_the_adapter_out_is_seen(tmp_path):
+    base, output = build("llama3", tmp_path / "base", dropout=True), tmp_path / "run"
+    trained = whole_run(run_config(base, "lora", output, dropout=True), base)
+    assert merge_error(output, trained) <= MERGED
+    assert reload_error(output, base, "full", trained) > MERGED
+
+
 def test_twin_missing_targets_are_seen(tmp_path):
     base, output = build("llama3", tmp_path / "base", dropout=True), tmp_path / "run"
     whole_run(run_config(base, "lora", output, dropout=True, targets=["q_proj"]), base)
@@ -82,11 +90,12 @@ def test_twin_draws_that_drift_after_the_stop_are_seen(tmp_path, monkeypatch):
     assert compare_folders(straight, broken) != []
 
 
-GOOD = Proof("any", "lora", 0.0, LIMIT, 0.0, (frozenset("a"), frozenset("a")), ())
+GOOD = Proof("any", "lora", 0.0, LIMIT, 0.0, MERGED, (frozenset("a"), frozenset("a")), ())
 BAD = {
     "loss": replace(GOOD, loss=2 * LIMIT),
     "gradients": replace(GOOD, gradients=float("inf")),
     "reload": replace(GOOD, reload=float("nan")),
+    "merge": replace(GOOD, merge=2 * MERGED),
     "targets": replace(GOOD, targets=(frozenset("ab"), frozenset("a"))),
     "resume": replace(GOOD, resume=("state.json: step: 3 against 4",)),
 }

@@ -9,6 +9,8 @@ shows. Qwen3.5's has two tensors of a head that predicts several tokens at once,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +154,8 @@ def wrapper(name: str, folder: Path, *, seed: int = 0, **text: Any) -> Path:
             setattr(config, key, len(tokenizer) + 1)
     model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1 and not key.endswith(("A_log", "dt_bias")):  # these have ranges of their own
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.generation_config = GenerationConfig(eos_token_id=[ids[stop]])
     model.save_pretrained(folder)
@@ -162,3 +164,7 @@ def wrapper(name: str, folder: Path, *, seed: int = 0, **text: Any) -> Path:
         heads = {key: torch.randn(shape, dtype=torch.bfloat16) for key, shape in MTP.items()}
         save_file(load_file(folder / "model.safetensors") | heads, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+# By a name of its own beside those of causal models.
+SEEING: dict[str, Callable[..., Path]] = {f"{name}+vision": partial(wrapper, name) for name in WRAPPERS}
