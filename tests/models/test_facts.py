@@ -1,12 +1,13 @@
 """Families whose structure no row has: the module tree, against the model and PEFT; which of them are trained."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from transformers import BertConfig, BertLMHeadModel
+from transformers import BertConfig, BertLMHeadModel, Gemma3nConfig
 
 from helpers.architectures import LLAMA, build
 from helpers.faults import raises_fault
@@ -19,6 +20,7 @@ from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.verify import verify_head
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
+from surefoot.system.errors import EnvironmentFault
 
 CPU = torch.device("cpu")
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
@@ -133,6 +135,14 @@ def test_what_layers_do_along_a_row(tmp_path, kind):
     found = facts(tmp_path, SIZES | {"num_hidden_layers": 2} | keys | {"model_type": kind})
     assert (found.attends, found.recurrent) == expected
     assert found.without_sdpa == "" if found.attends else found.without_sdpa
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="with timm it opens")
+def test_a_package_that_a_part_of_the_model_comes_from_is_named(tmp_path):
+    Gemma3nConfig().save_pretrained(tmp_path)
+    with raises_fault("SF-MODEL-KIND", tmp_path / "config.json", "timm", remedy=["timm"]) as caught:
+        facts_of(tmp_path)
+    assert isinstance(caught.value, EnvironmentFault)
 
 
 def test_infinity_as_transformers_writes_it(tmp_path):

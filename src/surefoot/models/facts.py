@@ -6,6 +6,7 @@ seconds, most of them the import, so it is done only where no row has the struct
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -82,11 +83,19 @@ def module_tree(folder: Path) -> ModuleTree:
             model = auto_class(config).from_config(config)
             model.tie_weights()
     except ImportError as error:
-        raise EnvironmentFault(Fault(str(folder / "config.json"), one_line(error), code="SF-MODEL-KIND")) from error
+        raise EnvironmentFault(_missing_library(error, str(folder / "config.json"))) from error
     except ValueError as error:
         what = f"model_type {config.model_type!r} is not a causal language model of transformers"
         raise InputError(Fault(str(folder / "config.json"), what, "use a text model", code="SF-MODEL-KIND")) from error
     return _tree(model, str(folder / "config.json"))
+
+
+def _missing_library(error: ImportError, where: str) -> Fault:
+    """Of a part of the model that transformers takes from elsewhere: Gemma 3n's vision tower is timm's."""
+    if found := re.search(r"requires the (\S+) library", str(error)):
+        what = f"the model takes a part of it from the package {found[1]}, which is not installed"
+        return Fault(where, what, f"pip install {found[1]}", code="SF-MODEL-KIND")
+    return Fault(where, one_line(error), code="SF-MODEL-KIND")
 
 
 def _tree(model: PreTrainedModel, where: str) -> ModuleTree:

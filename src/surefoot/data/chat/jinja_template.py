@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from surefoot.data.chat import render as chat_jinja
-from surefoot.data.chat.turn_by_turn import lay_out_rendered
+from surefoot.data.chat.turn_by_turn import drops_thoughts, lay_out_rendered
 from surefoot.data.formats import IMAGE, Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Piece, Segment, Template, TextEncoder, require_turns
 from surefoot.families.templates import ANYWHERE, OWN, row_like
@@ -164,19 +164,7 @@ class _Chat:
         except RowFault:
             return ()  # it takes no second answer; a conversation that has one is refused when it comes
         notes = (_UNSTABLE,) * (not frame.stable) + (_ENDS_OTHERWISE,) * (not frame.same_ends)
-        return notes + (_DROPS_THOUGHTS,) * self._drops_thoughts()
-
-    def _drops_thoughts(self) -> bool:
-        """Whether an earlier answer cannot keep its own: see `surefoot.data.chat.turn_by_turn`."""
-        thought = "\ue002"
-        turns = tuple(
-            replace(one, thought=thought) if one.role == "assistant" else one for one in _placeholders(_PROBE)
-        )
-        try:
-            texts = [segment.text for segment in self._rendered(Conversation(turns)) if segment.turn == 1]
-        except RowFault:  # it takes none, and a record that has some is refused when it comes
-            return False
-        return thought not in "".join(texts)
+        return notes + (_DROPS_THOUGHTS,) * drops_thoughts(self._rendered)
 
     def repeats_bos(self) -> bool:
         """Whether BOS stands before later turns as well, as in Llama 2's template."""

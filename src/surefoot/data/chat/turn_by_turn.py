@@ -69,6 +69,17 @@ def _thoughtless(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(replace(turn, thought="") for turn in turns)
 
 
+def drops_thoughts(lay_out: Callable[[Conversation], Sequence[Segment]]) -> bool:
+    """Whether an answer that a question follows cannot keep its thoughts. lay_out: see `lay_out_rendered`."""
+    thought = "\ue002"
+    question, answer = Turn("user", "\ue000"), Turn("assistant", "\ue001", thought=thought)
+    try:
+        segments = lay_out(Conversation((question, answer, question, answer)))
+    except RowFault:  # it takes none, and a record that has some is refused when it comes
+        return False
+    return not any(thought in segment.text for segment in segments if segment.turn == 1)
+
+
 def _require_written(conversation: Conversation, render: Render) -> None:
     turns, tools = conversation.turns, conversation.tools
     text = render(turns, tools, False)
