@@ -194,7 +194,7 @@ def test_twin_a_merge_that_drops_an_expert_or_mistakes_the_order_is_not_exported
     exact = ParamWrapper.get_delta_weight
 
     def wrong(layer: ParamWrapper, name: str) -> torch.Tensor:
-        weight = layer.lora_B[name].weight
+        weight = layer.lora_B[name].get_parameter("weight")
         kept = weight.data
         weight.data = broken(kept)
         try:
