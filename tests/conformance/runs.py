@@ -112,7 +112,7 @@ def first_step(config: RunConfig, *, stirred: bool, disturb: Disturb | None = No
         loaded.engine, run.task.objective, batches, weight=weight, step=1, scale=None, settings=loaded.settings
     )
     gradients = {name: p.grad for name, p in trainable.items() if p.grad is not None}
-    examples = [example for batch in batches for example in unpadded(batch)]
+    examples = [example for batch in batches if isinstance(batch, Batch) for example in unpadded(batch)]
     return FirstStep(float(sums[LOSS]) / weight, gradients, values, examples)
 
 
