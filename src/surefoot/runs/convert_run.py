@@ -83,10 +83,9 @@ def convert_run(run: PreparedRun, loaded: LoadedModels, checkpoint: Path, seen: 
     files: tuple[str, ...] = ()
     if not isinstance(policy, PeftModel):
         folder = run.folder / FOLDER
-        durable.remove(folder)
-        durable.make_folders(folder)
-        save_converted(policy, to, group, folder)  # pyright: ignore[reportArgumentType]
-        run.tokenizer.save_pretrained(folder)
+        with durable.staged_folder(folder, replace=True) as staging:
+            save_converted(policy, to, group, staging)  # pyright: ignore[reportArgumentType]
+            run.tokenizer.save_pretrained(staging)
         again = _as_transformers_reads(folder, run, device)
         install_bos_scaling(again, plan.tokenizer.bos_scale.value)
         record["reloaded"], _ = _loss(run, loaded, again)
