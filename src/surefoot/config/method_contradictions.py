@@ -13,6 +13,7 @@ from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
 from surefoot.method_facts.losses import NO_REFERENCE, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
+from surefoot.system.locations import is_address
 from surefoot.system.redaction import veiled
 
 _FOR_ANSWERS = ("train_on", "encoding")  # keys of data for the methods that learn marked tokens
@@ -145,24 +146,51 @@ def references(config: RunConfig) -> Iterator[Problem]:
         yield problem("alignment.reference", what, "add an adapter, or use model or cached", "adapter")
 
 
+def rollouts(config: RunConfig) -> Iterator[Problem]:
+    """Of every method that answers prompts."""
+    if not config.method.rollouts:
+        return
+    given, section = config.rollout, config.method.section
+    if given.engine == "vllm" and given.vllm_url is None:
+        what = "vllm answers over HTTP, and no address is given"
+        yield problem(f"{section}.engine", what, f"set {section}.vllm_url, or use embedded", f"{section}.vllm_url")
+    if given.engine == "vllm" and (config.adapter is None or config.adapter.kind != "lora"):
+        what = "a vLLM server takes LoRA adapters alone while it runs"
+        yield problem(f"{section}.engine", what, "use adapter.kind lora, or embedded", "adapter")
+    if given.engine != "vllm" and given.vllm_url is not None:
+        what = f"is the address of a vLLM server, and {section}.engine is {given.engine}"
+        fix = f"set {section}.engine to vllm, or leave it out"
+        yield problem(f"{section}.vllm_url", what, fix, f"{section}.engine")
+    length, most = config.data.max_length, f"{section}.max_new_tokens"
+    if isinstance(length, int) and length <= given.max_new_tokens:
+        what = f"{length} tokens hold no prompt beside an answer of up to {given.max_new_tokens} ({most})"
+        yield problem("data.max_length", what, f"raise it, or lower {most}", most)
+
+
+def groups(config: RunConfig) -> Iterator[Problem]:
+    """Of a method that compares several answers to one prompt."""
+    if not config.method.rollouts or config.method.critic:
+        return
+    given = config.grpo
+    if config.batch.size % given.group:
+        what = f"a step learns from whole groups, and {config.batch.size} answers are no multiple of {given.group}"
+        near = max(1, round(config.batch.size / given.group)) * given.group
+        yield problem("batch.size", what, f"use {near}, or another grpo.group", "grpo.group")
+    for place, term in enumerate(given.rewards):
+        if is_address(term.name) and veiled(term.name) != term.name:
+            what = "holds what looks like a key or a password, and a run's records hold its settings"
+            yield problem(f"grpo.rewards.{place}.name", what, "leave it out: a proxy on this machine can add it")
+
+
 def ppo(config: RunConfig) -> Iterator[Problem]:
     given = config.ppo
-    if not config.method.rollouts:
+    if not config.method.critic:
         return
     if given.unsup_coef > 0 and given.unsup_data == "none":
         yield problem("ppo.unsup_coef", "there is no ppo.unsup_data to weigh", "name the texts", "ppo.unsup_data")
     if given.unsup_coef == 0 and given.unsup_data != "none":
         what = "ppo.unsup_coef is 0, so nothing would be learned from it"
         yield problem("ppo.unsup_data", what, "give a weight (DeepSpeed-Chat has 27.8)", "ppo.unsup_coef")
-    if given.engine == "vllm" and given.vllm_url is None:
-        what = "vllm answers over HTTP, and no address is given"
-        yield problem("ppo.engine", what, "set ppo.vllm_url, or use embedded", "ppo.vllm_url")
-    if given.engine == "vllm" and (config.adapter is None or config.adapter.kind != "lora"):
-        what = "a vLLM server takes LoRA adapters alone while it runs"
-        yield problem("ppo.engine", what, "use adapter.kind lora, or embedded", "adapter")
-    if given.engine != "vllm" and given.vllm_url is not None:
-        what = f"is the address of a vLLM server, and ppo.engine is {given.engine}"
-        yield problem("ppo.vllm_url", what, "set ppo.engine to vllm, or leave it out", "ppo.engine")
     for key, address in (("ppo.reward", given.reward), ("ppo.vllm_url", given.vllm_url)):
         if address is not None and address.startswith(("http://", "https://")) and veiled(address) != address:
             what = "holds what looks like a key or a password, and a run's records hold its settings"
@@ -170,10 +198,6 @@ def ppo(config: RunConfig) -> Iterator[Problem]:
     if given.kl_horizon != PpoConfig.model_fields["kl_horizon"].default and given.kl_target is None:
         what = "the coefficient is steered only towards ppo.kl_target, and that is not set"
         yield problem("ppo.kl_horizon", what, "set ppo.kl_target, or leave it out", "ppo.kl_target")
-    length = config.data.max_length
-    if isinstance(length, int) and length <= given.max_new_tokens:
-        what = f"{length} tokens hold no prompt beside an answer of up to {given.max_new_tokens} (ppo.max_new_tokens)"
-        yield problem("data.max_length", what, "raise it, or lower ppo.max_new_tokens", "ppo.max_new_tokens")
 
 
 def parallel(config: RunConfig) -> Iterator[Problem]:
@@ -203,6 +227,8 @@ RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     shared_sections,
     losses,
     references,
+    rollouts,
+    groups,
     ppo,
     parallel,
 )

@@ -1,4 +1,4 @@
-"""The knobs of single methods: reward models, dpo and kto, ppo. `surefoot.config.schema` has those of every run."""
+"""The knobs of single methods: reward, dpo and kto, ppo, grpo. `surefoot.config.schema` has those of every run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_serializer
 
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
-from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, Text
-from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES
+from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, ShortForm, Text
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES
 
 if TYPE_CHECKING:
     PairLoss = str
     RewardLoss = str
+    GroupLoss = str
 else:  # the rows are the one list of names; a type checker wants constants
     PairLoss = Literal[tuple(PAIR_LOSSES)]
     RewardLoss = Literal[tuple(REWARD_LOSSES)]
+    GroupLoss = Literal[tuple(GROUP_LOSSES)]
 
 
 class RewardConfig(Section):
@@ -130,3 +132,64 @@ class PpoConfig(Section):
     @field_serializer("unsup_data", when_used="json")
     def _short(self, value: Any) -> Any:
         return plain_sources(value) if isinstance(value, tuple) else value
+
+
+class RewardTerm(Section):
+    name: Annotated[Text, Field(examples=["numeric"])]
+    """exact, numeric, choice, regex, length, json or math, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
+    MODULE:FUNCTION or entry_point:NAME; an http(s) address; or a reward model's folder or hub id."""
+    weight: Annotated[float, Number] = 1.0
+    """What its scores are multiplied by before all are added up."""
+    field: Annotated[Text | None, Field(examples=["answer"])] = None
+    """exact, numeric, choice and math: field of the record with the right answer; null: answer. json: field with a
+    schema; null: any JSON will do."""
+    pattern: Annotated[Text | None, Field(examples=["<answer>.*</answer>"])] = None
+    """regex: Python's regular expression that an answer has to contain. exact, numeric, choice and math: with one
+    group, which holds what is compared; null: as docs/grpo.md says."""
+    longest: Annotated[Count | None, Field(examples=[200])] = None
+    """length: tokens of an answer beyond which it scores 0."""
+
+
+class GrpoConfig(Section):
+    rewards: list[Annotated[RewardTerm, ShortForm("name")]] = Field(
+        default=[], examples=[["numeric"], [{"name": "numeric"}, {"name": "style.py:short", "weight": 0.1}]]
+    )
+    """Where scores come from: a list of names, or of {name, weight}. Their weighted sum is what is learned from."""
+    loss: GroupLoss = "dapo"
+    """docs/grpo.md has the formulas. dapo: Yu et al. 2025. grpo: Shao et al. 2024. bnpo: TRL's. dr_grpo: Liu et al.
+    2025. cispo: MiniMax 2025. gspo: Zheng et al. 2025. rloo: Ahmadian et al. 2024. reinforce++: Hu 2025."""
+    group: Annotated[int, Field(ge=2), Number] = 8
+    """Answers to each prompt, which are compared with each other. batch.size counts answers."""
+    rollout_batches: Count = 1
+    """How many batches of batch.size answers are written before the weights move."""
+    epochs: Count = 1
+    """How often the answers of one rollout are learned from."""
+    max_new_tokens: Count = 256
+    """Longest answer in tokens; a prompt has data.max_length less this."""
+    temperature: Positive = 1.0
+    """Of the answers' draws."""
+    top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0
+    """Draw from the fewest likeliest tokens that add up to this."""
+    baseline: Literal["auto", "group", "others", "step"] = "auto"
+    """What is taken off a score. group: the mean of its group. others: the mean of the group's other answers. step: the
+    mean of the rollout. auto: as the loss is defined."""
+    scale: Literal["auto", "group", "step", "none"] = "auto"
+    """What that difference is divided by: the deviation of the group, of the rollout, or nothing. auto: as the loss is
+    defined."""
+    clip_low: Annotated[Literal["auto"] | Positive, Field(examples=[0.2])] = "auto"
+    """How far below 1 a probability ratio may fall before its gradient stops; auto: as the loss is defined."""
+    clip_high: Annotated[Literal["auto"] | Positive, Field(examples=[0.28])] = "auto"
+    """The same above 1."""
+    kl: NonNegative = 0.0
+    """Coefficient of the KL penalty that holds the policy to the base; 0: none, and no reference is loaded."""
+    overlong: Literal["learn", "mask"] = "learn"
+    """What becomes of answers that reach max_new_tokens without an end. learn: their score counts as any other. mask:
+    they count in their group's mean, and are not learned from."""
+    ratio_bound: Positive = 10.0
+    """Mean probability ratio of a step beyond which it does not count."""
+    patience: Count = 3
+    """Rollouts in a row without any spread of scores, or held back, before the run ends with exit 5."""
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What writes the answers: this process, or a vLLM server."""
+    vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
+    """Address of the vLLM server."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
-from surefoot.config.methods import AlignmentConfig, PpoConfig, RewardConfig
+from surefoot.config.methods import AlignmentConfig, GrpoConfig, PpoConfig, RewardConfig
 from surefoot.config.sections import AdapterShape, DataFormat, Sources, plain_sources
 from surefoot.config.types import (
     CompileMode,
@@ -299,7 +299,8 @@ class RunConfig(Section):
     stage: Annotated[Method, Field(examples=["sft"])]
     """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts. reward: a score for
     answers, from pairs of a better and a worse one. dpo: the policy itself, from such pairs. kto: from answers that are
-    judged good or bad. ppo: from a score of the policy's own answers."""
+    judged good or bad. ppo: from a score of the policy's own answers. grpo: from scores of several answers to each
+    prompt."""
     model: Annotated[ModelConfig, ShortForm("path"), Field(examples=["meta-llama/Llama-3.1-8B"])]
     """Base model: a folder or hub id (short for {path: …, revision: …})."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -345,6 +346,8 @@ class RunConfig(Section):
     """Stages dpo and kto: loss and reference."""
     ppo: PpoConfig = PpoConfig()
     """Stage ppo: scores, rollouts and the constants of the method."""
+    grpo: Annotated[GrpoConfig, Field(examples=[{"rewards": ["numeric"]}])] = GrpoConfig()
+    """Stage grpo: rewards, rollouts and the constants of the method."""
     parallel: ParallelConfig = ParallelConfig()
     """Several processes."""
     samples: SamplesConfig = SamplesConfig()
@@ -383,4 +386,11 @@ class RunConfig(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether the loss compares with a reference policy."""
+        if self.method.rollouts:
+            return self.method.reference and self.rollout.kl > 0
         return self.method.reference and (self.loss is None or self.loss.reference)
+
+    @property
+    def rollout(self) -> PpoConfig | GrpoConfig:
+        """The section of a method that answers prompts."""
+        return getattr(self, str(self.method.section))

@@ -1,9 +1,9 @@
-"""The losses of DPO's family and of reward models, as facts: what each needs and which keys it reads.
+"""The losses of DPO's family, of GRPO's and of reward models, as facts: what each needs and which keys it reads.
 
     PAIR_LOSSES["orpo"].reference       # False: it compares the two answers with each other alone
 
 A loss is one row here and one function in `surefoot.methods.losses`; `joined` lets neither exist without the other.
-`docs/preference.md` describes each in its table.
+`docs/preference.md` and `docs/grpo.md` describe each in their tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 Row = TypeVar("Row")
 
@@ -43,6 +43,64 @@ PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
         "orpo": LossFacts(reference=False, sft=1.0),
         "simpo": LossFacts(reference=False, keys=("margin",)),
         "cpo": LossFacts(reference=False, keys=("label_smoothing",), sft=1.0),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLossFacts(LossFacts):
+    """One loss of stage grpo.
+
+    source: where it is defined.
+    ratio: whose probability ratio is clipped. token: each token's. sequence: the geometric mean over an answer's
+        tokens. answer: their product.
+    mean: what the loss is a mean over. tokens: all tokens of a step. answers: the answers of a step, each the mean over
+        its own tokens. limit: the answers of a step, each the sum over its tokens divided by max_new_tokens.
+    baseline: what is taken off a score. group: the mean of its group. others: the mean of the other answers of its
+        group. step: the mean of the rollout.
+    scale: what the difference is divided by: the deviation of its group, of the rollout, or nothing.
+    clip: how far below and above 1 a ratio may go; below None: as far as it likes.
+    weighs: the clipped ratio weighs the log-probability and has no gradient itself (CISPO); else it is what is learned.
+    penalty: where the KL to the reference is taken into account: in the loss of each token (k3), or in the score.
+    """
+
+    reference: bool = False  # grpo.kl asks for one
+    source: str
+    ratio: Literal["token", "sequence", "answer"] = "token"
+    mean: Literal["tokens", "answers", "limit"] = "tokens"
+    baseline: Literal["group", "others", "step"] = "group"
+    scale: Literal["group", "step", "none"] = "group"
+    clip: tuple[float | None, float] = (0.2, 0.2)
+    weighs: bool = False
+    penalty: Literal["loss", "score"] = "loss"
+
+    @property
+    def unit(self) -> str:
+        """What the weight of a batch counts."""
+        return "response_tokens" if self.mean == "tokens" else "answers"
+
+
+GROUP_LOSSES: Mapping[str, GroupLossFacts] = MappingProxyType(
+    {
+        "dapo": GroupLossFacts(source="Yu et al. 2025, arXiv 2503.14476", clip=(0.2, 0.28)),
+        "grpo": GroupLossFacts(source="Shao et al. 2024, arXiv 2402.03300", mean="answers"),
+        "bnpo": GroupLossFacts(source="TRL's bnpo: GRPO with one mean over the tokens of a step"),
+        "dr_grpo": GroupLossFacts(source="Liu et al. 2025, arXiv 2503.20783", mean="limit", scale="none"),
+        "cispo": GroupLossFacts(source="MiniMax 2025, arXiv 2506.13585", clip=(None, 4.0), weighs=True),
+        "gspo": GroupLossFacts(
+            source="Zheng et al. 2025, arXiv 2507.18071", ratio="sequence", mean="answers", clip=(3e-4, 4e-4)
+        ),
+        "rloo": GroupLossFacts(
+            source="Ahmadian et al. 2024, arXiv 2402.14740",
+            ratio="answer",
+            mean="answers",
+            baseline="others",
+            scale="none",
+            penalty="score",
+        ),
+        "reinforce++": GroupLossFacts(
+            source="Hu 2025, arXiv 2501.03262", baseline="step", scale="step", penalty="score"
+        ),
     }
 )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, LossFacts
 
 Records = Literal["answers", "pairs", "judged", "prompts"]
 Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
@@ -56,6 +56,7 @@ class MethodFacts:
     formats: what data.format may name beside auto and custom; None: any.
     unit: what its loss is a mean over.
     rows: rows of a batch that one example becomes.
+    counts: what batch.size counts, where that is not the records.
     section: of the config, that the method reads; None: it has no section of its own.
     own_keys: keys of that section which no other method reads.
     losses: by the name that the section's key `loss` may have; empty where the method has one loss.
@@ -69,7 +70,8 @@ class MethodFacts:
     other_prompts: each step also pairs its prompts with each other's answers, so a step needs two examples and their
         log-probabilities cannot be computed once for all.
     scores: it trains a value head, and computes no logits and writes no answers.
-    rollouts: it answers prompts while it trains, and has models beside the policy: critic, reference, reward model.
+    rollouts: it answers prompts while it trains, and learns from its own answers.
+    critic: it trains a critic beside the policy, and may have a reward model.
     weighs_answers: the loss needs the log-probability of every answer by itself before it is known how much each
         counts, so a head that trains cannot go over positions a few at a time.
     packs: the documents of a step can go through the model as one packed row.
@@ -85,6 +87,7 @@ class MethodFacts:
     formats: tuple[str, ...] | None
     unit: Unit = "tokens"
     rows: int = 1
+    counts: str = ""
     section: str | None = None
     own_keys: tuple[str, ...] = ()
     losses: Mapping[str, LossFacts] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class MethodFacts:
     other_prompts: bool = False
     scores: bool = False
     rollouts: bool = False
+    critic: bool = False
     weighs_answers: bool = False
     packs: bool = True
     shares_prompts: bool = False
@@ -108,7 +112,7 @@ class MethodFacts:
     @property
     def counted(self) -> str:
         """What batch.size counts."""
-        return COUNTED[self.records]
+        return self.counts or COUNTED[self.records]
 
 
 _RANKED = ("reward_accuracy", "reward_margin")
@@ -193,8 +197,24 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             metrics=("reward", "ended"),
             compared="log-probabilities before and after an update are compared",
             rollouts=True,
+            critic=True,
             packs=False,
             large_rate=5e-7,
+        ),
+        "grpo": MethodFacts(
+            title="group relative policy optimisation",
+            records="prompts",
+            formats=None,
+            unit="response_tokens",
+            counts="answers",
+            section="grpo",
+            losses=GROUP_LOSSES,
+            metrics=("reward", "ended"),
+            compared="log-probabilities before and after an update are compared",
+            reference=True,
+            rollouts=True,
+            packs=False,
+            large_rate=1e-6,
         ),
     }
 )

@@ -37,7 +37,7 @@ def prepare_examples(
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
     """Those of config.stage; of the plan its tokenizer's part alone is needed. Stage pretrain: plain texts, in as many
-    examples as they need; ppo: prompts, each of which leaves room for ppo.max_new_tokens.
+    examples as they need; ppo and grpo: prompts, each of which leaves room for an answer of max_new_tokens.
 
     read_record: for sources whose format is custom.
 
@@ -82,10 +82,10 @@ def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
     longest = tokens.max_length.value
     if not config.method.rollouts:
         return longest
-    room = longest - config.ppo.max_new_tokens
+    room = longest - config.rollout.max_new_tokens
     if room < 1:
-        what = f"{config.ppo.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
-        raise InputError(Fault("ppo.max_new_tokens", what, "lower it", code="SF-DATA-LENGTH"))
+        what = f"{config.rollout.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
+        raise InputError(Fault(f"{config.method.section}.max_new_tokens", what, "lower it", code="SF-DATA-LENGTH"))
     return room
 
 

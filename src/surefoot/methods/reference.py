@@ -17,7 +17,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.fast.packing import documents_fault, packed_attention
 from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.models.peft import PeftModel
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.report.wording import duration_text
@@ -60,7 +62,7 @@ def open_reference(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Refe
         assert isinstance(loaded.policy, PeftModel)
         return adapter_off(loaded.policy)
     if choice == MODEL:
-        return _second_copy(config, plan, loaded.engine.device)
+        return frozen(_second_copy(config, plan, loaded.engine.device))
     if choice == CACHED:
         base, in_memory = _base_for_now(config, plan, loaded)
         return cached_reference(run, loaded, base, in_memory, notify)
@@ -75,10 +77,10 @@ def _base_for_now(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> tup
         return lambda: adapter_off(policy), True
     if loaded.checkpoint is None:
         return lambda: frozen(policy), True
-    return lambda: _second_copy(config, plan, loaded.engine.device), False
+    return lambda: frozen(_second_copy(config, plan, loaded.engine.device)), False
 
 
-def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Reference:
+def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> nn.Module:
     """The base as the policy began with it, added rows and BOS factor included."""
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     once = replace(plan.memory, gradient_checkpointing=Choice(False, "nothing flows back", "default"))
@@ -86,7 +88,25 @@ def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> Refe
     install_bos_scaling(model, plan.tokenizer.bos_scale.value)
     if (form := plan.kernels.documents.value) != PLAIN:
         packed_attention(form).install(model)  # as in the policy, whose architecture is the same and was tried
-    return frozen(_frozen_model(model))
+    return _frozen_model(model)
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A model that is asked for log-probabilities token by token. use: inside, it is the reference."""
+
+    model: nn.Module
+    use: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+def open_reference_model(run: RunInputs, loaded: LoadedModels) -> ReferenceModel:
+    """For a method whose rows are known when they were written alone: the base under the adapter, or a copy of it."""
+    assert run.plan.reference is not None
+    if run.plan.reference.value == ADAPTER_OFF:
+        assert isinstance(loaded.policy, PeftModel)
+        trunk = SharedBackbone(loaded.policy)
+        return ReferenceModel(loaded.policy, lambda: trunk.use_adapter(None))
+    return ReferenceModel(_second_copy(run.config, run.plan, loaded.engine.device))
 
 
 def _another(

@@ -50,6 +50,13 @@ def _ppo() -> MethodFunctions:
     return MethodFunctions(prepare_ppo, ppo_task, build_ppo, start_ppo)
 
 
+def _grpo() -> MethodFunctions:
+    from surefoot.methods.grpo.start import start_grpo
+    from surefoot.methods.grpo.task import grpo_task, prepare_grpo
+
+    return MethodFunctions(prepare_grpo, grpo_task, start=start_grpo)
+
+
 FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
     METHODS,
     {
@@ -59,5 +66,6 @@ FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
         "dpo": _dpo,
         "kto": _kto,
         "ppo": _ppo,
+        "grpo": _grpo,
     },
 )

@@ -157,7 +157,7 @@ def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
         if rate != usual:
             yield Move("optim.lr", rate, usual, f"usual for stage {stage} on all weights of some 8 B")
     critic = value_at(given, "ppo.critic_lr")
-    if method is not None and method.rollouts and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
+    if method is not None and method.critic and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
         yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of some 8 B")
 
 

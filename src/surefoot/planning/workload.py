@@ -96,7 +96,7 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
         work,
         fast_adapter=kernels.adapter.value == "fast",
         fused_norms=kernels.pointwise.value == FUSED,
-        prunes=kernels.last_block.value == "pruned" and not config.method.rollouts,  # whose critic reads all rows
+        prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # which reads all rows
         # What an unknown family does to its logits, only the model shows: room is kept for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,
     )

@@ -133,7 +133,7 @@ def _lasting(hardware: Hardware) -> Hardware:
 
 def _roles(config: RunConfig, base: Path) -> Roles:
     """Who plays what in PPO; other stages need no look at other models."""
-    if not config.method.rollouts:
+    if not config.method.critic:
         return Roles()
     from surefoot.methods.ppo.models import find_roles
 

@@ -98,7 +98,7 @@ def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskF
     """saves: checkpoints that the run writes, None where nobody knows yet."""
     keep = checkpoints_kept(config.checkpoint.keep)
     best = config.checkpoint.best != "none"
-    averaged = config.method.rollouts and config.ppo.ema is not None
+    averaged = config.method.critic and config.ppo.ema is not None
     base = resolve_folder(config.model.path, config.model.revision, weights=False)
     tokenizer = sum((base / name).stat().st_size for name in TOKENIZER_FILES if (base / name).is_file())
     merged = _merged_bytes(config, base)

@@ -139,7 +139,7 @@ class StepTokens:
 
 def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     """Of the run's examples, with what the policy is yet to write behind them."""
-    answer = config.ppo.max_new_tokens if config.method.rollouts else 0
+    answer = config.rollout.max_new_tokens if config.method.rollouts else 0
     return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
 
 

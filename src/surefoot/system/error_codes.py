@@ -227,6 +227,14 @@ CODES: dict[str, ErrorCode] = {
         "PPO cannot go on: answers are empty or not scored, or the policy left its bounds again and again.",
         "docs/ppo.md, under the brakes, says what each means.",
     ),
+    "SF-GRPO": ErrorCode(
+        "GRPO cannot go on: answers are empty or not scored, no group has scores that differ, or ratios left their bound.",
+        "docs/grpo.md, under what stops a run, says what each means.",
+    ),
+    "SF-REWARD": ErrorCode(
+        "A reward of grpo.rewards is none that surefoot knows, lacks a key, or finds no right answer in a record.",
+        "docs/grpo.md lists the rewards and their keys.",
+    ),
     # Checkpoints
     "SF-CHECKPOINT-DAMAGED": ErrorCode(
         "A checkpoint, log or record is not what was written: bytes changed, files missing or added.",

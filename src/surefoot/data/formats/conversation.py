@@ -143,6 +143,7 @@ class Conversation:
     good: whether its answer is the better of two, or was judged good; None where nobody judged it.
     images: the record's own list of paths, for the marks in the texts in their order.
     pictures: those of the `IMAGE`s in the texts, in order, once they were looked at.
+    record: of a prompt, all fields of its record: what scores its answers may ask for them.
     """
 
     turns: tuple[Turn, ...]
@@ -152,6 +153,7 @@ class Conversation:
     good: bool | None = None
     images: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    record: Mapping[str, Any] | None = None
 
 
 _FIRST = ("user",)

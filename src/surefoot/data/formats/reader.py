@@ -112,6 +112,8 @@ class Reading:
             if self._seen is not None:
                 self._seen.note_unused(row)
                 found = found[:1] if self._better_alone else found
+            if self._kind == "prompts":
+                found = [replace(one, record=row.value) for one in found]
             if row is first:
                 self._begins_with_text = found[0].turns[0].role == "text"
             if self._texts_alone:
@@ -208,10 +210,10 @@ def kept(batches: Batches) -> Iterator[Kept]:
     digest, separator = hashlib.sha256(), "["
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
         for one in itertools.chain.from_iterable(batches):
-            value = _without_empty(asdict(one))
+            value = _without_empty(asdict(replace(one, record=None)))
             digest.update((separator + json.dumps(value, sort_keys=True, ensure_ascii=False)).encode())
             separator = ", "
-            file.write(json.dumps(value) + "\n")
+            file.write(json.dumps({**value, "record": one.record}, default=str) + "\n")
         digest.update(b"]")
 
         def again() -> Batches:
@@ -238,7 +240,7 @@ def _conversation(value: dict[str, Any]) -> Conversation:
     return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"]), "images": images})
 
 
-_LATER = ("thought", "images", "pictures")
+_LATER = ("thought", "images", "pictures", "record")
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,8 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None
     "rows": (np.dtype(np.int64), (4,)),
     "supervised": (np.dtype(np.int64), ()),
     "prints": (PRINT, ()),
+    "fields": (np.dtype(np.uint8), ()),
+    "field_offsets": (np.dtype(np.int64), ()),
 }
 _META, _PICTURES = "meta.json", "pictures.json"
 Written = tuple[TokenisedFile, dict[str, Any], str]  # the last: why nothing is kept, empty where it is
@@ -157,15 +159,18 @@ def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -
             name: stack.enter_context(growing(folder / f"{name}.npy", dtype or width, row))
             for name, (dtype, row) in _ARRAYS.items()
         }
-        tokens = examples = 0
+        tokens = examples = fields = 0
         pictures: dict[str, Sequence[Picture]] = {}
         append["offsets"](np.zeros(1, dtype=np.int64))
+        append["field_offsets"](np.zeros(1, dtype=np.int64))
         for batch in batches:
             arrays = _arrays(batch, width)
             pictures |= {str(place): one.pictures for place, one in enumerate(batch, start=examples) if one.pictures}
             examples += len(batch)
             append["offsets"](tokens + arrays.pop("offsets")[1:])
             tokens += len(arrays["ids"])
+            append["field_offsets"](fields + arrays.pop("field_offsets")[1:])
+            fields += len(arrays["fields"])
             for name, rows in arrays.items():
                 append[name](rows)
     durable.fill_json(folder / _PICTURES, pictures)
@@ -210,6 +215,8 @@ def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarra
         "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
         "supervised": supervised_of(mask, offsets),
         "prints": _with_files(examples, prints_of(ids, mask, offsets)),
+        "fields": np.frombuffer(b"".join(one.fields for one in examples), dtype=np.uint8),
+        "field_offsets": np.cumsum([0, *(len(one.fields) for one in examples if one.fields)], dtype=np.int64),
     }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,8 @@ class TokenisedFile:
     supervised: [M] int64, computed from mask.
     prints: [M] V16, hashes of ids, mask and pictures.
     pictures: of the examples that have some, by their place.
+    fields: [bytes] uint8, the records of prompts as JSON, one after the other; empty where records are no prompts.
+    field_offsets: [M + 1] int64, where each begins, and the end; [1] where there are none.
     """
 
     name: str
@@ -47,6 +51,8 @@ class TokenisedFile:
     supervised: np.ndarray
     prints: np.ndarray
     pictures: Mapping[int, tuple[Picture, ...]] = field(default_factory=dict)
+    fields: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    field_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -109,6 +115,18 @@ class TokenisedDataset:
                 file, place, _ = self._find(index)
                 if own := file.pictures.get(place):
                     yield index, own
+
+    def record(self, index: int) -> Mapping[str, Any]:
+        """Of a prompt: all fields of the record that it was read from."""
+        file, place, _ = self._find(index)
+        return json.loads(file.fields[file.field_offsets[place] : file.field_offsets[place + 1]].tobytes())
+
+    def records_digest(self) -> str:
+        """SHA-256 of the records of all prompts, in the order of the files."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(file.fields.tobytes())
+        return digest.hexdigest()
 
     def name(self, index: int) -> RecordName:
         """What logs and errors call one example."""

@@ -13,6 +13,7 @@ which is the one that a policy ends with. Prompts are never truncated: a policy 
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -65,6 +66,7 @@ class Encoded(NamedTuple):
     good: bool = False  # the better of a pair, or judged good
     fits: bool = True  # of a prompt: it has no more tokens than it may have
     pictures: tuple[Picture, ...] = ()
+    fields: bytes = b""  # of a prompt: its record, as JSON
 
     @property
     def usable(self) -> bool:
@@ -349,7 +351,8 @@ def encode_prompts(
     with more than max_length tokens does not fit and is whole."""
     for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
         nothing = np.zeros(len(row.whole.ids), dtype=bool)
-        yield row.whole._replace(supervised=nothing, fits=len(row.whole.ids) <= max_length)
+        fields = json.dumps(row.conversation.record, ensure_ascii=False, default=str).encode()
+        yield row.whole._replace(supervised=nothing, fits=len(row.whole.ids) <= max_length, fields=fields)
 
 
 def _pair(

@@ -130,9 +130,13 @@ def token_entropy(log_p: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def entropy_seen(log_p: torch.Tensor) -> torch.Tensor:
-    """Sum of `token_entropy` to be logged, not learned: a few rows at a time, so that no second [N, V] exists."""
-    return torch.stack([token_entropy(rows).sum() for rows in log_p.split(_ROWS)]).sum()
+def entropy_seen(log_p: torch.Tensor, share: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum of `token_entropy` to be logged, not learned: a few rows at a time, so that no second [N, V] exists.
+
+    share: what each row counts for, [N]; None: 1.
+    """
+    parts = [token_entropy(rows) for rows in log_p.split(_ROWS)]
+    return torch.stack([part.sum() for part in parts]).sum() if share is None else (torch.cat(parts) * share).sum()
 
 
 def at_places(values: torch.Tensor, batch: Batch) -> torch.Tensor:

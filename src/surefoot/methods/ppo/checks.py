@@ -1,4 +1,4 @@
-"""What is checked before the first update of a PPO run, and how good its reward model is.
+"""What is checked before the first update of a run that answers prompts, and how good PPO's reward model is.
 
 The policy must be its reference, and the engine that draws answers the policy that learns. Both are seen in
 log-probabilities of the first rollout. Where they differ, every ratio and every KL penalty of the run would be wrong
@@ -22,7 +22,6 @@ from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import LoadedModels, Notify, RunInputs
-from surefoot.methods.ppo.rollout import Weighed
 from surefoot.methods.reward import Ranking, evaluated_ranking
 from surefoot.models.folder import resolve_folder
 from surefoot.models.ppo_models import PPOModels
@@ -40,15 +39,22 @@ START_TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
 DRAWN_MEAN, DRAWN_MOST = 1e-5, 1e-4
 
 
-def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
-    """Of the first rollout: the KL of the policy from its reference per token, and the mean probability ratio between
+def check_start(
+    section: str,
+    real: torch.Tensor,
+    logprobs: torch.Tensor,
+    reference: torch.Tensor,
+    drawn: torch.Tensor,
+    compute: DType,
+) -> tuple[float, float | None]:
+    """Of the first rollout, tables [E, R] of log-probabilities, of whose places some are real: the KL of the policy from its reference per token, and the mean probability ratio between
     the code that learns and the engine that drew, None where that cannot tell. Raises EnvironmentFault where either is
     further from 0 and 1 than the type of the products explains."""
-    real, tolerance = weighed.real, START_TOLERANCE[compute]
-    logprobs = weighed.logprobs[real].double()
+    tolerance = START_TOLERANCE[compute]
+    logprobs = logprobs[real].double()
     if not len(logprobs):
         return 0.0, None
-    kl = logprobs - weighed.reference[real].double()
+    kl = logprobs - reference[real].double()
     faults = []
     if not kl.abs().mean() <= tolerance:
         what = (
@@ -56,9 +62,11 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
             f"{kl.abs().mean():.3g} per token, and {tolerance:g} is what {compute} explains"
         )
         faults.append(
-            Fault("ppo", what, "the two were not loaded alike: report this with the run folder", code="SF-PLAN-BROKEN")
+            Fault(
+                section, what, "the two were not loaded alike: report this with the run folder", code="SF-PLAN-BROKEN"
+            )
         )
-    drawn = weighed.drawn[real].double()
+    drawn = drawn[real].double()
     known = ~drawn.isnan()
     ratio = None
     if known.any():
@@ -72,9 +80,9 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
             )
             faults.append(
                 Fault(
-                    "ppo",
+                    section,
                     what,
-                    "check that ppo.engine serves this model; try precision: fp32 or attention: eager",
+                    f"check that {section}.engine serves this model; try precision: fp32 or attention: eager",
                     code="SF-PLAN-BROKEN",
                 )
             )
@@ -83,13 +91,13 @@ def check_start(weighed: Weighed, compute: DType) -> tuple[float, float | None]:
     return float(kl.mean()), ratio
 
 
-def drawn_suffice(weighed: Weighed, compute: DType) -> bool:
+def drawn_suffice(real: torch.Tensor, logprobs: torch.Tensor, drawn: torch.Tensor, compute: DType) -> bool:
     """Whether the engine that drew the answers knows all log-probabilities as the code that learns computes them, up to
     rounding in fp32. In the 16-bit types one rollout that agrees promises nothing: what one rounding moves is far
     above the bounds."""
     if compute != "fp32":
         return False
-    apart = (weighed.drawn - weighed.logprobs)[weighed.real].double().abs()
+    apart = (drawn - logprobs)[real].double().abs()
     return bool(len(apart)) and bool(apart.mean() <= DRAWN_MEAN) and bool(apart.max() <= DRAWN_MOST)
 
 

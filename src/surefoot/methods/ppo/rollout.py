@@ -1,7 +1,5 @@
 """One rollout: prompts are answered, answers scored and weighed, and what came of it becomes episodes.
 
-Answers are written by the policy in this process or by a vLLM server that is sent its weights (`rollout_engine`).
-
 Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
 all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
 episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
@@ -14,18 +12,13 @@ Shapes: E episodes, R response tokens of the longest, n of one.
 
 from __future__ import annotations
 
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, RecordName
 from surefoot.data.batching.loader import for_rank
-from surefoot.data.batching.rollouts import Episode, answered_rows
+from surefoot.data.batching.rollouts import Episode
 from surefoot.methods.losses.ppo import (
     advantages_and_returns,
     answer_distance,
@@ -39,26 +32,13 @@ from surefoot.methods.losses.ppo import (
     whiten,
 )
 from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.method import LoadedModels
-from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.brakes import Figures
+from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table
 from surefoot.models.ppo_models import PPOModels
-from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts, VllmRollouts
-from surefoot.planning.plan import RunPlan
-from surefoot.system.posting import server
+from surefoot.models.rollout import Rollout
 from surefoot.training.ranks import gather_rows
 from surefoot.training.step import Context
 
-
-@dataclass(frozen=True)
-class Prompts:
-    """The prompts of a rollout: token ids and records."""
-
-    ids: Sequence[tuple[int, ...]]
-    records: Sequence[RecordName]
-
-
-Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Rollout]]  # prompts, their places -> answers
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 
@@ -122,10 +102,8 @@ def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature:
     places = range(how.rank, count, how.world)
     written = write([prompts.ids[place] for place in places], places)
     scores = [] if how.score is None else how.score(written)
-    own_rows = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
-    rows = gather_rows(own_rows, count, how.totals)
-    answers = tuple(_from_row(prompt, row) for prompt, row in zip(prompts.ids, rows, strict=True))
-    found = dict(_weigh(prompts, answers, how, temperature))
+    answers = answers_of_all(prompts.ids, written, places, how.totals)
+    found = dict(_weigh(answers, how, temperature))
     numbers = [
         gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
     ]
@@ -140,7 +118,7 @@ def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature:
         answers,
         torch.tensor([row[0] if row else torch.nan for row in own_scores]),
         torch.tensor([len(answer.response) for answer in answers]),
-        *(_table(rows, width) for rows in (drawn, logprobs, reference, values)),
+        *(as_table(rows, width) for rows in (drawn, logprobs, reference, values)),
     )
 
 
@@ -203,12 +181,12 @@ def pulled_back(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) 
 
 
 def _weigh(
-    prompts: Prompts, answers: Sequence[Rollout], how: Weighing, temperature: float
+    answers: Sequence[Rollout], how: Weighing, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
     Nothing of the actor where the drawn ones are taken."""
     with how.models.inference():
-        for batch in for_rank(_batches(prompts, answers, how), how.rank, how.world):
+        for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)
                 places, targets = supervised_places(rows)
@@ -225,65 +203,3 @@ def _weigh(
                 end = start + len(answers[place].response)
                 yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])
                 start = end
-
-
-def _batches(prompts: Prompts, answers: Sequence[Rollout], how: Weighing) -> Iterator[Batch]:
-    """Of all ranks, longest first; an example's number is its place in the rollout."""
-    answered = [place for place, answer in enumerate(answers) if answer.response]
-    answered.sort(key=lambda place: len(prompts.ids[place]) + len(answers[place].response), reverse=True)
-    for start in range(0, len(answered), how.micro):
-        chosen = answered[start : start + how.micro]
-        yield answered_rows([(prompts.ids[place], answers[place].response, place) for place in chosen], how.pad_id)
-
-
-def _to_row(answer: Rollout) -> list[float]:
-    return [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
-
-
-def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
-    stopped, size, *rest = row
-    response, logprobs = rest[: int(size)], rest[int(size) :]
-    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None)
-
-
-def _table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
-
-
-# Answers are written so many times as many at once as are learned from: a token's keys and values are less than an
-# eighth of what a layer keeps of it for the backward pass, and every step of decoding reads all weights once.
-_ROWS = 8
-
-
-@dataclass(frozen=True)
-class RolloutEngine:
-    """What writes a rollout's answers.
-
-    follow: makes it answer with the policy as it is now; to be called before answers are asked for.
-    """
-
-    rollouts: Rollouts
-    follow: Callable[[], None]
-
-
-def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> RolloutEngine:
-    """Raises EnvironmentFault where a server does not answer."""
-    engine = loaded.engine
-    if config.ppo.engine == "embedded":
-        rollouts = EmbeddedRollouts(
-            loaded.policy,
-            _ROWS * plan.batch.micro.value,
-            loaded.settings.forward,
-            lambda own: bool(engine.totals([own])[0]),
-        )
-        return RolloutEngine(rollouts, lambda: None)
-    assert engine.world == 1, "the plan refuses a server beside several processes"
-    assert config.ppo.vllm_url is not None, "config.contradictions asks for it"
-    client = VllmRollouts(server(config.ppo.vllm_url, "ppo.vllm_url"))
-
-    def follow() -> None:
-        with tempfile.TemporaryDirectory(prefix=".policy-", dir=config.output) as folder:
-            write_policy(loaded.policy, plan, Path(folder))
-            client.synchronise(Path(folder), f"surefoot-{uuid.uuid4().hex}")
-
-    return RolloutEngine(client, follow)

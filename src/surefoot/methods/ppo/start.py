@@ -12,30 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.loader import for_rank
-from surefoot.data.batching.order import ANSWERS
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
-from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
-from surefoot.methods.ppo.rollout import (
-    Prompts,
-    RolloutEngine,
-    Terms,
-    Weighing,
-    Write,
-    answer_and_weigh,
-    pulled_back,
-    rollout_engine,
-    to_episodes,
-)
+from surefoot.methods.ppo.rollout import Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
 from surefoot.methods.ppo.scores import Scores, make_scores
 from surefoot.methods.ppo.task import TextBatches, cycles_of, read_texts
+from surefoot.methods.rollouts import Prompts, RolloutEngine, Write, answer_seed, prompts_at, rollout_engine
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import highest_dropout
 from surefoot.models.ppo_models import PPOModels
@@ -88,17 +76,6 @@ def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
 
     measured = None if held_out is None else evaluate
     return replace(task, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
-
-
-def prompts_at(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
-    examples = [data[int(place)] for place in places]
-    return Prompts([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
-
-
-def answer_seed(seed: int, rollout: int) -> int:
-    """Of the rollout's draws; each of its answers has a stream of its own under it."""
-    words = np.random.SeedSequence(seed, spawn_key=(ANSWERS, rollout)).generate_state(2, np.uint64)
-    return int(words[0])
 
 
 @dataclass(frozen=True)
@@ -162,11 +139,12 @@ class _Cycle:
         weighed = answer_and_weigh(prompts, write, weighing, ppo.temperature)
         if step == 1:
             compute = self.run.plan.precision.compute.value
-            kl, ratio = check_start(weighed, compute)
+            known = (weighed.real, weighed.logprobs, weighed.reference, weighed.drawn)
+            kl, ratio = check_start("ppo", *known, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
             # A server can lose track of the weights later on; this process answers with the weights that learn.
-            if ppo.engine == "embedded" and drawn_suffice(weighed, compute):
+            if ppo.engine == "embedded" and drawn_suffice(weighed.real, weighed.logprobs, weighed.drawn, compute):
                 self.memory.take_drawn()
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef

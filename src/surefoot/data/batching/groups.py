@@ -1,0 +1,151 @@
+"""Groups of answers to learn from without a critic: which belong to a step, and batches of them.
+
+A rollout answers each of its prompts `group` times. A step learns from whole groups, so batch.size, which counts
+answers, is a multiple of the group. Which prompts a rollout and a step have is what `Cycles` says of prompts.
+
+An episode is one answer with its advantage. Checkpoints inside a cycle hold the episodes as a few flat tensors.
+
+Shapes: N response tokens of a batch, B answers of it, n tokens of one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from surefoot.data.batching.batch import Batch, RecordName
+from surefoot.data.batching.rollouts import answered_rows
+
+
+@dataclass(frozen=True)
+class GroupEpisode:
+    """A prompt with one of its answers, and the answer's numbers.
+
+    place: of its prompt in the rollout.
+    member: in its group.
+    prompt, response: token ids; the response ends with its stop token, where it has one.
+    number: the prompt's record.
+    advantage: of all its tokens.
+    counted: whether it is learned from; one that is not counts in the denominator of a mean over answers alone.
+    logprobs: [n] fp32 on the CPU, under the policy that is about to learn.
+    reference: the same under the reference; None where there is none.
+    """
+
+    place: int
+    member: int
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    number: RecordName
+    advantage: float
+    counted: bool
+    logprobs: torch.Tensor
+    reference: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """Answers that a forward pass learns from.
+
+    rows: prompts with their answers, padded on the right; targets are the answers' tokens.
+    old_logprobs, advantages: [N] fp32, in the order of the supervised places of `rows`.
+    counted: [B] fp32, 1 for an answer that is learned from, else 0.
+    weight: answers, or tokens of those that are learned from, as the loss is a mean over.
+    reference: [N] fp32; None where there is none.
+    """
+
+    rows: Batch
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    counted: torch.Tensor
+    weight: int
+    reference: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> GroupBatch:
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            old_logprobs=self.old_logprobs.to(device, non_blocking=True),
+            advantages=self.advantages.to(device, non_blocking=True),
+            counted=self.counted.to(device, non_blocking=True),
+            reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
+        )
+
+    def blank(self) -> GroupBatch:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, of_tokens: bool) -> list[GroupBatch]:
+    """Batches of at most `micro` answers each, longest first; answers of one length keep their order.
+
+    of_tokens: the loss is a mean over tokens, not over answers.
+    """
+    by_length = sorted(episodes, key=lambda one: len(one.prompt) + len(one.response), reverse=True)
+    return [_batch(by_length[start : start + micro], pad_id, of_tokens) for start in range(0, len(by_length), micro)]
+
+
+def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> GroupBatch:
+    references = [one.reference for one in episodes if one.reference is not None]
+    weight = sum(one.counted * len(one.response) for one in episodes) if of_tokens else len(episodes)
+    return GroupBatch(
+        answered_rows([(one.prompt, one.response, one.number) for one in episodes], pad_id),
+        torch.cat([one.logprobs for one in episodes]),
+        torch.cat([torch.full((len(one.response),), one.advantage) for one in episodes]),
+        torch.tensor([float(one.counted) for one in episodes]),
+        weight,
+        torch.cat(references) if references else None,
+    )
+
+
+def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tensor]:
+    """By name; nothing for no episodes. What the records are called stays with the caller: names are no tensors."""
+    if not episodes:
+        return {}
+    references = [one.reference for one in episodes if one.reference is not None]
+    return {
+        "places": torch.tensor([(one.place, one.member) for one in episodes]),
+        "prompts": torch.tensor([token for one in episodes for token in one.prompt]),
+        "prompt_lengths": torch.tensor([len(one.prompt) for one in episodes]),
+        "responses": torch.tensor([token for one in episodes for token in one.response]),
+        "response_lengths": torch.tensor([len(one.response) for one in episodes]),
+        "advantages": torch.tensor([one.advantage for one in episodes], dtype=torch.float64),
+        "counted": torch.tensor([one.counted for one in episodes]),
+        "logprobs": torch.cat([one.logprobs for one in episodes]),
+        **({"reference": torch.cat(references)} if references else {}),
+    }
+
+
+def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[RecordName]) -> tuple[GroupEpisode, ...]:
+    """Episodes as `groups_to_tensors` has written them.
+
+    numbers: of each episode's record, in order.
+    """
+    if not numbers:
+        return ()
+    lengths = tensors["response_lengths"].tolist()
+    prompts = tensors["prompts"].split(tensors["prompt_lengths"].tolist())
+    reference = tensors.get("reference")
+    references = [None] * len(numbers) if reference is None else [one.clone() for one in reference.split(lengths)]
+    return tuple(
+        GroupEpisode(place, member, tuple(prompt.tolist()), tuple(response.tolist()), number, *own)
+        for (place, member), prompt, response, number, *own in zip(
+            tensors["places"].tolist(),
+            prompts,
+            tensors["responses"].split(lengths),
+            numbers,
+            tensors["advantages"].tolist(),
+            tensors["counted"].tolist(),
+            [one.clone() for one in tensors["logprobs"].split(lengths)],
+            references,
+            strict=True,
+        )
+    )

@@ -1,0 +1,184 @@
+"""What GRPO carries from step to step: the current rollout's answers, and what was counted of answers without a score
+and of rollouts without spread. All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors.
+
+Answers without a score are left out and counted; more than a twentieth of all answers of the run end it. Groups whose
+answers all have one score teach nothing. Where no group of `patience` rollouts in a row has any spread, a caution says
+so once, and the run ends after as many again if none of it ever had any: prompts that are too hard or too easy, or a
+reward that tells nothing apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from surefoot.data.batching.groups import GroupEpisode, groups_from_tensors, groups_to_tensors
+from surefoot.data.batching.rollouts import Cycles
+from surefoot.methods.method import Notify
+from surefoot.methods.ppo.brakes import too_many_left_out
+from surefoot.system.errors import Diverged, Fault, IntegrityError
+from surefoot.training.report import StepReport
+
+_EPISODES = "episodes."
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The plain values that are carried.
+
+    answers, left_out: so far, and those of them without a score.
+    flat_in_a_row: rollouts in which no group had any spread, up to the last one.
+    spread: whether a group of this run ever had any.
+    held_in_a_row: rollouts that were held back, up to the last one.
+    holding: the current one is.
+    metrics: of the current rollout.
+    made_with: what scores, and the records that it is given, by key.
+    take_drawn: the log-probabilities of the engine that draws stand for the policy's; the first rollout tells.
+    """
+
+    answers: int = 0
+    left_out: int = 0
+    flat_in_a_row: int = 0
+    spread: bool = False
+    held_in_a_row: int = 0
+    holding: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    take_drawn: bool = False
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one rollout.
+
+    answers: all of them.
+    left_out: those without a score.
+    empty: with nothing but a stop token.
+    groups, flat: all, and those without any spread of scores.
+    metrics: what is logged with every step of the cycle.
+    """
+
+    answers: int
+    left_out: int
+    empty: int
+    groups: int
+    flat: int
+    metrics: Mapping[str, float]
+
+
+class GroupMemory:
+    """The `Memory` of stage grpo.
+
+    episodes: of the current rollout; none where it was held back.
+    notify: tells the user.
+    """
+
+    def __init__(self, numbers: Numbers, cycles: Cycles, patience: int, notify: Notify):
+        self.numbers = numbers
+        self.episodes: tuple[GroupEpisode, ...] = ()
+        self._cycles, self._patience, self._notify = cycles, patience, notify
+        self._step = 0
+
+    def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """As after step `step`.
+
+        carried, tensors: what `to_json` and `tensors` gave then; nothing before step 1.
+
+        Raises IntegrityError where rewards or records are not what they were.
+        """
+        if not carried:
+            return
+        numbers = dict(carried)
+        records = numbers.pop("records")
+        for key, then in numbers["made_with"].items():
+            if self.numbers.made_with.get(key) != then:
+                what = "is not what the run began with"
+                raise IntegrityError(Fault(key, what, "restore it, or start another run", code="SF-RESUME-CHANGED"))
+        self.numbers, self._step = Numbers(**numbers), step
+        own = {name.removeprefix(_EPISODES): one for name, one in tensors.items() if name.startswith(_EPISODES)}
+        self.episodes = groups_from_tensors(own, records)
+
+    def take_drawn(self) -> None:
+        """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
+        self.numbers = replace(self.numbers, take_drawn=True)
+
+    def begin(self, step: int, episodes: tuple[GroupEpisode, ...], figures: Figures) -> None:
+        """A cycle begins with step `step` and these answers.
+
+        Raises Diverged where too many answers have no score, or nothing could be learned for too long.
+        """
+        old = self.numbers
+        scored = figures.answers - figures.left_out
+        flat = figures.flat == figures.groups
+        held = scored == 0 or figures.empty == figures.answers
+        self.episodes = () if held else episodes
+        self.numbers = replace(
+            old,
+            answers=old.answers + figures.answers,
+            left_out=old.left_out + figures.left_out,
+            flat_in_a_row=old.flat_in_a_row + 1 if flat else 0,
+            spread=old.spread or not flat,
+            holding=held,
+            held_in_a_row=old.held_in_a_row + held,
+            metrics=figures.metrics,
+        )
+        if figures.left_out:
+            self._notify(
+                f"step {step}: {figures.left_out} of {figures.answers} answers are left out: they have no score"
+            )
+        if held and figures.empty == figures.answers:
+            self._say_held(
+                step, f"all {figures.answers} answers are empty", "look at data.template and the prompts' ends"
+            )
+        elif held:
+            self._say_held(step, f"none of {figures.answers} answers has a score", "look at what grpo.rewards return")
+        elif flat:
+            self._flat(step, figures)
+        if scored and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.answers)):
+            raise error
+
+    def learned(self, report: StepReport) -> None:
+        """Raises Diverged where a ratio held back a step of too many rollouts in a row."""
+        self._step = report.step
+        if report.decision == "held" and self.episodes:
+            self.episodes = ()  # the rest of the rollout is as far away
+            self.numbers = replace(self.numbers, holding=True, held_in_a_row=self.numbers.held_in_a_row + 1)
+            fix = "lower optim.lr, grpo.epochs or grpo.rollout_batches: answers are learned from for too long"
+            self._say_held(report.step, report.held, fix)
+        if self._cycles.place(report.step).ends and not self.numbers.holding:
+            self.numbers = replace(self.numbers, held_in_a_row=0)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.numbers.metrics
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {_EPISODES + name: one for name, one in groups_to_tensors(self._unfinished()).items()}
+
+    def _unfinished(self) -> tuple[GroupEpisode, ...]:
+        """The answers that a later step of this cycle still learns from."""
+        return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
+
+    def _say_held(self, step: int, what: str, fix: str) -> None:
+        self._notify(f"step {step}: {what}; the rollout is not learned from")
+        if self.numbers.held_in_a_row >= self._patience:
+            again = f"{what}; {self.numbers.held_in_a_row} rollouts in a row were held back (grpo.patience)"
+            raise Diverged(Fault(f"step {step}", again, fix, code="SF-GRPO"))
+
+    def _flat(self, step: int, figures: Figures) -> None:
+        """All groups have one score each."""
+        again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
+        what = f"no group of {figures.groups} had answers with different scores for {again} rollouts (mean {mean:.4g})"
+        fix = (
+            "nothing is learned from such groups: look at what grpo.rewards tell apart in samples.jsonl, take prompts "
+            "that are neither too hard nor too easy for this model, or raise grpo.group"
+        )
+        if again == self._patience:
+            self._notify(f"caution: step {step}: {what}; {fix}")
+        elif again >= 2 * self._patience and not self.numbers.spread:
+            raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO"))

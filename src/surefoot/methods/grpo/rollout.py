@@ -1,0 +1,270 @@
+"""One rollout: each prompt is answered several times, the answers are scored and compared within their groups.
+
+Every rank answers and scores its own places; then all ranks know all answers and scores, share out the passes that
+compute log-probabilities, and know those as well, so that each of them finds the same advantages.
+
+Log-probabilities are computed anew by the code that learns from them, but where the first rollout showed that those of
+the engine that drew the answers differ from them by rounding alone (`surefoot.methods.ppo.checks.drawn_suffice`).
+
+Shapes: P groups of G answers, E = P G answers group by group, R response tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.groups import GroupEpisode
+from surefoot.data.batching.loader import for_rank
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.method_facts.losses import GroupLossFacts
+from surefoot.methods.grpo.memory import Figures
+from surefoot.methods.losses.grpo import group_advantages, penalised, without_spread
+from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
+from surefoot.methods.reference import ReferenceModel
+from surefoot.methods.rewards.answers import LOST, Answers
+from surefoot.methods.rewards.terms import Graded, Reward, grade_all
+from surefoot.methods.rollouts import Prompts, Totals, answered_batches, answers_of_all, as_table
+from surefoot.models.modes import inference_mode
+from surefoot.models.rollout import Rollout
+from surefoot.training.ranks import gather_rows
+from surefoot.training.step import Context
+
+Logits = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How answers are scored. tokenizer: what makes texts of ids."""
+
+    rewards: tuple[Reward, ...]
+    tokenizer: PreTrainedTokenizerBase
+    data: TokenisedDataset
+
+    def grade(self, answers: Sequence[Rollout], places: Sequence[int]) -> list[Graded]:
+        """places: of each answer's prompt in the data."""
+        return grade_all(
+            self.rewards,
+            Answers(
+                [self._text(one.prompt) for one in answers],
+                [self._text(one.response) for one in answers],
+                [one.response for one in answers],
+                [self.data.record(place) for place in places],
+                [one.stopped for one in answers],
+            ),
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How answers go through the models.
+
+    model: the policy.
+    logits: asks it.
+    take_drawn: the engine's own log-probabilities stand for the policy's.
+    reference: None where the loss needs none.
+    """
+
+    model: nn.Module
+    logits: Logits
+    take_drawn: bool
+    reference: ReferenceModel | None
+    pad_id: int
+    micro: int
+    kernels: Context
+    forward: Context
+    device: torch.device
+    rank: int
+    world: int
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class GroupRollout:
+    """Answers of one rollout with their scores.
+
+    parts: reward's label -> [E], NaN where it has no score for the answer.
+    outcomes: how often rewards were lost, by what became of asking them.
+    scores: [E], NaN where there is none.
+    lengths: [E].
+    drawn: [E, R], the log-probabilities of the engine that wrote the answers; NaN where it cannot tell.
+    """
+
+    answers: tuple[Rollout, ...]
+    parts: dict[str, torch.Tensor]
+    outcomes: dict[str, int]
+    scores: torch.Tensor
+    lengths: torch.Tensor
+    drawn: torch.Tensor
+
+    @property
+    def real(self) -> torch.Tensor:
+        return response_mask(self.lengths, self.drawn.shape[1])
+
+
+def scored_rollout(
+    prompts: Prompts,
+    written: Sequence[Rollout],
+    graded: Sequence[Graded],
+    places: Sequence[int],
+    rewards: Sequence[Reward],
+    totals: Totals,
+) -> GroupRollout:
+    """All ranks' answers and scores from this rank's, at `places` of the rollout. Every rank must ask."""
+    answers = answers_of_all(prompts.ids, written, places, totals)
+    labels = [one.label for one in rewards]
+    own = {
+        place: [one.total, *(one.parts[label].value for label in labels)]
+        for place, one in zip(places, graded, strict=True)
+    }
+    table = torch.tensor(gather_rows(own, len(prompts.ids), totals), dtype=torch.float64).reshape(len(prompts.ids), -1)
+    lost = Counter(part.outcome for one in graded for part in one.parts.values())
+    counts = totals([float(lost[name]) for name in LOST])
+    width = max(1, *(len(one.response) for one in answers))
+    return GroupRollout(
+        answers,
+        {label: table[:, 1 + column] for column, label in enumerate(labels)},
+        {name: int(count) for name, count in zip(LOST, counts, strict=True)},
+        table[:, 0],
+        torch.tensor([len(one.response) for one in answers]),
+        as_table([one.logprobs or [torch.nan] * len(one.response) for one in answers], width),
+    )
+
+
+def compute_logprobs(
+    rollout: GroupRollout, how: Passes, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of policy and reference, [E, R] each, 0 beyond an answer. Every rank must ask."""
+    asked = [] if how.take_drawn else [ReferenceModel(how.model)]
+    asked += [] if how.reference is None else [how.reference]
+    found = dict(_pass(rollout.answers, asked, how, temperature)) if asked else {}
+    count, width = len(rollout.answers), rollout.drawn.shape[1]
+    tables = [
+        as_table(gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals), width)
+        for part in range(len(asked))
+    ]
+    return rollout.drawn if how.take_drawn else tables[0], None if how.reference is None else tables[-1]
+
+
+def _pass(
+    answers: Sequence[Rollout], asked: Sequence[ReferenceModel], how: Passes, temperature: float
+) -> Iterator[tuple[int, list[list[float]]]]:
+    """Of this rank's share, by place: what each model gives."""
+    for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
+        rows, tables = batch.to(how.device), []
+        for one in asked:
+            with inference_mode(one.model), one.use(), how.kernels(), how.forward():
+                tables.append(_logprobs(how.logits(one.model, rows), temperature).tolist())
+        start = 0
+        for place in batch.examples:  # none in a blank one
+            assert isinstance(place, int)
+            end = start + len(answers[place].response)
+            yield place, [numbers[start:end] for numbers in tables]
+            start = end
+
+
+def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float) -> torch.Tensor:
+    logits, targets = found
+    return chosen_logprobs(log_distribution(logits, temperature), targets)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What makes advantages of scores. group: answers of each. kl: coefficient of a penalty in the score."""
+
+    facts: GroupLossFacts
+    group: int
+    kl: float
+    masks_overlong: bool
+
+
+def to_episodes(
+    prompts: Prompts,
+    rollout: GroupRollout,
+    logprobs: torch.Tensor,
+    reference: torch.Tensor | None,
+    terms: Terms,
+) -> tuple[tuple[GroupEpisode, ...], Figures]:
+    """The answers with their advantages, and the figures of the rollout. Answers without a token or a score are left
+    out."""
+    scores = rollout.scores.where(rollout.lengths > 0, torch.nan)
+    if terms.kl > 0 and reference is not None:
+        scores = penalised(scores, logprobs, reference, rollout.real, terms.kl)
+    groups = scores.reshape(-1, terms.group)
+    advantages = group_advantages(groups, terms.facts).flatten()
+    known = scores.isfinite()
+    episodes = tuple(
+        GroupEpisode(
+            place // terms.group,
+            place % terms.group,
+            prompts.ids[place],
+            answer.response,
+            prompts.records[place],
+            float(advantages[place]),
+            answer.stopped or not terms.masks_overlong,
+            logprobs[place, : len(answer.response)].clone(),
+            None if reference is None else reference[place, : len(answer.response)].clone(),
+        )
+        for place, answer in enumerate(rollout.answers)
+        if known[place]
+    )
+    return episodes, _figures(rollout, without_spread(groups), logprobs, reference)
+
+
+def _figures(
+    rollout: GroupRollout, flat: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor | None
+) -> Figures:
+    known = rollout.scores.isfinite()
+    metrics = {
+        "reward": _mean(rollout.scores),
+        "reward_std": float(rollout.scores[known].std(correction=0)) if known.any() else float("nan"),
+        "response_length": float(rollout.lengths.double().mean()),
+        "ended": sum(one.stopped for one in rollout.answers) / len(rollout.answers),
+        "groups_without_spread": float(flat.double().mean()),
+    }
+    if len(rollout.parts) > 1:
+        metrics |= {f"reward_{label}": _mean(values) for label, values in rollout.parts.items()}
+    metrics |= {f"rewards_{name}": float(count) for name, count in rollout.outcomes.items() if count}
+    if reference is not None:
+        metrics["kl"] = float(answer_kl(logprobs, reference, rollout.real).double().mean())
+    metrics |= mismatch(logprobs, rollout)
+    return Figures(
+        answers=len(rollout.answers),
+        left_out=int((~known | (rollout.lengths == 0)).sum()),
+        empty=sum(one.stopped and len(one.response) == 1 for one in rollout.answers),
+        groups=len(flat),
+        flat=int(flat.sum()),
+        metrics={name: value for name, value in metrics.items() if value == value},
+    )
+
+
+def mismatch(logprobs: torch.Tensor, rollout: GroupRollout) -> dict[str, float]:
+    """How far the engine that drew the answers is from the code that learns from them: the mean and the largest
+    difference of log-probabilities, and the share of the sample that its weights leave (effective sample size: (sum
+    r)^2 / (n sum r^2) over tokens, r = p / p_drawn). Nothing where the engine tells none."""
+    real = rollout.real & ~rollout.drawn.isnan()
+    if not real.any():
+        return {}
+    apart = (logprobs - rollout.drawn)[real].double()
+    ratio = apart.exp()
+    return {
+        "mismatch": float(apart.abs().mean()),
+        "mismatch_most": float(apart.abs().max()),
+        "sample_size": float(ratio.sum().square() / (len(ratio) * ratio.square().sum())),
+    }
+
+
+def _mean(values: torch.Tensor) -> float:
+    known = values[values.isfinite()]
+    return float(known.mean()) if len(known) else float("nan")

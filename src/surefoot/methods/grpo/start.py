@@ -1,0 +1,197 @@
+"""GRPO with its models: a rollout when a cycle begins, the batches of every step, evaluation.
+
+The policy is evaluated by the mean score of its likeliest answers to held-out prompts. The loss of such an evaluation
+is the negative mean score, so that the lowest loss is the best policy, as everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from surefoot.data.batching.groups import GroupBatch, group_batches
+from surefoot.data.batching.loader import for_rank
+from surefoot.data.batching.rollouts import Cycles, Place
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.methods.grpo.memory import GroupMemory, Numbers
+from surefoot.methods.grpo.rollout import (
+    GroupRollout,
+    Passes,
+    Scoring,
+    Terms,
+    compute_logprobs,
+    scored_rollout,
+    to_episodes,
+)
+from surefoot.methods.grpo.task import cycles_of, loss_facts, policy_logits
+from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
+from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution
+from surefoot.methods.reference import ReferenceModel, open_reference_model
+from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
+from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
+from surefoot.models.generate import Decoding
+from surefoot.models.modes import eval_mode, highest_dropout
+from surefoot.models.rollout import Rollout
+from surefoot.training.checkpoint import load_carried
+from surefoot.training.report import EvalReport
+
+
+def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
+    """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the engine
+    draws from another distribution than is learned from."""
+    config, task = run.config, run.task
+    rewards = open_rewards(config.grpo.rewards)
+    if task.reward is not None:
+        rewards = (*rewards, passed_reward(task.reward))
+    cycles = replace(cycles_of(config, run.plan, task.data), data_step=task.data_step)
+    made_with = {
+        "grpo.rewards": "; ".join(one.identity for one in rewards),
+        "data.train": task.data.train.records_digest(),
+    }
+    memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify)
+    if loaded.checkpoint is not None:
+        memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
+    if sentence := dropout_caution(highest_dropout(loaded.policy)):
+        notify(sentence)
+    reference = open_reference_model(run, loaded) if config.needs_reference else None
+    cycle = _Cycle(run, loaded, cycles, memory, rollout_engine(config, run.plan, loaded), rewards, reference, notify)
+    evaluate = None if task.data.eval is None else cycle.evaluate
+    return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate)
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """What the steps of a cycle ask for."""
+
+    run: RunInputs
+    loaded: LoadedModels
+    cycles: Cycles
+    memory: GroupMemory
+    engine: RolloutEngine
+    rewards: tuple[Reward, ...]
+    reference: ReferenceModel | None
+    notify: Notify
+
+    def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
+        """This rank's micro-batches of the step; the prompts are known from the step alone."""
+        place, plan = self.cycles.place(step), self.run.plan
+        if place.begins:
+            self._roll_out(step, place)
+        order = {int(one): rank for rank, one in enumerate(self.cycles.episodes(self.run.config.seed, place))}
+        episodes = sorted(
+            (one for one in self.memory.episodes if one.place in order), key=lambda one: (order[one.place], one.member)
+        )
+        of_tokens = loss_facts(self.run.config).mean == "tokens"
+        batches = group_batches(episodes, plan.batch.micro.value, plan.tokenizer.pad_id, of_tokens=of_tokens)
+        return list(for_rank(batches, self.loaded.engine.rank, self.loaded.engine.world))
+
+    def evaluate(self, step: int, give_up: Callable[[], bool]) -> Measured | None:
+        """By the likeliest answer to each held-out prompt. Answers are written and scored in one go: a signal is heard
+        before it."""
+        if give_up():
+            return None
+        started = time.perf_counter()
+        data = self.run.task.data.eval
+        assert data is not None
+        self.engine.follow()
+        prompts = prompts_at(data, range(len(data)))
+        found = self._answer_and_score(prompts, data, range(len(data)), temperature=0.0)
+        known = found.scores[found.scores.isfinite()]
+        reward = float(known.mean()) if len(known) else float("nan")
+        parts = {f"reward_{label}": float(values.nanmean()) for label, values in found.parts.items()}
+        report = EvalReport(
+            step=step,
+            loss=-reward,
+            perplexity=None,
+            accuracy=None,
+            weight=int(found.lengths.sum()),
+            seconds=time.perf_counter() - started,
+            metrics={
+                "reward": reward,
+                **(parts if len(parts) > 1 else {}),
+                "response_length": float(found.lengths.double().mean()),
+                "ended": sum(one.stopped for one in found.answers) / len(found.answers),
+            },
+            unit="response_tokens",
+        )
+        decode = self.run.tokenizer.decode
+        samples = [
+            (str(decode(list(one.prompt))), str(decode(list(one.response), skip_special_tokens=True)))
+            for one in found.answers
+        ]
+        return Measured(report, samples)
+
+    def _roll_out(self, step: int, place: Place) -> None:
+        config, plan, task = self.run.config, self.run.plan, self.run.task
+        grpo = config.grpo
+        own = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
+        repeated = [one for one in own for _ in range(grpo.group)]
+        prompts = prompts_at(task.data.train, repeated)
+        seed = answer_seed(config.seed, place.rollout)
+        self.engine.follow()
+        rollout = self._answer_and_score(
+            prompts, task.data.train, repeated, temperature=grpo.temperature, top_p=grpo.top_p, seed=seed
+        )
+        logprobs, reference = self._logprobs(step, rollout)
+        facts = loss_facts(config)
+        terms = Terms(facts, grpo.group, grpo.kl if facts.penalty == "score" else 0.0, grpo.overlong == "mask")
+        self.memory.begin(step, *to_episodes(prompts, rollout, logprobs, reference, terms))
+
+    def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of policy and reference. Before the first update they are held against each other and against the engine's."""
+        grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
+        logprobs, reference = compute_logprobs(rollout, self._passes, grpo.temperature)
+        if step == 1:
+            known = reference if reference is not None else logprobs
+            _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
+            drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            self.notify(f"before the first update: {drawn}", caution=False)
+            # A server can lose track of the weights later on; this process answers with the weights that learn.
+            if grpo.engine == "embedded" and drawn_suffice(rollout.real, logprobs, rollout.drawn, compute):
+                self.memory.take_drawn()
+        return logprobs, reference
+
+    @property
+    def _passes(self) -> Passes:
+        loaded, plan = self.loaded, self.run.plan
+        engine, settings = loaded.engine, loaded.settings
+        return Passes(
+            model=loaded.model,
+            logits=policy_logits,
+            take_drawn=self.memory.numbers.take_drawn,
+            reference=self.reference,
+            pad_id=plan.tokenizer.pad_id,
+            micro=plan.batch.micro.value,
+            kernels=settings.kernels,
+            forward=settings.forward,
+            device=engine.device,
+            rank=engine.rank,
+            world=engine.world,
+            totals=engine.totals,
+        )
+
+    def _answer_and_score(
+        self,
+        prompts: Prompts,
+        data: TokenisedDataset,
+        where: Sequence[int],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> GroupRollout:
+        """where: of each prompt in the data."""
+        engine, tokens = self.loaded.engine, self.run.plan.tokenizer
+        most = self.run.config.grpo.max_new_tokens
+        decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
+        places = range(engine.rank, len(prompts.ids), engine.world)
+        with torch.no_grad(), eval_mode(self.loaded.model):
+            written: Sequence[Rollout] = self.engine.rollouts.answer(
+                [prompts.ids[place] for place in places], decoding, places
+            )
+        scoring = Scoring(self.rewards, self.run.tokenizer, data)
+        graded = scoring.grade(written, [where[place] for place in places])
+        return scored_rollout(prompts, written, graded, places, self.rewards, engine.totals)

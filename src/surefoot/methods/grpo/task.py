@@ -1,0 +1,133 @@
+"""GRPO's data: which prompts belong to a step, and that each can be scored.
+
+batch.size counts answers, so a step has batch.size / grpo.group prompts. Which prompts, which answers and which draws
+belong to a step is a function of seed and step; what the model makes of them is computed once per cycle, when its first
+step is due (`surefoot.methods.grpo.start`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batching.batch import Batch, PromptBatch
+from surefoot.data.batching.loader import prompt_batches
+from surefoot.data.batching.rollouts import Cycles
+from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.tokenize_file import ReadRecord
+from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
+from surefoot.methods.examples import prepare_examples
+from surefoot.methods.losses.grpo import GroupSettings, group_objective
+from surefoot.methods.losses.sft import supervised_logits
+from surefoot.methods.method import Task
+from surefoot.methods.rewards.graders import COMPARING, expected_fault
+from surefoot.methods.rewards.terms import open_rewards
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import first_few
+
+
+def prepare_grpo(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """The prompts. Rewards, and the right answers that they compare with, are looked at here for the first time, so
+    that bad ones are refused early."""
+    open_rewards(config.grpo.rewards)
+    data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
+    faults = [fault for fault in _without_expected(config, data)]
+    if faults:
+        raise InputError(faults)
+    return data
+
+
+def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:
+    """Records whose right answer a grader cannot find."""
+    comparing = [term for term in config.grpo.rewards if term.name in COMPARING]
+    found: list[Fault] = []
+    for term in comparing:
+        for dataset in (one for one in (data.train, data.eval) if one is not None):
+            wrong = [
+                (place, why) for place in range(len(dataset)) if (why := expected_fault(term, dataset.record(place)))
+            ]
+            if wrong:
+                file, row, line = dataset.row(wrong[0][0])
+                rows = first_few([dataset.row(place)[1] for place, _ in wrong], 8)
+                fix = f"rows {rows}: name the field with the right answer (grpo.rewards, field:), or leave them out"
+                found.append(Fault(f"{file}:{line}", f"row {row}: {wrong[0][1]}", fix, code="SF-REWARD"))
+    return found
+
+
+def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:
+    """Of prompts."""
+    grpo = config.grpo
+    return Cycles(data.mixture, plan.batch.size.value // grpo.group, grpo.rollout_batches, grpo.epochs)
+
+
+def loss_facts(config: RunConfig) -> GroupLossFacts:
+    """The row of the loss, with what the config asks for instead of its own baseline and scale."""
+    grpo = config.grpo
+    row = GROUP_LOSSES[grpo.loss]
+    return replace(
+        row,
+        baseline=row.baseline if grpo.baseline == "auto" else grpo.baseline,
+        scale=row.scale if grpo.scale == "auto" else grpo.scale,
+    )
+
+
+def settings_of(config: RunConfig) -> GroupSettings:
+    grpo, facts = config.grpo, loss_facts(config)
+    low, high = facts.clip
+    return GroupSettings(
+        facts=facts,
+        clip_low=low if grpo.clip_low == "auto" else grpo.clip_low,
+        clip_high=high if grpo.clip_high == "auto" else grpo.clip_high,
+        kl=grpo.kl if facts.penalty == "loss" else 0.0,
+        temperature=grpo.temperature,
+        limit=grpo.max_new_tokens,
+    )
+
+
+def policy_logits(model: nn.Module, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [N, V] at the supervised places, and their targets [N]."""
+    return supervised_logits(model, rows)
+
+
+def grpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
+    """The prompts under a plan; `start_grpo` adds the models."""
+    cycles, group = cycles_of(config, plan, data), config.grpo.group
+    lengths = data.train.lengths
+
+    def prompts(step: int) -> np.ndarray:
+        """Of the step's groups."""
+        place = cycles.place(step)
+        return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
+
+    def step_batches(step: int) -> Sequence[PromptBatch]:
+        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
+
+    def step_places(step: int) -> np.ndarray:
+        """All prompts of a rollout where the step begins with one."""
+        place = cycles.place(step)
+        return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
+
+    return Task(
+        objective=group_objective(settings_of(config), policy_logits),
+        data=data,
+        steps_per_epoch=cycles.steps_per_epoch,
+        step_batches=step_batches,
+        step_places=step_places,
+        step_tokens=lambda step: group * int(lengths[prompts(step)].sum()),  # how long answers will be is not known
+        eval_batches=None,
+        bounds={"ratio": config.grpo.ratio_bound},
+        begins_at=cycles.begins_at,
+    )

@@ -1,0 +1,195 @@
+"""Graders that surefoot has: they compare an answer with a field of its record, or look at its form. 1 is right, 0 wrong.
+
+    exact    the answer, or what `pattern` finds in it, is the field's text; blanks at the ends and case do not count
+    numeric  the last number of the answer is the field's last number; 1,200 and $1200.00 are 1200
+    choice   the last single letter A to J of the answer is the field's
+    regex    `pattern` is found in the answer
+    length   the answer has an end and at most `longest` tokens
+    json     the answer is JSON and fits the schema in the field, where one is named
+
+Numbers are compared exactly, as fractions. Where the right answer is missing from a record, or is none that the grader
+can read, training cannot begin: a grader that gives 0 there would teach that every answer is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from surefoot.config.methods import RewardTerm
+from surefoot.methods.rewards.answers import Answers, Grade, Score
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import nearest_word
+
+_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_LETTER = re.compile(r"(?<![A-Za-z0-9'])([A-J])(?![A-Za-z0-9'])")
+_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
+_SHOWN = 60  # characters of a text in a reason
+
+
+def _text(words: str) -> str | None:
+    return " ".join(words.split()).casefold() or None
+
+
+def number_in(words: str) -> Fraction | None:
+    """The last number of a text."""
+    found = _NUMBER.findall(words)
+    try:
+        return Fraction(found[-1].replace(",", "")) if found else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _letter(words: str) -> str | None:
+    found = _LETTER.findall(words)
+    return found[-1] if found else None
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {"exact": _text, "numeric": number_in, "choice": _letter}
+COMPARING = tuple(_READ)
+
+
+def grader(term: RewardTerm, key: str) -> Grade:
+    """Of a name in `GRADERS`. Raises InputError, naming `key`, for keys that it lacks or cannot use."""
+    return GRADERS[term.name](term, key)
+
+
+def _comparing(term: RewardTerm, key: str) -> Grade:
+    read, field, pattern = _READ[term.name], term.field or "answer", _pattern(term, key, groups=1)
+
+    def grade(answers: Answers) -> list[Score]:
+        return [
+            _compared(read, _expected(record, field, read, term.name), words, pattern)
+            for words, record in zip(answers.responses, answers.records, strict=True)
+        ]
+
+    return grade
+
+
+def expected_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
+    """Why a grader cannot compare with this record; empty where it can, or compares with nothing."""
+    if term.name not in _READ:
+        return ""
+    try:
+        _expected(record, term.field or "answer", _READ[term.name], term.name)
+    except InputError as error:
+        return error.faults[0].what
+    return ""
+
+
+def _expected(record: Mapping[str, Any], field: str, read: Callable[[str], Any], name: str) -> Any:
+    value = record.get(field)
+    found = None if value is None or isinstance(value, bool | list | dict) else read(str(value))
+    if found is None:
+        near = nearest_word(field, list(record))
+        fix = (
+            f"name the field with the right answer (field: {near})" if near else "name the field with the right answer"
+        )
+        what = f"has no right answer for {name} in {field!r} ({_shown(str(value))})"
+        raise InputError(Fault("grpo.rewards", what, fix, code="SF-REWARD"))
+    return found
+
+
+def _compared(read: Callable[[str], Any], expected: Any, words: str, pattern: re.Pattern[str] | None) -> Score:
+    if pattern is not None:
+        found = pattern.search(words)
+        if found is None:
+            return Score(0.0, f"{pattern.pattern!r} is not found")
+        words = found[1] or ""
+    said = read(words)
+    if said is None:
+        return Score(0.0, "nothing to compare in the answer")
+    return Score(float(said == expected), f"{_shown(str(said))}, and {_shown(str(expected))} is right")
+
+
+def _regex(term: RewardTerm, key: str) -> Grade:
+    pattern = _pattern(term, key, needed=True)
+    assert pattern is not None
+
+    def grade(answers: Answers) -> list[Score]:
+        found = [bool(pattern.search(words)) for words in answers.responses]
+        return [Score(float(one), "found" if one else "not found") for one in found]
+
+    return grade
+
+
+def _length(term: RewardTerm, key: str) -> Grade:
+    most = term.longest
+    if most is None:
+        raise InputError(Fault(key, "length needs a limit", "set longest: TOKENS", code="SF-REWARD"))
+
+    def grade(answers: Answers) -> list[Score]:
+        return [
+            Score(float(stopped and len(ids) <= most), f"{len(ids)} tokens{'' if stopped else ', no end'}")
+            for ids, stopped in zip(answers.response_ids, answers.stopped, strict=True)
+        ]
+
+    return grade
+
+
+def _json(term: RewardTerm, key: str) -> Grade:
+    check = _schema_check(term.field, key) if term.field else None
+
+    def grade(answers: Answers) -> list[Score]:
+        return [
+            _as_json(words, record, check) for words, record in zip(answers.responses, answers.records, strict=True)
+        ]
+
+    return grade
+
+
+def _as_json(words: str, record: Mapping[str, Any], check: Callable[[Any, Mapping[str, Any]], str] | None) -> Score:
+    fenced = _FENCE.match(words)
+    try:
+        value = json.loads(fenced[1] if fenced else words)
+    except (ValueError, RecursionError) as error:
+        return Score(0.0, f"no JSON: {_shown(str(error))}")
+    wrong = check(value, record) if check else ""
+    return Score(float(not wrong), wrong or "JSON")
+
+
+def _schema_check(field: str, key: str) -> Callable[[Any, Mapping[str, Any]], str]:
+    """What is wrong with a value by the schema in the record's field; empty where nothing is."""
+    try:
+        import jsonschema
+    except ImportError:
+        what = "json with a schema needs the package jsonschema, which is not installed"
+        raise InputError(Fault(key, what, "pip install jsonschema, or leave field out", code="SF-REWARD")) from None
+
+    def check(value: Any, record: Mapping[str, Any]) -> str:
+        schema = record.get(field)
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        wrong = next(iter(jsonschema.validators.validator_for(schema)(schema).iter_errors(value)), None)
+        return "" if wrong is None else _shown(wrong.message)
+
+    return check
+
+
+def _pattern(term: RewardTerm, key: str, *, groups: int | None = None, needed: bool = False) -> re.Pattern[str] | None:
+    if term.pattern is None:
+        if needed:
+            raise InputError(Fault(key, f"{term.name} needs a pattern", "set pattern: …", code="SF-REWARD"))
+        return None
+    try:
+        found = re.compile(term.pattern, re.DOTALL)
+    except re.error as error:
+        raise InputError(Fault(key, f"{term.pattern!r} is no regular expression: {error}", code="SF-REWARD")) from None
+    if groups is not None and found.groups != groups:
+        what = f"{term.pattern!r} has {found.groups} groups, and {term.name} compares what one group holds"
+        raise InputError(Fault(key, what, "put ( ) around what is compared", code="SF-REWARD"))
+    return found
+
+
+def _shown(words: str) -> str:
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+
+
+GRADERS: Mapping[str, Callable[[RewardTerm, str], Grade]] = {
+    **dict.fromkeys(_READ, _comparing),
+    "regex": _regex,
+    "length": _length,
+    "json": _json,
+}

@@ -1,0 +1,205 @@
+"""The rewards of a run: each named by the config, all asked of every answer, their weighted sum what is learned from.
+
+    grpo:
+      rewards: [numeric, {name: style.py:short, weight: 0.1}, {name: "http://127.0.0.1:9000", weight: 0.5}]
+
+A function of the user's own is called with two lists, prompts and responses, and with those of these keywords that it
+has: `response_ids`, `records`, and any field of the records by its name, each a list of the same length. It returns for
+each answer a number, {"score": number, "reason": text}, or None where it has nothing to say. A server is sent the same
+as JSON. A function that raises is asked again answer by answer: those for which it raises are lost and counted, and
+where it raises for all of them the run ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.methods import RewardTerm
+from surefoot.data.formats.conversation import listed
+from surefoot.methods.own_functions import identity, name_of, own_function, place_in, said
+from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Score, scored
+from surefoot.methods.rewards.graders import GRADERS, grader
+from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.locations import is_address, is_function
+from surefoot.system.posting import server
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One reward of a run.
+
+    label: its name in logs, no two the same.
+    identity: by which a resumed run knows it again.
+    """
+
+    label: str
+    weight: float
+    grade: Grade
+    identity: str
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One answer's scores.
+
+    total: the weighted sum of what was scored; NaN where a reward was lost, or none said anything.
+    parts: by the rewards' labels.
+    """
+
+    total: float
+    parts: Mapping[str, Score]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the answer as a whole: what its first lost reward says."""
+        lost = next((one.outcome for one in self.parts.values() if one.outcome in LOST), None)
+        return lost or ("scored" if math.isfinite(self.total) else "not_asked")
+
+
+def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tuple[Reward, ...]:
+    """Raises InputError for a name that is none, a function that is not there, or a server that is none."""
+    found: list[Reward] = []
+    for place, term in enumerate(terms):
+        where = f"{key}.{place}"
+        grade, named = _open(term, f"{where}.name")
+        label = _label(term.name)
+        taken = [one.label for one in found]
+        if label in taken:
+            label = f"{label}_{sum(name.startswith(label) for name in taken) + 1}"
+        asked = {name: value for name, value in term.model_dump().items() if name != "name" and value is not None}
+        found.append(Reward(label, term.weight, grade, f"{named} {sorted(asked.items())}"))
+    return tuple(found)
+
+
+def passed_reward(function: Callable[..., Any]) -> Reward:
+    """A Python caller's."""
+    kind = type(function)  # of a callable object, which has no name of its own
+    name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
+    return Reward(name.rpartition(".")[2], 1.0, of_function(function, name), name)
+
+
+def grade_all(rewards: Sequence[Reward], answers: Answers) -> list[Graded]:
+    """Each answer's scores, in their order."""
+    parts = {reward.label: reward.grade(answers) if len(answers) else () for reward in rewards}
+    weights = {reward.label: reward.weight for reward in rewards}
+    found = []
+    for place in range(len(answers)):
+        own = {label: scores[place] for label, scores in parts.items()}
+        known = [weights[label] * one.value for label, one in own.items() if one.outcome == "scored"]
+        lost = any(one.outcome in LOST for one in own.values())
+        found.append(Graded(math.nan if lost or not known else math.fsum(known), own))
+    return found
+
+
+def _open(term: RewardTerm, key: str) -> tuple[Grade, str]:
+    name = term.name
+    if name in GRADERS:
+        return grader(term, key), name
+    if is_address(name):
+        return _at_address(name, key), name
+    if is_function(name) or name.startswith("entry_point:"):
+        return of_function(own_function(name, key), name), identity(name)
+    what = f"{name!r} is no reward"
+    raise InputError(Fault(key, what, f"name {listed(GRADERS)}, FILE.py:FUNCTION or an http address", code="SF-REWARD"))
+
+
+def _label(name: str) -> str:
+    if is_address(name):
+        return "server"
+    return name_of(name) if ":" in name else name
+
+
+def of_function(function: Callable[..., Any], name: str) -> Grade:
+    """A function of the user's own as a grade. name: what the user calls it."""
+
+    def ask(answers: Answers) -> list[Score]:
+        found = function(list(answers.prompts), list(answers.responses), **_keywords(function, answers))
+        return _one_each(found, len(answers), name)
+
+    def grade(answers: Answers) -> list[Score]:
+        try:
+            return ask(answers)
+        except SurefootError:
+            raise
+        except Exception as error:
+            fault = InputError(Fault(place_in(error, name), f"the reward raised {said(error)}", code="SF-OWN-FUNCTION"))
+            fault.__cause__ = error
+        found = [_asked_alone(ask, answers.one(place)) for place in range(len(answers))]
+        if all(one.outcome == "raised" for one in found):
+            raise fault
+        return found
+
+    return grade
+
+
+def _asked_alone(ask: Callable[[Answers], list[Score]], answer: Answers) -> Score:
+    try:
+        return ask(answer)[0]
+    except SurefootError:
+        raise
+    except TimeoutError as error:
+        return Score(math.nan, said(error), "timed_out")
+    except Exception as error:
+        return Score(math.nan, said(error), "raised")
+
+
+def _keywords(function: Callable[..., Any], answers: Answers) -> dict[str, Any]:
+    """Those that the function has a name for, or all where it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in another language
+        return {}
+    fields = dict.fromkeys(name for record in answers.records for name in record)
+    offered: dict[str, Any] = {name: [record.get(name) for record in answers.records] for name in fields}
+    offered |= {"response_ids": [list(ids) for ids in answers.response_ids], "records": list(answers.records)}
+    offered = {name: values for name, values in offered.items() if name not in ("prompts", "responses")}
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return offered
+    own = [one.name for one in parameters if one.kind is not inspect.Parameter.POSITIONAL_ONLY][2:]
+    return {name: offered[name] for name in own if name in offered}
+
+
+def _at_address(address: str, key: str) -> Grade:
+    asked = server(address, key)
+
+    def grade(answers: Answers) -> list[Score]:
+        body = {
+            "prompts": list(answers.prompts),
+            "responses": list(answers.responses),
+            "records": [dict(record) for record in answers.records],
+        }
+        said = asked.post("", body)
+        if not isinstance(said, dict) or "scores" not in said:
+            what = 'answers without {"scores": […]}'
+            raise InputError(Fault(asked.address, what, "docs/grpo.md says what a reward returns", code="SF-SERVER"))
+        return _one_each(said["scores"], len(answers), asked.address)
+
+    return grade
+
+
+def _one_each(found: Any, count: int, name: str) -> list[Score]:
+    """What was returned, as scores. Raises InputError for anything that is not one for each answer."""
+    values = found.tolist() if hasattr(found, "tolist") else found
+    if not isinstance(values, list | tuple) or len(values) != count:
+        got = f"{len(values)} scores" if isinstance(values, list | tuple) else type(found).__name__
+        what = f"the reward returned {got} for {count} answers"
+        raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
+    return [_score(value, place, name) for place, value in enumerate(values)]
+
+
+def _score(value: Any, place: int, name: str) -> Score:
+    if value is None:
+        return Score(math.nan, "", "not_asked")
+    reason = ""
+    if isinstance(value, dict) and "score" in value:
+        value, reason = value["score"], str(value.get("reason", ""))
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+    if not isinstance(value, numbers.Real):
+        what = f"the reward returned {type(value).__name__} for answer {place}"
+        raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
+    return scored(float(value), reason)
