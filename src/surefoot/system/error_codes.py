@@ -228,7 +228,7 @@ CODES: dict[str, ErrorCode] = {
         "docs/ppo.md, under the brakes, says what each means.",
     ),
     "SF-GRPO": ErrorCode(
-        "GRPO cannot go on: answers are empty or not scored, no group has scores that differ, or ratios left their bound.",
+        "GRPO cannot go on: answers are empty or not scored, no group's scores differ, or ratios left their bound.",
         "docs/grpo.md, under what stops a run, says what each means.",
     ),
     "SF-REWARD": ErrorCode(

@@ -1,5 +1,5 @@
-"""What GRPO carries from step to step: the current rollout's answers, and what was counted of answers without a score
-and of rollouts without spread. All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors.
+"""What GRPO carries from step to step: the current rollout's answers, what was counted of answers without a score, and
+of rollouts without spread. It goes into checkpoints: numbers into state.json, tensors into stage.safetensors.
 
 Answers without a score are left out and counted; more than a twentieth of all answers of the run end it. Groups whose
 answers all have one score teach nothing. Where no group of `patience` rollouts in a row has any spread, a caution says

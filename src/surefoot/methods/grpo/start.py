@@ -125,7 +125,7 @@ class _Cycle:
         return Measured(report, samples)
 
     def _roll_out(self, step: int, place: Place) -> None:
-        config, plan, task = self.run.config, self.run.plan, self.run.task
+        config, task = self.run.config, self.run.task
         grpo = config.grpo
         own = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
         repeated = [one for one in own for _ in range(grpo.group)]
@@ -141,7 +141,7 @@ class _Cycle:
         self.memory.begin(step, *to_episodes(prompts, rollout, logprobs, reference, terms))
 
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of policy and reference. Before the first update they are held against each other and against the engine's."""
+        """Of policy and reference. Before the first update they are held against each other and the engine's."""
         grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
         logprobs, reference = compute_logprobs(rollout, self._passes, grpo.temperature)
         if step == 1:

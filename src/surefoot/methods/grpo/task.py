@@ -44,8 +44,7 @@ def prepare_grpo(
     that bad ones are refused early."""
     open_rewards(config.grpo.rewards)
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
-    faults = [fault for fault in _without_expected(config, data)]
-    if faults:
+    if faults := _without_expected(config, data):
         raise InputError(faults)
     return data
 

@@ -47,9 +47,14 @@ def check_start(
     drawn: torch.Tensor,
     compute: DType,
 ) -> tuple[float, float | None]:
-    """Of the first rollout, tables [E, R] of log-probabilities, of whose places some are real: the KL of the policy from its reference per token, and the mean probability ratio between
-    the code that learns and the engine that drew, None where that cannot tell. Raises EnvironmentFault where either is
-    further from 0 and 1 than the type of the products explains."""
+    """Of the first rollout: the KL of the policy from its reference per token, and the mean probability ratio between
+    the code that learns and the engine that drew, None where that cannot tell.
+
+    section: of the config, for faults.
+    real: [E, R] bool, which places of the tables of log-probabilities are answers' tokens.
+
+    Raises EnvironmentFault where either is further from 0 and 1 than the type of the products explains.
+    """
     tolerance = START_TOLERANCE[compute]
     logprobs = logprobs[real].double()
     if not len(logprobs):

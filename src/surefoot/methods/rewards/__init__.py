@@ -1,1 +1,1 @@
-"""What answers score: functions of the user's own, servers, and graders that surefoot has, each score with its reason."""
+"""What answers score: functions of the user's own, servers, and graders of surefoot's, each score with its reason."""

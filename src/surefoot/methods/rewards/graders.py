@@ -1,4 +1,4 @@
-"""Graders that surefoot has: they compare an answer with a field of its record, or look at its form. 1 is right, 0 wrong.
+"""Graders of surefoot's: they compare an answer with a field of its record, or look at its form. 1 is right, 0 wrong.
 
     exact    the answer, or what `pattern` finds in it, is the field's text; blanks at the ends and case do not count
     numeric  the last number of the answer is the field's last number; 1,200 and $1200.00 are 1200
