@@ -113,7 +113,12 @@ def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault
 
 
 def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
-    """A stage ppo that has no score or two, and a score for another stage."""
+    """A stage that answers prompts without a score, or ppo with two, and a score for another stage."""
+    if config.method.rollouts and not config.method.critic:
+        if config.grpo.rewards or reward is not None:
+            return []
+        fix = "name some, such as [numeric]; from Python pass reward="
+        return [Fault("grpo.rewards", f"stage {config.stage} needs scores for its answers", fix, code="SF-REWARD")]
     named = config.ppo.reward is not None
     if config.method.rollouts and not named and reward is None:
         what = "stage ppo needs a score for its answers"

@@ -38,8 +38,9 @@ class Answers:
 
     def one(self, place: int) -> Answers:
         """A single one."""
+        part = slice(place, place + 1)
         return Answers(
-            *([part[place]] for part in (self.prompts, self.responses, self.response_ids, self.records, self.stopped))
+            self.prompts[part], self.responses[part], self.response_ids[part], self.records[part], self.stopped[part]
         )
 
 

@@ -154,15 +154,15 @@ def _as_json(words: str, record: Mapping[str, Any], check: Callable[[Any, Mappin
 def _schema_check(field: str, key: str) -> Callable[[Any, Mapping[str, Any]], str]:
     """What is wrong with a value by the schema in the record's field; empty where nothing is."""
     try:
-        import jsonschema
+        from jsonschema.validators import validator_for
     except ImportError:
         what = "json with a schema needs the package jsonschema, which is not installed"
         raise InputError(Fault(key, what, "pip install jsonschema, or leave field out", code="SF-REWARD")) from None
 
     def check(value: Any, record: Mapping[str, Any]) -> str:
-        schema = record.get(field)
-        schema = json.loads(schema) if isinstance(schema, str) else schema
-        wrong = next(iter(jsonschema.validators.validator_for(schema)(schema).iter_errors(value)), None)
+        given = record.get(field)
+        schema: Any = json.loads(given) if isinstance(given, str) else given
+        wrong = next(iter(validator_for(schema)(schema).iter_errors(value)), None)
         return "" if wrong is None else _shown(wrong.message)
 
     return check

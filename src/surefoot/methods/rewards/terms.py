@@ -57,8 +57,10 @@ class Graded:
     @property
     def outcome(self) -> Outcome:
         """Of the answer as a whole: what its first lost reward says."""
-        lost = next((one.outcome for one in self.parts.values() if one.outcome in LOST), None)
-        return lost or ("scored" if math.isfinite(self.total) else "not_asked")
+        for one in self.parts.values():
+            if one.outcome in LOST:
+                return one.outcome
+        return "scored" if math.isfinite(self.total) else "not_asked"
 
 
 def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tuple[Reward, ...]:
@@ -198,7 +200,8 @@ def _score(value: Any, place: int, name: str) -> Score:
     reason = ""
     if isinstance(value, dict) and "score" in value:
         value, reason = value["score"], str(value.get("reason", ""))
-    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+    if hasattr(value, "item"):  # a tensor or array of one number
+        value = value.item()
     if not isinstance(value, numbers.Real):
         what = f"the reward returned {type(value).__name__} for answer {place}"
         raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))

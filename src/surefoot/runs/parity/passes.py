@@ -28,7 +28,7 @@ from surefoot.data.batching.subsets import part_within, shortest
 from surefoot.methods.losses.logprobs import frozen
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
-from surefoot.models.forward import hidden_states
+from surefoot.models.forward import hidden_states, logits_at
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.plan import RunPlan
@@ -66,14 +66,15 @@ def _held_to_itself(objective: Objective) -> Objective:
 
 
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
-    """Cross entropy of each prompt's own tokens, plus the critic's values."""
-    assert isinstance(model, PPOModels)
+    """Cross entropy of each prompt's own tokens, plus a critic's values where there is one."""
     ids = batch.rows.input_ids
     real = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(batch.rows.lengths, device=ids.device)[:, None]
     next_is_real = F.pad(real[:, 1:], (0, 1))
     places = next_is_real.flatten().nonzero().squeeze(1)
-    logits = model.actor_logits_at(batch.rows, places)
     targets = ids.flatten().index_select(0, places + 1)
+    if not isinstance(model, PPOModels):
+        return LossSum(F.cross_entropy(logits_at(model, batch.rows, places).float(), targets, reduction="sum"))
+    logits = model.actor_logits_at(batch.rows, places)
     values = model.values(batch.rows)[real]
     return LossSum(F.cross_entropy(logits.float(), targets, reduction="sum") + values.float().sum())
 
