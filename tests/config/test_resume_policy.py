@@ -35,6 +35,8 @@ FREE = {
     "ppo.reward",
     "ppo.critic",
     "ppo.vllm_url",
+    "grpo.rewards",
+    "grpo.vllm_url",
     "parallel.check_every",
     "parallel.timeout",
     "functions.loss",

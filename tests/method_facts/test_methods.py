@@ -30,6 +30,7 @@ OTHER_MEANINGS = {
     ("commands/evaluate.py", "reward"): "a subcommand",
     ("config/resume_policy.py", "reward"): "a section of the config",
     ("config/resume_policy.py", "ppo"): "a section of the config",
+    ("config/resume_policy.py", "grpo"): "a section of the config",
     ("config/starter.py", "reward"): "a section of the config",
     ("data/tokenize/encode.py", "last"): "a value of data.train_on",
     ("report/results.py", "last"): "a key of the results",
@@ -154,9 +155,9 @@ def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> lis
             if only and not re.match(rf"{only} only[.:] ", said[key]):
                 found.append(key)
         if method.losses:
-            named = re.findall(r"(?:^|\. )([a-z]+): ", said["loss"])
+            named = re.findall(r"(?:^|\. )([a-z_+]+): ", said["loss"])
             found += ["loss"] if {*named} != {*method.losses} else []
-        if method.reference and method.losses:
+        if method.reference and method.losses and not method.rollouts:  # where a key of its own asks for one
             free = in_words([loss for loss, row in method.losses.items() if not row.reference])
             found += [] if f"Without a reference: {free}." in said["loss"] else ["reference"]
             found += [] if at_one(method.losses) in said["sft"] else ["sft"]

@@ -9,7 +9,8 @@ import torch
 
 from helpers.faults import raises_fault
 from surefoot.methods.ppo.checks import DRAWN_MEAN, DRAWN_MOST, START_TOLERANCE, check_start, drawn_suffice
-from surefoot.methods.ppo.rollout import Prompts, Terms, Weighed, _from_row, _to_row, pulled_back, to_episodes
+from surefoot.methods.ppo.rollout import Terms, Weighed, pulled_back, to_episodes
+from surefoot.methods.rollouts import Prompts, _from_row, _to_row
 from surefoot.models.rollout import Rollout
 from surefoot.system.errors import EnvironmentFault
 
@@ -99,10 +100,18 @@ def at_the_start() -> Weighed:
     return replace(found, reference=found.logprobs.clone())
 
 
+def checked(found: Weighed, compute: str) -> tuple[float, float | None]:
+    return check_start("ppo", found.real, found.logprobs, found.reference, found.drawn, compute)
+
+
+def suffices(found: Weighed, compute: str) -> bool:
+    return drawn_suffice(found.real, found.logprobs, found.drawn, compute)
+
+
 def test_a_policy_that_is_its_reference_and_its_engine_passes():
-    assert check_start(at_the_start(), "fp32") == (0.0, 1.0)
+    assert checked(at_the_start(), "fp32") == (0.0, 1.0)
     unknown = replace(at_the_start(), drawn=torch.full((3, 3), torch.nan))
-    assert check_start(unknown, "fp32") == (0.0, None)
+    assert checked(unknown, "fp32") == (0.0, None)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
@@ -110,33 +119,33 @@ def test_a_policy_that_is_its_reference_and_its_engine_passes():
 def test_what_differs_by_more_than_rounding_is_refused_with_its_numbers(table, compute):
     found = at_the_start()
     near, far = (replace(found, **{table: getattr(found, table) + by * START_TOLERANCE[compute]}) for by in (0.9, 1.2))
-    check_start(near, compute)
+    checked(near, compute)
     with raises_fault("SF-PLAN-BROKEN", "ppo", f"{START_TOLERANCE[compute]:g}"):
-        check_start(far, compute)
+        checked(far, compute)
 
 
 def test_what_is_not_a_number_is_refused():
     with pytest.raises(EnvironmentFault):
-        check_start(replace(at_the_start(), logprobs=torch.full((3, 3), torch.nan)), "fp32")
+        checked(replace(at_the_start(), logprobs=torch.full((3, 3), torch.nan)), "fp32")
 
 
 def test_drawn_log_probabilities_stand_for_the_actors_where_they_differ_by_rounding():
     found = at_the_start()
 
     def apart(*differences: float) -> bool:
-        return drawn_suffice(replace(found, drawn=found.logprobs + table(list(differences[:3]), [0.0], [0.0])), "fp32")
+        return suffices(replace(found, drawn=found.logprobs + table(list(differences[:3]), [0.0], [0.0])), "fp32")
 
     assert apart(0.0, 0.0, 0.0)
     assert apart(DRAWN_MEAN, -DRAWN_MEAN, DRAWN_MEAN)
     assert not apart(3 * DRAWN_MEAN, -3 * DRAWN_MEAN, 3 * DRAWN_MEAN)  # on average, whatever the sign
     long = replace(found, lengths=torch.tensor([3, 3, 3]), logprobs=torch.zeros(3, 3), drawn=torch.zeros(3, 3))
-    assert drawn_suffice(long, "fp32")
-    assert not drawn_suffice(long, "bf16")
+    assert suffices(long, "fp32")
+    assert not suffices(long, "bf16")
     long.drawn[1, 1] = 1.1 * DRAWN_MOST  # one token alone
-    assert not drawn_suffice(long, "fp32")
+    assert not suffices(long, "fp32")
     assert not apart(float("nan"), 0.0, 0.0)
 
 
 def test_an_engine_that_cannot_tell_is_never_taken_at_its_word():
-    assert not drawn_suffice(replace(at_the_start(), drawn=torch.full((3, 3), torch.nan)), "fp32")
-    assert not drawn_suffice(replace(at_the_start(), lengths=torch.tensor([0, 0, 0])), "fp32")
+    assert not suffices(replace(at_the_start(), drawn=torch.full((3, 3), torch.nan)), "fp32")
+    assert not suffices(replace(at_the_start(), lengths=torch.tensor([0, 0, 0])), "fp32")
