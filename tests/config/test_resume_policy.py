@@ -67,6 +67,7 @@ WARNED = {
     "ppo.critic_adapter.modules_to_save",
     "metrics.max_new_tokens",
     "ppo.patience",
+    "grpo.patience",
     "parallel.engine",
     "parallel.nproc",
     "parallel.zero_stage",
