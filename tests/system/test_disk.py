@@ -45,7 +45,7 @@ ALLOWED = {
     ("commands/convert.py", "shutil.rmtree"): SCRATCH,
     ("commands/convert.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("commands/migrate.py", "tempfile.TemporaryDirectory"): SCRATCH,
-    ("methods/ppo/rollout.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("methods/rollouts.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("runs/trial.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("commands/tune/attempt.py", "tempfile.TemporaryFile"): SCRATCH,
     ("commands/tune/run.py", "tempfile.TemporaryDirectory"): SCRATCH,

@@ -191,12 +191,12 @@ def _check_adapter(folder: Path) -> None:
         what = "is not an adapter, and vLLM takes a whole model only when it starts"
         raise InputError(
             Fault(
-                str(folder), what, "train with adapter.kind: lora, or use ppo.engine: embedded", code="SF-ADAPTER-FIT"
+                str(folder), what, "train with adapter.kind: lora, or use engine: embedded", code="SF-ADAPTER-FIT"
             )
         )
     if read_json(path).get("use_dora"):
         raise InputError(
-            Fault(str(path), "is DoRA, which vLLM cannot serve", "use ppo.engine: embedded", code="SF-ADAPTER-DORA")
+            Fault(str(path), "is DoRA, which vLLM cannot serve", "use engine: embedded", code="SF-ADAPTER-DORA")
         )
 
 
