@@ -190,9 +190,7 @@ def _check_adapter(folder: Path) -> None:
     if not path.is_file():
         what = "is not an adapter, and vLLM takes a whole model only when it starts"
         raise InputError(
-            Fault(
-                str(folder), what, "train with adapter.kind: lora, or use engine: embedded", code="SF-ADAPTER-FIT"
-            )
+            Fault(str(folder), what, "train with adapter.kind: lora, or use engine: embedded", code="SF-ADAPTER-FIT")
         )
     if read_json(path).get("use_dora"):
         raise InputError(

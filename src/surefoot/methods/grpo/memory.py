@@ -3,12 +3,14 @@ of rollouts without spread. It goes into checkpoints: numbers into state.json, t
 
 Answers without a score are left out and counted; more than a twentieth of all answers of the run end it. Groups whose
 answers all have one score teach nothing. Where no group of `patience` rollouts in a row has any spread, a caution says
-so once, and the run ends after as many again if none of it ever had any: prompts that are too hard or too easy, or a
-reward that tells nothing apart.
+so, and the run ends after as many again if none of it ever had any: prompts that are too hard or too easy, or a reward
+that tells nothing apart. Where there was some, it ends after ten times `patience`: the policy has lost its way, and
+nothing brings it back. A policy whose scores are the best that the run has seen has solved its task, and goes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,6 +25,7 @@ from surefoot.system.errors import Diverged, Fault, IntegrityError
 from surefoot.training.report import StepReport
 
 _EPISODES = "episodes."
+_NEVER, _LOST = 2, 10  # times `patience`: rollouts without spread that end a run that never had any, or had some once
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Numbers:
     answers, left_out: so far, and those of them without a score.
     flat_in_a_row: rollouts in which no group had any spread, up to the last one.
     spread: whether a group of this run ever had any.
+    best: highest mean score of a rollout.
     held_in_a_row: rollouts that were held back, up to the last one.
     holding: the current one is.
     metrics: of the current rollout.
@@ -43,6 +47,7 @@ class Numbers:
     left_out: int = 0
     flat_in_a_row: int = 0
     spread: bool = False
+    best: float | None = None
     held_in_a_row: int = 0
     holding: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -114,6 +119,7 @@ class GroupMemory:
         scored = figures.answers - figures.left_out
         flat = figures.flat == figures.groups
         held = scored == 0 or figures.empty == figures.answers
+        mean = figures.metrics.get("reward", -math.inf)
         self.episodes = () if held else episodes
         self.numbers = replace(
             old,
@@ -121,6 +127,7 @@ class GroupMemory:
             left_out=old.left_out + figures.left_out,
             flat_in_a_row=old.flat_in_a_row + 1 if flat else 0,
             spread=old.spread or not flat,
+            best=old.best if held else mean if old.best is None else max(mean, old.best),
             holding=held,
             held_in_a_row=old.held_in_a_row + held,
             metrics=figures.metrics,
@@ -135,7 +142,7 @@ class GroupMemory:
             )
         elif held:
             self._say_held(step, f"none of {figures.answers} answers has a score", "look at what grpo.rewards return")
-        elif flat:
+        elif flat and not (self.numbers.spread and mean == self.numbers.best):
             self._flat(step, figures)
         if scored and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.answers)):
             raise error
@@ -174,11 +181,10 @@ class GroupMemory:
         """All groups have one score each."""
         again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
         what = f"no group of {figures.groups} had answers with different scores for {again} rollouts (mean {mean:.4g})"
-        fix = (
-            "nothing is learned from such groups: look at what grpo.rewards tell apart in samples.jsonl, take prompts "
-            "that are neither too hard nor too easy for this model, or raise grpo.group"
-        )
+        fix = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
+        if self.numbers.spread:
+            fix = "the policy has lost its way: lower optim.lr or set grpo.kl, and begin again at an earlier checkpoint"
         if again == self._patience:
             self._notify(f"caution: step {step}: {what}; {fix}")
-        elif again >= 2 * self._patience and not self.numbers.spread:
+        elif again >= (_LOST if self.numbers.spread else _NEVER) * self._patience:
             raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO"))

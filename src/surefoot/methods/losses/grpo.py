@@ -92,7 +92,7 @@ def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBat
     """logprobs: of the answers' tokens, [N], differentiable."""
     facts = settings.facts
     answer = answers_of(batch.rows)
-    counts = torch.zeros(len(batch.counted), device=logprobs.device).index_add_(0, answer, torch.ones_like(logprobs))
+    counts = logprobs.new_zeros(len(batch.counted)).index_add_(0, answer, torch.ones_like(logprobs))
     counted, length = batch.counted[answer], counts[answer]
     share = counted if facts.mean == "tokens" else counted / length
     weight = share if facts.mean != "limit" else counted / settings.limit
