@@ -1,0 +1,163 @@
+"""Stage grpo as a whole, on tiny models: what it writes, how it goes on after a kill, what it refuses, what ends it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import surefoot
+from helpers.faults import raises_fault
+from helpers.tiny_models import tiny_llama
+from surefoot.config.load import load_config
+from surefoot.method_facts.losses import GROUP_LOSSES
+from surefoot.system.errors import Diverged, InputError
+
+RATIO = 1e-5  # of fp32 sums in another order
+UNEQUAL = ("elapsed_time", "remaining_time", "throughput", "peak_memory")
+
+
+def vowels(prompts, responses, answer):
+    """Higher for more vowels; each record's own number stands in its prompt."""
+    assert all(f"number {one}." in prompt for one, prompt in zip(answer, prompts, strict=True))
+    return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("grpo")
+    tiny_llama(folder / "base")
+    rows = [{"prompt": f"Say number {n}.", "answer": str(n)} for n in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def config_of(world: Path, output: Path, kind: str = "lora", **grpo) -> dict:
+    return {
+        "stage": "grpo",
+        "model": str(world / "base"),
+        **({} if kind == "full" else {"adapter": {"kind": "lora", "rank": 4}}),
+        "data": {"train": str(world / "prompts.jsonl"), "max_length": 64},
+        "grpo": {"max_new_tokens": 8, "group": 4, **grpo},
+        "batch": {"size": 8, "micro": 3},
+        "optim": {"lr": 1e-3},
+        "precision": "fp32",
+        "duration": "3 steps",
+        "output": str(output),
+    }
+
+
+def run(config: dict, reward=vowels, **how) -> list[dict]:
+    surefoot.train(config, reward=reward, stream=io.StringIO(), **how)
+    return rows_of(config)
+
+
+def rows_of(config: dict) -> list[dict]:
+    lines = (Path(config["output"]) / "trainer_log.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "loss" in row]
+    return [{name: value for name, value in row.items() if name not in UNEQUAL} for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_run_logs_its_numbers_and_holds_to_its_reference(world, tmp_path, kind):
+    config = config_of(world, tmp_path / "run", kind, kl=0.1, epochs=2, rewards=[{"name": "numeric", "weight": 0.5}])
+    config["data"]["eval"] = str(world / "prompts.jsonl")
+    rows = run(config)
+    names = {"reward", "reward_std", "reward_numeric", "reward_vowels", "groups_without_spread", "kl", "entropy"}
+    names |= {"ratio", "clip_low", "clip_high", "approx_kl", "mismatch", "mismatch_most", "sample_size", "ended"}
+    assert all(names <= row.keys() for row in rows)
+    assert rows[0]["ratio"] == pytest.approx(1.0, abs=RATIO)
+    assert rows[0]["kl"] == pytest.approx(0.0, abs=RATIO)
+    assert rows[1]["ratio"] != pytest.approx(1.0, abs=RATIO)  # the same answers again
+    assert rows[0]["reward"] == pytest.approx(0.5 * rows[0]["reward_numeric"] + rows[0]["reward_vowels"])
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert results["eval_loss"] == -results["eval_reward"]
+
+
+@pytest.mark.parametrize("loss", GROUP_LOSSES)
+def test_every_loss_trains(world, tmp_path, loss):
+    config = config_of(world, tmp_path / "run", loss=loss, epochs=2, kl=0.1)
+    config["duration"] = "2 steps"
+    rows = run(config)
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+
+
+def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path):
+    whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1)
+    whole |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
+    cut = {**whole, "output": str(tmp_path / "cut")}
+    wanted = run(whole)
+
+    class Killed(BaseException):
+        pass
+
+    asked = 0
+
+    def dies(prompts, responses, answer):
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # the second rollout
+            raise Killed
+        return vowels(prompts, responses, answer)
+
+    dies.__qualname__ = vowels.__qualname__
+    with pytest.raises(Killed):
+        run(cut, dies)
+    assert run(cut, resume=True) == wanted
+    weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (whole, cut)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_answers_without_a_score_are_counted_and_left_out(world, tmp_path):
+    def some(prompts, responses):
+        return [math.nan if number == 0 else float(len(text)) for number, text in enumerate(responses)]
+
+    rows = run(config_of(world, tmp_path / "run"), some)
+    assert all(row["rewards_not_finite"] == 1 for row in rows)
+    assert all(math.isfinite(row["reward"]) for row in rows)
+
+
+def test_scores_that_never_differ_end_the_run(world, tmp_path):
+    config = config_of(world, tmp_path / "run", patience=1)
+    with pytest.raises(Diverged) as caught:
+        run(config, lambda prompts, responses: [0.5] * len(responses))
+    assert caught.value.faults[0].code == "SF-GRPO"
+    assert caught.value.faults[0].where == "step 2"
+
+
+def test_other_rewards_do_not_resume(world, tmp_path):
+    config = config_of(world, tmp_path / "run", rewards=["json"])
+    config["checkpoint"] = {"every": "1 steps"}
+    run(config)
+    config["duration"] = "4 steps"
+    config["grpo"]["rewards"] = [{"name": "json", "weight": 2.0}]
+    with raises_fault("SF-RESUME-CHANGED", "grpo.rewards"):
+        run(config, resume=True)
+
+
+def test_a_record_without_the_right_answer_is_named(world, tmp_path):
+    config = config_of(world, tmp_path / "run", rewards=[{"name": "numeric", "field": "solution"}])
+    with raises_fault("SF-REWARD", f"{world / 'prompts.jsonl'}:1"):
+        run(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (["batch.size=6"], "batch.size"),
+        (["grpo.vllm_url=http://127.0.0.1:9"], "grpo.vllm_url"),
+        (["grpo.engine=vllm"], "grpo.engine"),
+        (["grpo.max_new_tokens=64"], "grpo.max_new_tokens"),
+        (["ppo.kl=0.5"], "ppo.kl"),
+    ],
+)
+def test_keys_that_exclude_each_other(world, tmp_path, changes, key):
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(config_of(world, tmp_path / "run")))
+    with pytest.raises(InputError) as caught:
+        load_config(path, changes)
+    assert any(key in fault.where for fault in caught.value.faults)
