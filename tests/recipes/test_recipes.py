@@ -79,6 +79,7 @@ def workplace(tmp_path, monkeypatch):
         "chats-heldout": CHATS,
         "tools": TOOLS,
         "texts": TEXTS,
+        "questions": [{"prompt": f"What is {count} + 1?", "answer": count + 1} for count in range(40)],
     }
     for name, rows in files.items():
         (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -106,7 +107,7 @@ def plan(name: str, models: dict[str, Path], *overrides: str):
 def test_names_say_stage_model_and_adapter():
     assert NAMES
     for name in NAMES:
-        assert re.fullmatch(r"(sft|pretrain|reward|dpo|kto|ppo)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
+        assert re.fullmatch(r"(sft|pretrain|reward|dpo|kto|ppo|grpo)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
 
 
 @pytest.mark.parametrize("name", NAMES)
