@@ -197,12 +197,10 @@ def _one_each(found: Any, count: int, name: str) -> list[Score]:
 def _score(value: Any, place: int, name: str) -> Score:
     if value is None:
         return Score(math.nan, "", "not_asked")
-    reason = ""
-    if isinstance(value, dict) and "score" in value:
-        value, reason = value["score"], str(value.get("reason", ""))
-    if hasattr(value, "item"):  # a tensor or array of one number
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        what = f"the reward returned {type(value).__name__} for answer {place}"
+    named = isinstance(value, dict) and "score" in value
+    given: Any = value["score"] if named else value
+    number: Any = given.item() if hasattr(given, "item") else given  # of a tensor or array of one number
+    if not isinstance(number, numbers.Real):
+        what = f"the reward returned {type(number).__name__} for answer {place}"
         raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
-    return scored(float(value), reason)
+    return scored(float(number), str(value.get("reason", "")) if named else "")
