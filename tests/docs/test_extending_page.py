@@ -15,10 +15,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, HeliumConfig
 
 import surefoot
 from helpers import zoo
-from helpers.doc_pages import ROOT
+from helpers.doc_pages import ROOT, table
 from helpers.tiers import representatives
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -41,7 +43,7 @@ PAIRS = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "tr
 COMMON = {"adapter": {"kind": "lora", "rank": 2}, "batch": {"size": 3}, "duration": "2 steps", "eval_every": "2 steps"}
 
 
-def insert(file: Path, how: str, above: str, table: str, block: str) -> None:
+def insert(file: Path, how: str, above: str, rows: str, block: str) -> None:
     """Does one step of the page to a copy of the file it names."""
     if how == "a new file":
         file.write_text(block, encoding="utf-8")
@@ -51,15 +53,15 @@ def insert(file: Path, how: str, above: str, table: str, block: str) -> None:
     if how == "at its end":
         file.write_text(f"{text}\n\n{block}", encoding="utf-8")
         return
-    node = _named(ast.parse(text), above or table)
+    node = _named(ast.parse(text), above or rows)
     if above:
         at, block = node.lineno - 1 - len(getattr(node, "decorator_list", ())), f"{block}\n\n"
     elif isinstance(node, ast.ClassDef):
         at, block = node.end_lineno, textwrap.indent(block, " " * 4)
     else:  # before the last bracket of the table, or of what the function returns
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else _returned(node)
-        if isinstance(value, ast.Call) and value.args and isinstance(value.args[-1], ast.Dict):
-            value = value.args[-1]
+        if isinstance(value, ast.Call):
+            value = next((one for one in value.args if isinstance(one, ast.Dict)), value)
         offset = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
         before = text[:offset].rstrip()
         between = "" if before[-1] in ",{([" else ","
@@ -84,10 +86,42 @@ def _returned(node: ast.stmt) -> ast.expr:
 def extended(folder: Path, *, without: str = "") -> Path:
     """A copy of surefoot with every step of the page, or without those that add a row to one table."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, how, above, table, block in STEP.findall(PAGE):
-        if table != without or not without:
-            insert(folder / ("src/surefoot" if how == "a new file" else "") / name, how, above, table, block)
+    for name, how, above, rows, block in STEP.findall(PAGE):
+        if rows != without or not without:
+            insert(folder / ("src/surefoot" if how == "a new file" else "") / name, how, above, rows, block)
     return folder / "src"
+
+
+SIZES = {
+    "vocab_size": 70,
+    "hidden_size": 256,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
+SHAPES = {"plain": {}, "biased": {"attention_bias": True}, "both": {"attention_bias": True, "mlp_bias": True}}
+
+
+def shapes(folder: Path) -> list[int]:
+    """Writes a config.json of Helium for each of SHAPES, without head_dim. Parameters of transformers' models."""
+    found = []
+    for name, keys in SHAPES.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps({"model_type": "helium"} | SIZES | keys))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(HeliumConfig(**SIZES | keys))
+        found.append(sum(one.numel() for one in model.parameters()))
+    return found
+
+
+def helium(folder: Path) -> None:
+    """A model of the family that the page adds, with Llama's tokenizer."""
+    zoo.llama3(folder)
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: config[key] for key in (*SIZES, "bos_token_id", "eos_token_id")}
+    AutoModelForCausalLM.from_config(HeliumConfig(**kept, head_dim=8)).save_pretrained(folder)
 
 
 CHILD = """
@@ -95,14 +129,17 @@ import json, sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "surefoot"]:  # of a process that was forked
     del sys.modules[name]
 import surefoot
+from pathlib import Path
 from surefoot.families import find
+from surefoot.families.model_facts import read_model_facts
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
 assert surefoot.__file__.startswith(sys.argv[1]), surefoot.__file__
 for config in json.loads(sys.argv[2]):
     surefoot.train(config)
 told = translate_command("minitrain --model base --data quiz.jsonl --out theirs --lr 0.01 --verbose".split(), Options())
-print("FOUND " + json.dumps({"family": find("helium").name, "translated": told.config}))
+counts = [read_model_facts(Path("shapes") / name).parameters for name in json.loads(sys.argv[3])]
+print("FOUND " + json.dumps({"family": find("helium").name, "translated": told.config, "parameters": counts}))
 """
 
 
@@ -110,7 +147,7 @@ def in_child(
     source: Path, folder: Path, configs: list[dict], code: str = CHILD, python: str = sys.executable
 ) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [python, "-c", code, str(source), json.dumps(configs)]
+    command = [python, "-c", code, str(source), json.dumps(configs), json.dumps([*SHAPES])]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -123,10 +160,32 @@ def test_every_block_is_a_step():
     assert len(STEP.findall(PAGE)) == BLOCKS
 
 
+def test_every_place_that_it_names_is_there():
+    places = set(re.findall(r"`((?:tests|src|tools)/[\w/.]+)`", PAGE))
+    assert len(places) > 20
+    added = {f"src/surefoot/{name}" for name, how, *_ in STEP.findall(PAGE) if how == "a new file"}
+    assert [place for place in sorted(places - added) if not (ROOT / place).exists()] == []
+    for rows, file in re.findall(r"`([A-Z_]{3,})`(?: and `[A-Z_]+`)? in `(tests/[\w/.]+\.py)`", PAGE):
+        assert re.search(rf"^{rows}\b", (ROOT / file).read_text(encoding="utf-8"), re.M), rows
+
+
+def test_every_way_in_has_both_sides_or_says_why_not():
+    """family, loss, method, data format, template, dialect, fast path, and what else a user may bring."""
+    rows = table(ROOT / "docs" / "extending.md", "what", "from outside", "from inside")
+    named = {what.removeprefix("a ") for what, *_ in rows}
+    assert named >= {"model family", "loss", "method", "data format", "template", "fast path"}
+    assert any(what.startswith("a tool") for what, *_ in rows)
+    assert all(outside for _, outside, _ in rows)
+    headings = set(re.findall(r"^## (.*)$", PAGE, re.M))
+    linked = {one.replace("-", " ") for _, _, inside in rows for one in re.findall(r"\(#([\w-]+)\)", inside)}
+    assert linked == {one.lower() for one in headings} - {"from outside"}
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     zoo.llama3(tmp_path / "base")
+    helium(tmp_path / "helium")
     for name, rows in (("quiz.jsonl", QUIZ), ("pairs.jsonl", PAIRS)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "own.py").write_text(OUTSIDE[1], encoding="utf-8")
@@ -140,12 +199,16 @@ def test_what_is_added_from_inside_is_what_is_added_from_outside(world, any_pyth
     inside = [
         quiz | {"stage": "sft", "output": "inside"},
         quiz | {"stage": "focal", "output": "focal"},
-        pairs | {"alignment": {"loss": "wide", "margin": 0.3}, "output": "wide"},
+        pairs | {"alignment": {"loss": "wide", "margin": 0.3, "beta": 0.05, "slope": 2}, "output": "wide"},
+        pairs | {"stage": "reward", "reward": {"loss": "gap"}, "output": "gap"},
+        quiz | {"stage": "sft", "model": "helium", "output": "helium-inside"},
     ]
+    parameters = shapes(world / "shapes")
     done = in_child(extended(world / "copy"), world, inside, python=any_python)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.rpartition("FOUND ")[2])
     assert found["family"] == "helium"
+    assert found["parameters"] == parameters
     assert found["translated"] == {
         "stage": "sft",
         "model": {"path": "base"},
@@ -165,14 +228,19 @@ def test_what_is_added_from_inside_is_what_is_added_from_outside(world, any_pyth
     }
     surefoot.train(quiz | {"stage": "sft", "output": "outside"} | own)
     surefoot.train(pairs | {"alignment": {"loss": "own.py:wide", "margin": 0.3}, "output": "own-wide"})
+    surefoot.train(
+        quiz | {"stage": "sft", "model": "helium", "bos": {"prepend": "on"}, "output": "helium-outside"} | own
+    )
     assert losses(world / "outside") == losses(world / "inside")
-    assert losses(world / "own-wide") == losses(world / "wide")
+    assert losses(world / "own-wide") == losses(world / "wide")  # a beta of 0.1 is one of 0.05 with a slope of 2
+    assert losses(world / "helium-outside") == losses(world / "helium-inside")
+    assert losses(world / "helium-outside") != losses(world / "outside")  # twin: another model
     assert "eval_words" in (world / "outside" / "trainer_log.jsonl").read_text()
 
-    for name, loss in (("gap", "own.py:gap"), ("last", "last"), ("twin", "divergence")):
+    for name, loss in (("own-gap", "own.py:gap"), ("twin", "divergence")):
         surefoot.train(pairs | {"stage": "reward", "reward": {"loss": loss}, "output": name})
-    assert losses(world / "gap") == pytest.approx(losses(world / "last"))
-    assert losses(world / "gap") != pytest.approx(losses(world / "twin"))
+    assert losses(world / "own-gap") == losses(world / "gap")
+    assert losses(world / "own-gap") != pytest.approx(losses(world / "twin"))
 
 
 def test_what_a_package_registers_is_what_a_file_has(world, monkeypatch):
@@ -195,9 +263,11 @@ def test_what_a_package_registers_is_what_a_file_has(world, monkeypatch):
     assert losses(world / "registered") == losses(world / "named")
 
 
-@pytest.mark.parametrize("table", representatives(["LOSSES", "FUNCTIONS", "LAYOUTS"], "LAYOUTS"))
-def test_twin_half_of_it_cannot_be_imported(tmp_path, table):
-    source = extended(tmp_path, without=table)
-    modules = {"LOSSES": "methods.losses.preference", "FUNCTIONS": "methods.table", "LAYOUTS": "data.formats"}
-    done = in_child(source, tmp_path, [], f"import surefoot.{modules[table]}")
-    assert "RuntimeError" in done.stderr
+@pytest.mark.parametrize("rows", representatives(["LOSSES", "FUNCTIONS", "LAYOUTS"], "LAYOUTS"))
+def test_twin_half_of_it_cannot_be_imported(tmp_path, rows):
+    source = extended(tmp_path, without=rows)
+    module = {"LOSSES": "methods.losses.preference", "FUNCTIONS": "methods.table", "LAYOUTS": "data.formats.registry"}[
+        rows
+    ]
+    done = in_child(source, tmp_path, [], f"import surefoot.{module}")
+    assert f"surefoot.{module}.{rows}" in done.stderr.partition("RuntimeError")[2]

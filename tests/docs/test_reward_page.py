@@ -10,14 +10,14 @@ import pytest
 from helpers.doc_pages import ROOT, table
 from helpers.fork_server import ForkServer
 from helpers.growing_records import page_of_pairs
-from surefoot.methods.losses.reward import PAIR_LOSSES
+from surefoot.methods.losses.reward import LOSSES
 
 PAGE = ROOT / "docs" / "reward.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_every_loss_has_its_line():
-    assert [row[0] for row in table(PAGE, "`reward.loss`", "what is compared")] == [f"`{name}`" for name in PAIR_LOSSES]
+    assert [row[0] for row in table(PAGE, "`reward.loss`", "what is compared")] == [f"`{name}`" for name in LOSSES]
 
 
 def test_the_recipes_exist():

@@ -17,6 +17,12 @@ from surefoot.families.model_facts import read_model_facts
 from surefoot.system.errors import InputError
 
 SMALL = LLAMA
+# What `Structure.keys` may rename, and what a linear layer may be.
+KEYS = {
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    *("attention_dropout", "hidden_act"),
+}
+ROLES = {"q", "k", "v", "o", "gate", "up", "down", "in", "out"}
 DESCRIBED = [family for family in FAMILIES if family.structure]  # the others are read from the model itself
 VARIANTS = {
     **TINY,
@@ -98,7 +104,33 @@ def test_what_a_missing_key_means_is_what_transformers_takes(family):
     keys |= {refusal.key.name for refusal in family.refusals} | set(family.dropouts)
     if family.window:
         keys |= {key.name for key in family.window.when} | {"sliding_window"}
+        keys |= {family.window.from_layer} - {None}
     assert keys <= structure.defaults.keys()
+
+
+@pytest.mark.parametrize("family", DESCRIBED, ids=lambda family: family.name)
+def test_the_words_of_a_row_are_those_that_are_read(family):
+    assert unread_words(family) == []
+    structure = family.structure
+    linear = dataclasses.replace(structure.linears[0], role="querry")
+    for changes, word in [
+        ({"keys": {**structure.keys, "hiden_act": "model_type"}}, "hiden_act"),
+        ({"keys": {**structure.keys, "hidden_act": "hidden_activatoin"}}, "hidden_activatoin"),
+        ({"linears": (linear, *structure.linears[1:])}, "querry"),
+    ]:
+        broken = dataclasses.replace(family, structure=dataclasses.replace(structure, **changes))
+        assert unread_words(broken) == [word]  # twin
+
+
+def unread_words(family) -> list[str]:
+    """Keys that are not Llama's, names that transformers' config lacks, and roles that nobody asks for."""
+    structure, config = family.structure, CONFIG_MAPPING[family.model_types[0]]().to_dict()
+    linears = (*structure.linears, *structure.projections)
+    return [
+        *(key for key in structure.keys if key not in KEYS),
+        *(name for name in structure.keys.values() if name not in config),
+        *(role for linear in linears for role in linear.roles if role not in ROLES),
+    ]
 
 
 @pytest.mark.parametrize("name", TINY)

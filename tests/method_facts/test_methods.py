@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,10 +14,10 @@ import pytest
 from helpers.doc_pages import ROOT
 from surefoot.config.methods import AlignmentConfig, RewardConfig
 from surefoot.config.schema import RunConfig
-from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, read_by
-from surefoot.method_facts.methods import COUNTED, METHODS, SECTIONS, MethodFacts, Records
-from surefoot.methods.losses.preference import LOSSES
-from surefoot.methods.losses.reward import PAIR_LOSSES as OF_REWARD_MODELS
+from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, keys_of, read_by
+from surefoot.method_facts.methods import COUNTED, FORMATS, METHODS, SECTIONS, MethodFacts, Records
+from surefoot.methods.losses.preference import LOSSES, Constants
+from surefoot.methods.losses.reward import LOSSES as OF_REWARD_MODELS
 from surefoot.methods.method import MethodFunctions
 from surefoot.methods.table import FUNCTIONS, functions_of
 
@@ -98,6 +98,7 @@ def test_every_row_has_its_functions_and_every_section_its_keys():
     assert FUNCTIONS.keys() == METHODS.keys()
     assert {name: type(functions_of(name)) for name in METHODS} == dict.fromkeys(METHODS, MethodFunctions)
     assert LOSSES.keys() == PAIR_LOSSES.keys()
+    assert {*keys_of(PAIR_LOSSES), "beta"} == {field.name for field in fields(Constants)}
     assert OF_REWARD_MODELS.keys() == REWARD_LOSSES.keys()
     for section in SECTIONS:
         keys = type(RunConfig.model_fields[section].default).model_fields
@@ -115,13 +116,19 @@ def test_every_kind_of_records_has_a_word_for_what_is_counted():
 @pytest.mark.parametrize("half", ["facts", "functions"])
 def test_a_half_of_a_loss_cannot_be_imported(half):
     facts, functions = dict(PAIR_LOSSES), dict(LOSSES)
-    assert joined(facts, functions).keys() == facts.keys()  # twin
+    tables = ("of.FACTS", "of.FUNCTIONS")
+    assert joined(facts, functions, tables).keys() == facts.keys()  # twin
     del (functions if half == "facts" else facts)["cpo"]
-    with pytest.raises(RuntimeError, match="cpo"):
-        joined(facts, functions)
+    there, missing = tables if half == "facts" else tables[::-1]
+    with pytest.raises(RuntimeError, match=rf"cpo.*{there}.*{missing}"):
+        joined(facts, functions, tables)
 
 
-def test_every_loss_and_method_has_a_row_in_the_documents():
+def test_every_loss_method_and_format_has_its_place_in_the_documents():
+    stage = " ".join((RunConfig.model_fields["stage"].description or "").split())
+    assert {name for name in METHODS if not re.search(rf"(?:^|\. |\? ){name}: ", stage)} == set()
+    formats = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert {name for name in FORMATS if not re.search(rf"^\| `{name}`", formats, re.M)} == set()
     page = (ROOT / "docs" / "preference.md").read_text(encoding="utf-8")
     assert {name for name in PAIR_LOSSES if not re.search(rf"^\| `{name}`", page, re.M)} == set()
     reward = (ROOT / "docs" / "reward.md").read_text(encoding="utf-8")
@@ -155,7 +162,7 @@ def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> lis
             if only and not re.match(rf"{only} only[.:] ", said[key]):
                 found.append(key)
         if method.losses:
-            named = re.findall(r"(?:^|\. )([a-z_+]+): ", said["loss"])
+            named = re.findall(r"(?:^|\. )([\w+]+): ", said["loss"])
             found += ["loss"] if {*named} != {*method.losses} else []
         if method.reference and method.losses and not method.rollouts:  # where a key of its own asks for one
             free = in_words([loss for loss, row in method.losses.items() if not row.reference])

@@ -41,26 +41,27 @@ def gated_linears(
 
 
 # Llama 2 and 3.x, and the many models that share their architecture and say model_type "llama".
+LLAMA_STRUCTURE = Structure(
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS, mlp_bias=Key("mlp_bias")),
+    layer_norms=NORMS,
+    final_norm=Norm("model.norm"),
+    head="lm_head",
+    defaults={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+    },
+)
 LLAMA = Family(
     name="llama",
     model_types=("llama",),
     # Llama was pretrained with BOS in front of every document, whether or not the tokenizer's post-processor adds it.
     uses_bos=True,
-    structure=Structure(
-        embedding="model.embed_tokens",
-        layers="model.layers",
-        linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS, mlp_bias=Key("mlp_bias")),
-        layer_norms=NORMS,
-        final_norm=Norm("model.norm"),
-        head="lm_head",
-        defaults={
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
-    ),
+    structure=LLAMA_STRUCTURE,
     reserved_pads=(
         # Llama 3.1 and later. Llama 3.0 has no pad at all, and its id 0 is "!": padding with 0 pads with text.
         ReservedPad("<|finetune_right_pad_id|>", "reserved for padding in Llama 3.1 and later"),

@@ -47,6 +47,11 @@ PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
 )
 
 
+def keys_of(losses: Mapping[str, LossFacts]) -> tuple[str, ...]:
+    """The keys of a section that some of its losses read and others refuse."""
+    return tuple(dict.fromkeys(key for loss in losses.values() for key in loss.keys))
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupLossFacts(LossFacts):
     """One loss of stage grpo.
@@ -113,8 +118,8 @@ def own_pair_loss(*, reference: bool) -> LossFacts:
 
     reference: whether it compares with one, which the config says.
     """
-    keys = ("label_smoothing", "margin")
-    return LossFacts(reference=reference, keys=keys, compared="both answers are compared by a loss of your own")
+    compared = "both answers are compared by a loss of your own"
+    return LossFacts(reference=reference, keys=keys_of(PAIR_LOSSES), compared=compared)
 
 
 REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
@@ -129,16 +134,18 @@ REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
 )
 
 
-def joined(facts: Mapping[str, object], functions: Mapping[str, Row]) -> Mapping[str, Row]:
-    """The functions, once every method or loss has both halves.
+def joined(facts: Mapping[str, object], functions: Mapping[str, Row], tables: tuple[str, str]) -> Mapping[str, Row]:
+    """The functions, once every method, loss or format has both halves.
 
     facts: the rows of the methods, or of a family of losses, by name.
     functions: what they compute, by name.
+    tables: "module.TABLE" of either, within surefoot, for the error.
 
     Raises RuntimeError, where the module of the functions is imported, for a name that has only one of the two.
     """
-    if half := facts.keys() ^ functions.keys():
-        raise RuntimeError(f"has its facts alone or its functions alone: {', '.join(sorted(half))}")
+    for name in sorted(facts.keys() ^ functions.keys()):
+        there, missing = tables if name in facts else tables[::-1]
+        raise RuntimeError(f"{name!r} has a row in surefoot.{there} and none in surefoot.{missing}: it needs both")
     return functions
 
 

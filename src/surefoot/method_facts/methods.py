@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, LossFacts
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, LossFacts, keys_of
 
 Records = Literal["answers", "pairs", "judged", "prompts"]
 Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
@@ -162,7 +162,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             unit="pairs",
             rows=2,
             section="alignment",
-            own_keys=("loss", "label_smoothing", "margin", "sft"),
+            own_keys=("loss", *keys_of(PAIR_LOSSES), "sft"),
             losses=PAIR_LOSSES,
             metrics=_RANKED,
             pictures=True,

@@ -7,7 +7,7 @@ all of its prompts, on all ranks, so that it does not depend on how the step is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -34,7 +34,7 @@ from surefoot.system.errors import Fault, InputError
 def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """The pairs under a plan."""
     options = config.alignment
-    constants = Constants(options.beta, options.label_smoothing, options.margin)
+    constants = Constants(**{field.name: getattr(options, field.name) for field in fields(Constants)})
     facts = config.loss
     assert facts is not None, "dpo is a family of losses"
     row = LOSSES.get(options.loss) or own_loss(own_function(options.loss, "alignment.loss"), options.loss, facts)

@@ -68,4 +68,5 @@ FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
         "ppo": _ppo,
         "grpo": _grpo,
     },
+    ("method_facts.methods.METHODS", "methods.table.FUNCTIONS"),
 )

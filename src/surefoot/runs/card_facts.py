@@ -88,8 +88,8 @@ def _alignment(config: RunConfig) -> dict[str, str]:
         return {
             "loss": f"{named}, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"
         }
-    more = f", margin {given.margin:g}" if "margin" in loss.keys else ""
-    more += f", label smoothing {given.label_smoothing:g}" if given.label_smoothing else ""
+    own = {key: getattr(given, key) for key in loss.keys}
+    more = "".join(f", {key.replace('_', ' ')} {value:g}" for key, value in own.items() if value)
     more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
     return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}
 

@@ -23,7 +23,8 @@ from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import adapter_off, frozen, with_reference
 from surefoot.methods.losses.preference import LOSSES, Constants, preference_loss
-from surefoot.methods.losses.reward import PAIR_LOSSES, reward_objective
+from surefoot.methods.losses.reward import LOSSES as REWARD_LOSSES
+from surefoot.methods.losses.reward import reward_objective
 from surefoot.models import forward as documents
 from surefoot.models.adapters import add_adapter
 from surefoot.models.fast.chunked_head import loss_path
@@ -120,7 +121,7 @@ def test_kto(model):
 
 @pytest.mark.parametrize("center", [0.0, 0.1])
 @pytest.mark.parametrize("surplus", [0, 2])
-@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize("name", REWARD_LOSSES)
 def test_every_reward_loss(scored, name, surplus, center):
     objective = reward_objective(name, center=center, surplus=surplus, shared=True)  # what is packed is not shared
     whole = reward_objective(name, center=center, surplus=surplus)

@@ -15,7 +15,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Example, PairBatch, collate
 from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods.losses.logprobs import answer_logprobs
-from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, preference_loss
+from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, check_references, preference_loss
 
 FLOAT64 = 1e-12  # a handful of float64 operations
 FP32 = 2e-5  # fp32 sums over some hundred tokens, in another order
@@ -92,16 +92,17 @@ def _summed_in_float64(model, examples) -> torch.Tensor:
     return torch.stack(found)
 
 
-def test_a_loss_without_a_reference_cannot_compare_with_one():
-    pairs = replace(_in_order(ROWS), chosen_reference=None, rejected_reference=None)
-    for name, facts in PAIR_LOSSES.items():
-        row, constants = LOSSES[name], Constants(0.1)
-        if facts.reference:  # twin: the rows of a loss that has one
-            with pytest.raises(ValueError, match="needs no reference"):
-                row.loss(pairs, constants)
-        else:
-            assert torch.isfinite(row.loss(pairs, constants)).all()
-            assert all(torch.isfinite(one).all() for one in row.rewards(pairs, constants))
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_whose_facts_and_formulas_differ_about_a_reference_cannot_be_imported(name):
+    facts = PAIR_LOSSES[name]
+    check_references({name: LOSSES[name]}, PAIR_LOSSES)  # twin
+    with pytest.raises(RuntimeError, match=f"reference={not facts.reference} of '{name}'"):
+        check_references(LOSSES, {**PAIR_LOSSES, name: replace(facts, reference=not facts.reference)})
+
+
+def test_rewards_alone_cannot_compare_with_a_reference_that_the_facts_deny():
+    with pytest.raises(RuntimeError, match="'orpo'"):
+        check_references({"orpo": replace(LOSSES["orpo"], rewards=LOSSES["sigmoid"].rewards)}, PAIR_LOSSES)
 
 
 def _in_order(rows) -> Pairs:

@@ -107,7 +107,7 @@ def test_last_compares_the_last_tokens():
 
 @pytest.mark.parametrize("loss", ["last", "divergence"])
 def test_no_value_behind_the_end_and_no_pad_id_counts(loss):
-    compare = reward.PAIR_LOSSES[loss]
+    compare = reward.LOSSES[loss]
     batch = pair_batch(PAIRS)
     values = values_for(batch)
     found = compare(pairs_of(values, batch), 0)
@@ -135,7 +135,7 @@ def test_identical_answers_are_log_2_without_a_gradient(loss):
     values = values_for(batch)
     values[2] += 3.0  # as dropout would, which falls on the rows differently
     values.requires_grad_()
-    losses = reward.PAIR_LOSSES[loss](pairs_of(values, batch), 0)
+    losses = reward.LOSSES[loss](pairs_of(values, batch), 0)
     losses.sum().backward()
     assert float(losses[0].detach()) == pytest.approx(math.log(2), rel=EXACT)
     assert not values.grad[[0, 2]].any()

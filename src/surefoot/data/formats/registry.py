@@ -124,6 +124,7 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },
+    ("method_facts.methods.FORMATS", "data.formats.registry.LAYOUTS"),
 )
 FOR_ANSWERS = tuple(name for name in LAYOUTS if FORMATS[name] == "answers")
 

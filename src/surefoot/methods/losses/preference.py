@@ -72,7 +72,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the formulas above.
+    """The constants of the formulas above, each under its name in the config's `alignment`.
 
     beta: b above.
     label_smoothing: e, of sigmoid and cpo.
@@ -152,7 +152,7 @@ def _pairs(model: nn.Module, batch: PairBatch, needs_reference: bool) -> Pairs:
 
 def _ratio(policy: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
     if reference is None:
-        raise ValueError("a loss whose facts say that it needs no reference compares with one")
+        raise ValueError("the loss compares with a reference, and there is none")
     return policy - reference
 
 
@@ -221,6 +221,27 @@ def _summed(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Ten
     return constants.beta * pairs.chosen, constants.beta * pairs.rejected
 
 
+def check_references(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts]) -> None:
+    """Compute each loss for a pair that has no reference: one that says it needs none would fail in step 1, and one
+    that says it needs one would open a second model in vain.
+
+    Raises RuntimeError, where this module is imported, for a loss whose facts say otherwise than its formulas.
+    """
+    one = torch.ones(1)
+    alone, constants = Pairs(-2 * one, -3 * one, None, None, one, one), Constants(beta=1.0)
+    for name, row in losses.items():
+        try:
+            row.loss(alone, constants)
+            row.rewards(alone, constants)
+            compares = False
+        except (ValueError, TypeError):  # of `_ratio`, or of arithmetic with None
+            compares = True
+        if compares != facts[name].reference:
+            found = "its loss or its rewards compare with one" if compares else "neither its loss nor its rewards do"
+            said = f"surefoot.method_facts.losses.PAIR_LOSSES says reference={facts[name].reference} of {name!r}"
+            raise RuntimeError(f"{said}, and {found}")
+
+
 LOSSES: Mapping[str, PairLoss] = joined(
     PAIR_LOSSES,
     {
@@ -231,4 +252,6 @@ LOSSES: Mapping[str, PairLoss] = joined(
         "simpo": PairLoss(_simpo, _per_token),
         "cpo": PairLoss(_cpo, _summed),
     },
+    ("method_facts.losses.PAIR_LOSSES", "methods.losses.preference.LOSSES"),
 )
+check_references(LOSSES, PAIR_LOSSES)

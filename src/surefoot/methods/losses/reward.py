@@ -70,7 +70,7 @@ PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
     """The loss of a reward model as an objective for `PairBatch`.
 
-    loss: a key of `PAIR_LOSSES`, or a function of the user's own, pairs -> [P].
+    loss: a key of `LOSSES`, or a function of the user's own, pairs -> [P].
     center: coefficient, 0 for none.
     surplus: see `divergence_loss`.
     shared: compute what both rows of a pair begin with once, where rows are padded and that saves something; for models
@@ -78,7 +78,7 @@ def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared
 
     Raises InputError where the user's function is not there.
     """
-    compare = PAIR_LOSSES.get(loss) or _own_loss(loss)
+    compare = LOSSES.get(loss) or _own_loss(loss)
     return partial(_reward_loss, compare=compare, center=center, surplus=surplus, shared=shared)
 
 
@@ -109,7 +109,11 @@ def divergence_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
     return (losses * inside).sum(dim=1) / inside.sum(dim=1)
 
 
-PAIR_LOSSES: Mapping[str, PairLoss] = joined(REWARD_LOSSES, {"last": last_loss, "divergence": divergence_loss})
+LOSSES: Mapping[str, PairLoss] = joined(
+    REWARD_LOSSES,
+    {"last": last_loss, "divergence": divergence_loss},
+    ("method_facts.losses.REWARD_LOSSES", "methods.losses.reward.LOSSES"),
+)
 
 
 def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
