@@ -28,6 +28,7 @@ LAYOUTS = {
     "gpt_oss": (zoo_tokenizers.gpt_oss, {}),
     "glm4_moe": (zoo_tokenizers.glm4, {}),
     "deepseek_v3": (zoo_tokenizers.deepseek, {}),
+    "gpt_neox": (zoo_tokenizers.gpt_neox, {}),
 }
 # what the template writes of the family's turn tokens; PAD, tokens that stop the model, BOS in front
 PLANNED = {
@@ -38,6 +39,7 @@ PLANNED = {
     "gpt_oss": ("<|return|><|call|><|end|>", "<|endoftext|>", ["<|return|>", "<|call|>"], None),
     "glm4_moe": ("<|user|><|observation|>", "<|endoftext|>", ["<|endoftext|>", "<|user|>", "<|observation|>"], None),
     "deepseek_v3": ("", "<｜▁pad▁｜>", ["<｜end▁of▁sentence｜>"], "<｜begin▁of▁sentence｜>"),
+    "gpt_neox": ("", "<|padding|>", ["<|endoftext|>"], None),
 }
 
 
@@ -76,6 +78,8 @@ TWINS = [
     ("glm4_moe", {"turn_ends": ()}, 1),
     ("deepseek_v3", {"forbidden_pads": ()}, 0),
     ("deepseek_v3", {"uses_bos": False}, 2),
+    ("gpt_neox", {"reserved_pads": ()}, 0),
+    ("gpt_neox", {"uses_bos": True}, 2),
 ]
 
 

@@ -187,6 +187,13 @@ def gpt2(folder: Path, template: str | None) -> None:
     save(tokenizer, folder, "GPT2Tokenizer", template, **roles)
 
 
+def gpt_neox(folder: Path, template: str | None) -> None:
+    """Pythia's: two special tokens first, of which its files give only one a role."""
+    tokenizer = byte_level(first=("<|endoftext|>", "<|padding|>"))
+    roles = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    save(tokenizer, folder, "GPTNeoXTokenizer", template, **roles)
+
+
 def gpt_oss(folder: Path, template: str | None) -> None:
     """o200k_harmony's special tokens in their order (openai/harmony, public_encodings.rs), reserved ones left out."""
     tokenizer = byte_level(split=_SPLIT_LLAMA3)

@@ -85,6 +85,15 @@ DEEPSEEK = Family(
 # pad_token_id 1 is <|padding|> of GPT-NeoX's tokenizer, OLMo 3 names its own (TRL: olmo3_for_causal_lm.py).
 OLMO = Family(name="olmo", model_types=("olmo", "olmo2", "olmo3", "olmoe"), uses_bos=None)
 
+# GPT-NeoX, Pythia, Dolly 2. <|endoftext|> is BOS and EOS, and the tokenizer puts none in front (transformers:
+# GPTNeoXTokenizer, whose pad_token is <|padding|>; the published tokenizer_config.json of Pythia names no PAD).
+GPT_NEOX = Family(
+    name="gpt_neox",
+    model_types=("gpt_neox",),
+    uses_bos=False,
+    reserved_pads=(ReservedPad("<|padding|>", "reserved for padding"),),
+)
+
 # Turns are <|start_of_role|>user<|end_of_role|> … <|end_of_text|> (LLaMA-Factory: granite3, granite4).
 GRANITE = Family(
     name="granite",
