@@ -141,12 +141,12 @@ losses.PAIR_LOSSES = {**losses.PAIR_LOSSES, "added": losses.LossFacts(reference=
 if sys.argv[2] == "whole":  # a row of formulas as well, which `joined` would find in the table
     whole = losses.joined
 
-    def joined(facts, functions):
+    def joined(facts, functions, tables):
         if facts is not losses.PAIR_LOSSES:
-            return whole(facts, functions)
+            return whole(facts, functions, tables)
         from surefoot.methods.losses.preference import PairLoss, _cpo, _summed
 
-        return whole(facts, {**functions, "added": PairLoss(_cpo, _summed)})
+        return whole(facts, {**functions, "added": PairLoss(_cpo, _summed)}, tables)
 
     losses.joined = joined
 import surefoot
