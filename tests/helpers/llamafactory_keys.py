@@ -116,6 +116,17 @@ KEYS = {
     "early_stopping_steps": None,
     "plot_loss": False,
     "include_effective_tokens_per_second": False,
+    # ProcessorArguments
+    "image_max_pixels": 589824,
+    "image_min_pixels": 1024,
+    "image_do_pan_and_scan": False,
+    "crop_to_patches": False,
+    "video_max_pixels": 65536,
+    "video_min_pixels": 256,
+    "video_fps": 2.0,
+    "video_maxlen": 128,
+    "use_audio_in_video": False,
+    "audio_sampling_rate": 16000,
     # LoraArguments
     "additional_target": None,
     "lora_alpha": None,

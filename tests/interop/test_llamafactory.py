@@ -53,6 +53,25 @@ def merged(base: dict, changes: dict) -> dict:
 
 
 CASES = {
+    "all of a model that sees": (
+        {
+            "finetuning_type": "full", "lora_target": None, "freeze_vision_tower": False,
+            "freeze_multi_modal_projector": False, "image_max_pixels": 262144,
+        },
+        {
+            "adapter": None,
+            "vision": {"tower": "trained", "projector": "trained"},
+            "data": {"max_pixels": 262144},
+        },
+    ),
+    "a projector beside all of a language model": (
+        {
+            "finetuning_type": "full", "lora_target": None, "freeze_vision_tower": True,
+            "freeze_multi_modal_projector": False,
+        },
+        {"adapter": None, "vision": {"projector": "trained"}},
+    ),
+    "with LoRA the projector's word changes nothing there": ({"freeze_multi_modal_projector": False}, {}),
     "the required words alone": ({}, {}),
     "lora_sft.yaml of its examples": (
         {
@@ -307,6 +326,8 @@ REFUSED = [  # of several settings the last one is refused
     "stage: grpo",
     "finetuning_type: freeze",
     "finetuning_type: oft",
+    "freeze_vision_tower: false",
+    "freeze_language_model: true",
     "use_badam: true",
     "use_galore: true",
     "pure_bf16: true",

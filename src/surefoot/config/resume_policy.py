@@ -41,6 +41,7 @@ POLICIES: dict[str, Rule] = {
     "model.router_aux_loss_coef": Rule("refused", "the weights so far were moved by the old loss"),
     "tokenizer": Rule("refused", "token ids would mean something else"),
     "adapter": Rule("refused", "the trained weights have the shape and scale of the old adapter"),
+    "vision": Rule("refused", "the trained weights are those of the old parts"),
     "data": Rule("refused", _ORDER),
     "data.train.path": Rule("free", "the file may have been moved; its content is compared"),
     "data.template": Rule("refused", "the texts would be laid out otherwise; only a .jinja file may move"),

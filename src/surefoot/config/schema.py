@@ -117,6 +117,13 @@ QUANTISED = ("nf4", "int8")
 QAT_STAGES = ("sft", "pretrain", "dpo")
 
 
+class VisionConfig(Section):
+    tower: Literal["frozen", "trained"] = "frozen"
+    """The vision tower, which turns pictures into features: as it was, or all of it trained, beside an adapter too."""
+    projector: Literal["frozen", "trained"] = "frozen"
+    """What maps the tower's features to the language model's width, in the same way."""
+
+
 class PrecisionConfig(Section):
     compute: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(examples=["bf16"])] = "auto"
     """Type of the matrix products. Trainable parameters are always fp32."""
@@ -307,6 +314,8 @@ class RunConfig(Section):
     """Special tokens."""
     adapter: Annotated[AdapterConfig | None, Field(examples=[{"kind": "lora", "rank": 16}])] = None
     """LoRA or DoRA; leave out for full fine-tuning."""
+    vision: Annotated[VisionConfig, Field(examples=[{"projector": "trained"}])] = VisionConfig()
+    """Of a model that sees: what trains besides its language model, or an adapter on that."""
     data: Annotated[DataConfig, Field(examples=[{"train": "data/train.jsonl"}])]
     """What to train and evaluate on."""
     precision: Annotated[PrecisionConfig, ShortForm("compute"), Field(examples=["bf16"])] = PrecisionConfig()

@@ -88,6 +88,7 @@ class ModuleTree:
     text_type: model_type of the language model inside a wrapper.
     beside: parameters of the wrapper that are not the language model's, which `modules` are.
     both_ways: the tokens of a picture see each other, later ones too.
+    sight: name and shape of what vision tower and projector hold, which are beside the language model.
     opened_by: transformers' class that opens the checkpoint.
     """
 
@@ -104,6 +105,7 @@ class ModuleTree:
     text_type: str = ""
     beside: int = 0
     both_ways: bool = False
+    sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
 
 
@@ -126,8 +128,9 @@ class ModelFacts:
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
     attends, recurrent, uneven_heads: as in `ModuleTree`.
-    beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen.
-    both_ways: as in `ModuleTree`.
+    beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen unless
+        `vision` says otherwise.
+    both_ways, sight: as in `ModuleTree`.
     opened_by: transformers' class that opens the checkpoint.
     """
 
@@ -165,6 +168,7 @@ class ModelFacts:
     uneven_heads: bool = False
     beside: int = 0
     both_ways: bool = False
+    sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
     stored_form: str = ""  # MXFP4 or FP8 where the files hold weights in that, which is decoded while they are loaded
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
@@ -278,6 +282,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
         beside=tree.beside if tree else 0,
         both_ways=tree.both_ways if tree else False,
+        sight=tree.sight if tree else (),
         opened_by=tree.opened_by if tree else OPENED_BY,
     )
     if facts.heads % facts.kv_heads:

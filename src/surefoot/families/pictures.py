@@ -10,10 +10,10 @@ A tokenizer without these tokens belongs to another family that prepares picture
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.families.files import read_json_if_there
 
@@ -233,6 +233,42 @@ ROWS: Mapping[str, PictureRow] = {
         calls=lambda settings: {"patch_size": _pixtral_side(settings)},
     ),
 }
+
+
+Part = Literal["tower", "projector"]
+PARTS: tuple[Part, ...] = ("tower", "projector")
+_TOWERS = ("vision_tower", "vision_model", "visual")
+_PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "merger", "deepstack_merger_list")
+
+
+def part_of(parameter: str) -> Part | None:
+    """What a parameter of a model that sees belongs to, by its name in transformers: the vision tower, or the projector
+    that maps its features to the language model's width and may lie inside it. None: neither."""
+    names = parameter.split(".")[:-1]
+    if any(name in _PROJECTORS for name in names):
+        return "projector"
+    return "tower" if any(name in _TOWERS for name in names) else None
+
+
+def modules_of(part: Part, parameters: Collection[str]) -> tuple[str, ...]:
+    """The outermost modules that hold this part and nothing else, lists taken apart (PEFT takes none).
+
+    parameters: names of all that tower and projector hold.
+    """
+    others = {name for name in parameters if part_of(name) != part}
+    found: dict[str, None] = {}
+    for parameter in (name for name in parameters if part_of(name) == part):
+        names = parameter.split(".")[:-1]
+        words = _TOWERS if part == "tower" else _PROJECTORS
+        end = 1 + next(place for place, name in enumerate(names) if name in words)
+        while end < len(names) and (names[end].isdigit() or _holds(names[:end], others)):
+            end += 1
+        found[".".join(names[:end])] = None
+    return tuple(found)
+
+
+def _holds(module: Sequence[str], parameters: Collection[str]) -> bool:
+    return any(name.startswith(".".join(module) + ".") for name in parameters)
 
 
 def picture_row(folder: Path) -> PictureRow | None:

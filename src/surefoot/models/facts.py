@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.families import find
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact, ModuleTree, read_model_facts
+from surefoot.families.pictures import part_of
 from surefoot.models.folder import read_config
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
@@ -109,7 +110,8 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
                 where, f"{type(model).__name__} has no output head", "use a causal language model", code="SF-MODEL-KIND"
             )
         )
-    others = {id(parameter): parameter.numel() for parameter in beside(model).values()}
+    outside = beside(model)
+    others = {id(parameter): parameter.numel() for parameter in outside.values()}
     names: dict[nn.Module, str] = {
         module: name
         for name, module in model.named_modules()
@@ -147,6 +149,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         text_type=config.model_type,
         beside=sum(others.values()),
         both_ways=_sees_both_ways(model),
+        sight=tuple((name, tuple(one.shape)) for name, one in outside.items() if part_of(name)),
         opened_by=auto_class(model.config).__name__,
     )
 

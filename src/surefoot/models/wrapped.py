@@ -12,7 +12,7 @@ back bit for bit (`surefoot.models.save`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from surefoot.families.pictures import part_of
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 
@@ -71,6 +72,13 @@ def freeze_beside(model: PreTrainedModel) -> None:
     """So that nothing but the language model trains."""
     for parameter in beside(model).values():
         parameter.requires_grad_(False)
+
+
+def train_sight(model: PreTrainedModel, parts: Collection[str]) -> None:
+    """So that these parts train as well. parts: of `surefoot.families.pictures.PARTS`."""
+    for name, parameter in beside(model).items():
+        if part_of(name) in parts:
+            parameter.requires_grad_(True)
 
 
 def left_out(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:

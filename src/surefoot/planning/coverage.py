@@ -8,9 +8,12 @@ is refused.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModelFacts, ModuleFact
+from surefoot.families.pictures import part_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, KindCoverage
 
@@ -19,10 +22,11 @@ _ATTENTION = ("attn", "attention")
 _STATE = ("mamba", "mixer", "ssm")
 _NORM = ("norm", "ln_")
 _PLACE = ("embed", "wpe")
-BESIDE = "vision, sound"  # what is not the language model
+SIGHT = {"tower": "vision tower", "projector": "projector"}
+BESIDE = "vision, sound"  # what else is not the language model
 # In the order in which they are shown. The first five make up the decoder layers.
 DECODER = ("attention", "MLP", "experts", "router", "state space")
-KINDS = (*DECODER, "norms", "embeddings", "head", "other", BESIDE)
+KINDS = (*DECODER, "norms", "embeddings", "head", "other", *SIGHT.values(), BESIDE)
 
 
 def kind_of(module: ModuleFact, model: ModelFacts) -> str:
@@ -46,15 +50,24 @@ def kind_of(module: ModuleFact, model: ModelFacts) -> str:
     return "MLP" if module.linear else "other"
 
 
-def coverage(model: ModelFacts, adapter: AdapterPlan | None) -> tuple[KindCoverage, ...]:
-    """Of each kind that the model has, in the order of `KINDS`. adapter: None where all weights train."""
+def coverage(model: ModelFacts, adapter: AdapterPlan | None, trained: Collection[str] = ()) -> tuple[KindCoverage, ...]:
+    """Of each kind that the model has, in the order of `KINDS`.
+
+    adapter: None where all weights train.
+    trained: parts of its sight that train as well.
+    """
     found = {kind: [0, 0, 0] for kind in KINDS}
     for module in model.modules:
         row = found[kind_of(module, model)]
         tied = model.tied and module.name == model.head
         for place, number in enumerate((0 if tied else module.parameters, *_learns(module, model, adapter, tied))):
             row[place] += number
-    found[BESIDE][0] = model.beside
+    rest = model.beside
+    for part, kind in SIGHT.items():
+        own = sum(math.prod(shape) for name, shape in model.sight if part_of(name) == part)
+        learns = own if part in trained else 0
+        found[kind], rest = [own, learns, learns], rest - own
+    found[BESIDE][0] = rest
     return tuple(KindCoverage(kind, *row) for kind, row in found.items() if any(row))
 
 

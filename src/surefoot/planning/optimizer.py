@@ -72,8 +72,8 @@ def _bytes(request: OptimConfig, tensor: Tensor) -> int:
     match request.name:
         case "sgd":
             return _FP32 * numbers if request.momentum else 0
-        case "adafactor" if matrix:
-            return _FP32 * sum(tensor.shape)
+        case "adafactor" if len(tensor.shape) > 1:  # of a convolution its last two sides are factored
+            return _FP32 * sum(numbers // side for side in tensor.shape[-2:])
         case "adafactor":
             return _FP32 * numbers
         case "muon" if matrix and tensor.inside:

@@ -262,7 +262,7 @@ class RunPlan:
     batch: BatchPlan
     compile: Choice[str]
     threads: Choice[int]
-    trainable: int  # parameters of the language model that the optimizer moves
+    trainable: int  # parameters that the optimizer moves
     parameters: int  # all parameters, tied ones once
     environment: tuple[EnvironmentFinding, ...]
     cautions: tuple[str, ...]  # sentences the user should read
@@ -278,6 +278,7 @@ class RunPlan:
     kernels: KernelsPlan = KernelsPlan()
     balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None: it has no experts
     coverage: tuple[KindCoverage, ...] = ()  # of the language model, kind by kind; () in plans from before it was told
+    vision: tuple[str, ...] = ()  # parts that train besides the language model: tower, projector
     origin: Origin | None = None  # of a config that was another tool's
 
     @property

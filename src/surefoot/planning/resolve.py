@@ -47,6 +47,7 @@ from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import plan_reward, without_idle
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.planning.vision import plan_vision, with_sight
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
@@ -113,9 +114,11 @@ def resolve(
         uneven_heads=model.uneven_heads,
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
+    sight = plan_vision(config, model, notes)
+    adapter = with_sight(adapter, sight, model)
     if packed := precision.packed:
         check_packed_base(packed, model, adapter, notes)
-    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths)
+    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths, sight)
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
@@ -184,7 +187,8 @@ def resolve(
         kernels=kernels,
         dropout=plan_dropout(config),
         balance=balance,
-        coverage=coverage(without_idle(config, model), adapter),
+        coverage=coverage(without_idle(config, model), adapter, sight.parts),
+        vision=sight.parts,
     )
     return replace(plan, environment=environment_findings(environment, plan))
 

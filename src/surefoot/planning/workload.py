@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
@@ -12,6 +13,7 @@ from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.reward import idle_parameters, without_idle
+from surefoot.planning.vision import Sight
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
 
@@ -67,11 +69,14 @@ def workload_of(
     adapter: AdapterPlan | None,
     documents: str,
     lengths: LengthFacts | None,
+    sight: Sight,
 ) -> Workload:
-    """Of the language model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
+    """Of the model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
     parameters = model.parameters + model.beside + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
-    trainable = adapter.trainable if adapter else parameters - model.beside - idle_parameters(config, model, tokens)
-    moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, tokens.added_rows))
+    language = parameters - model.beside - idle_parameters(config, model, tokens)
+    trainable = adapter.trainable if adapter else language + sight.parameters
+    tensors = trainable_tensors(without_idle(config, model), adapter, tokens.added_rows)
+    moments = state_bytes(config.optim, chain(tensors, sight.tensors))
     return Workload(
         as_dense(model),
         precision,

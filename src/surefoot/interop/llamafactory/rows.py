@@ -28,7 +28,9 @@ _SWANLAB = "SwanLab is not one of surefoot's trackers"
 _VLLM = "is about answering with vLLM"
 _EVALUATION = "is a word of `llamafactory-cli eval`"
 _OWN_SPEED = "is about speed; surefoot chooses its kernels itself"
-_VISION = "is about images; surefoot trains on text"
+_MEDIA = "pictures are looked for beside the data file"
+_FILM = "is about video and sound; surefoot learns texts and pictures"
+_OF_FILES = "set it in the model's preprocessor_config.json, or leave it out"
 _ATTENTION = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
@@ -87,6 +89,18 @@ MODEL = (
     joint("quantization_type", "nf4", ("precision.base",), type=text),
     joint("double_quantization", True, ("precision.base",)),
     listed("quantization_device_map", None, "the model lies on one device"),
+    joint(
+        "image_max_pixels", 768 * 768, ("data.max_pixels",), "where it is named; left out, the model's processor says"
+    ),
+    listed("image_min_pixels", 32 * 32, "small pictures are for the model's processor to enlarge"),
+    refused("image_do_pan_and_scan", False, "the processor's files say so", _OF_FILES),
+    refused("crop_to_patches", False, "the processor's files say so", _OF_FILES),
+    listed("video_max_pixels", 256 * 256, _FILM),
+    listed("video_min_pixels", 16 * 16, _FILM),
+    listed("video_fps", 2.0, _FILM),
+    listed("video_maxlen", 128, _FILM),
+    listed("use_audio_in_video", False, _FILM),
+    listed("audio_sampling_rate", 16000, _FILM),
     listed("export_dir", None, _EXPORT),
     listed("export_size", 5, _EXPORT),
     listed("export_device", "cpu", _EXPORT),
@@ -108,7 +122,7 @@ DATA = (
     joint("dataset", None, ("data.train",), "names in dataset_dir/dataset_info.json", type=names),
     joint("eval_dataset", None, ("data.eval",), "names in dataset_dir/dataset_info.json", type=names),
     joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: the names are hub data sets", type=text),
-    listed("media_dir", None, _VISION),
+    listed("media_dir", None, _MEDIA),
     joint("cutoff_len", 2048, ("data.max_length",), "2048 is auto's length, too, where a model has as many positions"),
     joint("train_on_prompt", False, ("data.train_on",)),
     joint("mask_history", False, ("data.train_on",)),
@@ -157,9 +171,9 @@ FINETUNING = (
     listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
     refused("use_eaft_loss", False, "surefoot has the plain loss only", "leave it out"),
     listed("eaft_alpha", 1.0, "belongs to use_eaft_loss"),
-    listed("freeze_vision_tower", True, _VISION),
-    listed("freeze_multi_modal_projector", True, _VISION),
-    refused("freeze_language_model", False, "nothing but the language model could train", "leave it out"),
+    joint("freeze_vision_tower", True, ("vision.tower",), "finetuning_type full alone"),
+    joint("freeze_multi_modal_projector", True, ("vision.projector",), "finetuning_type full alone"),
+    refused("freeze_language_model", False, "the language model trains, or an adapter on it", "leave it out"),
     listed("compute_accuracy", False, "token accuracy is always measured"),
     refused("disable_shuffling", False, "the order of the data follows the seed", "leave it out"),
     joint("early_stopping_steps", None, ("early_stopping.patience",), "needs evaluation data", type=whole),

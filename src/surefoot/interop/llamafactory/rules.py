@@ -196,6 +196,21 @@ def set_adapter(draft: Draft) -> None:
         draft.set("adapter.modules_to_save", extra, "additional_target")
 
 
+def set_vision(draft: Draft) -> None:
+    for name, part in (("freeze_vision_tower", "tower"), ("freeze_multi_modal_projector", "projector")):
+        if draft[name]:
+            draft.note(name, "carried", "frozen here, too")
+        elif draft["finetuning_type"] == "full":
+            draft.set(f"vision.{part}", "trained", name)
+        elif part == "tower":
+            fix = "leave it out, or set vision.tower: trained in surefoot's config"
+            draft.refuse(name, "LLaMA-Factory puts LoRA into the tower; surefoot trains a tower whole", fix)
+        else:
+            draft.drop("with LoRA it changes nothing in LLaMA-Factory", name)
+    if draft.given("image_max_pixels"):
+        draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels")
+
+
 def set_quantisation(draft: Draft) -> None:
     words = ("quantization_method", "quantization_type", "double_quantization")
     bits = draft["quantization_bit"]
@@ -336,6 +351,7 @@ RULES = (
     set_stage,
     set_model,
     set_adapter,
+    set_vision,
     set_quantisation,
     set_data,
     set_template,

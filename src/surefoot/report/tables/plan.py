@@ -194,6 +194,7 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
     adapter = plan.adapter
     if adapter is None:
         yield "adapter", "none", "default", f"full fine-tuning: {share}"
+        yield from _vision_rows(plan)
         return
     yield "adapter", adapter.kind.value, adapter.kind.source, share
     scale = "alpha / sqrt(rank)" if adapter.rslora else "alpha / rank"
@@ -204,6 +205,12 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
     yield "adapter.targets", names, targets.source, targets.reason
     if adapter.modules_to_save:
         yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
+    yield from _vision_rows(plan)
+
+
+def _vision_rows(plan: RunPlan) -> Iterator[Row]:
+    if plan.vision:
+        yield "vision", ", ".join(plan.vision), "user", "trained in full, besides the language model"
 
 
 def _balance_rows(plan: RunPlan) -> Iterator[Row]:

@@ -1,0 +1,49 @@
+"""Which parts of a model that sees train besides its language model, and what is counted for them.
+
+They train in full, in fp32, also beside an adapter: there each is a copy beside the frozen one, as PEFT's
+`modules_to_save` has it, and goes into the adapter's file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.families.pictures import PARTS, Part, modules_of, part_of
+from surefoot.planning.notes import Notes
+from surefoot.planning.optimizer import Tensor
+from surefoot.planning.plan import AdapterPlan
+
+
+@dataclass(frozen=True)
+class Sight:
+    """parts: that train. tensors: theirs."""
+
+    parts: tuple[Part, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        return sum(one.numbers for one in self.tensors)
+
+
+def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
+    """What `vision` asks for; refused where the model has no such part, or the stage learns from texts alone."""
+    parts = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
+    for part in parts:
+        if not any(part_of(name) == part for name, _ in model.sight):
+            notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
+        elif config.method.plain_texts or config.method.scores or config.method.rollouts:
+            notes.refuse(f"vision.{part}", f"stage {config.stage} learns from texts alone", "leave it out, or use sft")
+    return Sight(parts, tuple(Tensor(shape, inside=False) for name, shape in model.sight if part_of(name) in parts))
+
+
+def with_sight(adapter: AdapterPlan | None, sight: Sight, model: ModelFacts) -> AdapterPlan | None:
+    """The adapter with what trains beside it."""
+    if adapter is None or not sight.parts:
+        return adapter
+    names = [name for name, _ in model.sight]
+    modules = [module for part in sight.parts for module in modules_of(part, names)]
+    trainable = adapter.trainable + sight.parameters
+    return replace(adapter, modules_to_save=(*adapter.modules_to_save, *modules), trainable=trainable)

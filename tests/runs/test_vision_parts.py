@@ -1,0 +1,152 @@
+"""Vision tower and projector that train: gradients beside autograd's own, plan, memory, saving, exact resume."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForImageTextToText
+
+import surefoot
+from helpers.faults import raises_fault
+from helpers.model_layouts import run_config
+from helpers.seeing import seeing
+from helpers.seeing_families import FAMILIES, seeing_family
+from helpers.tiers import representatives
+from runs.test_picture_families_run import batch_of, expected
+from runs.test_pictures_run import FP32_RELATIVE, config, opened, records, weights
+from surefoot.families.pictures import PARTS, modules_of, part_of
+from surefoot.methods.losses.sft import sft_loss
+from surefoot.models.facts import facts_of
+from surefoot.models.wrapped import beside, train_sight
+from surefoot.planning.notes import Notes
+from surefoot.planning.optimizer import state_bytes
+from surefoot.planning.vision import plan_vision
+
+QWEN = ("qwen2_5_vl", "qwen3_vl")
+BOTH = {"tower": "trained", "projector": "trained"}
+LORA = {"kind": "lora", "rank": 2, "dropout": 0.1}
+
+
+def made(name, folder):
+    return seeing(name, folder) if name in QWEN else seeing_family(name, folder)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *QWEN])
+def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
+    model = AutoModelForImageTextToText.from_pretrained(made(name, tmp_path / "base"))
+    names = [one for one in beside(model) if part_of(one)]
+    for part in PARTS:
+        modules = modules_of(part, names)
+        assert modules
+        assert not any(isinstance(model.get_submodule(one), nn.ModuleList | nn.ModuleDict) for one in modules)
+        held = [f"{one}.{own}" for one in modules for own, _ in model.get_submodule(one).named_parameters()]
+        assert sorted(held) == sorted(one for one in names if part_of(one) == part)
+    whole = dict(model.named_modules())
+    for one in (*modules_of("tower", names), *modules_of("projector", names)):  # PEFT goes by the ends of names
+        assert [own for own in whole if own.endswith(one)] == [one]
+    left = beside(model).keys() - set(names)
+    assert all(part_of(one) is None for one in left)
+    assert left == ({"model.image_newline"} if name == "llava_next" else set())
+
+
+@pytest.mark.parametrize("name", representatives(list(FAMILIES), "gemma3", "llava", "smolvlm", "mistral3"))
+def test_gradients_are_those_of_autograd(tmp_path, name):
+    base = seeing_family(name, tmp_path / "base")
+    batch, model = batch_of(base, tmp_path), opened(base)
+    train_sight(model, PARTS)
+    theirs = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
+    wanted = expected(theirs, name, base, tmp_path, batch)
+    wanted.backward()
+    sft_loss(model, batch).loss.backward()
+    gradients = {key: one.grad for key, one in theirs.named_parameters() if one.grad is not None}
+    largest = max(float(one.abs().max()) for one in gradients.values())
+    found = {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
+    for part in PARTS:
+        own = [key for key in gradients if part_of(key) == part]
+        assert any(float(gradients[key].abs().max()) > 0 for key in own)
+        for key in own:
+            assert float((found[key] - gradients[key]).abs().max()) <= FP32_RELATIVE * largest, key
+
+
+EACH = representatives(["gemma3", "llava", "smolvlm", "qwen3_vl"], "gemma3")
+COMBINED = [
+    pytest.param(LORA, BOTH, id="lora-both"),
+    pytest.param(LORA, {"projector": "trained"}, id="lora-projector"),
+    pytest.param(None, {"tower": "trained"}, id="full-tower"),
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(("adapter", "vision"), COMBINED)
+def test_what_is_asked_for_trains_is_saved_and_resumed(tmp_path, name, adapter, vision):
+    base = made(name, tmp_path / "base")
+    records(tmp_path)
+    raw = config(tmp_path, "whole") | {"vision": vision, "adapter": adapter}
+    raw["data"] |= {"max_length": 512}
+    surefoot.train(raw, stream=io.StringIO())
+    half = raw | {"output": str(tmp_path / "half")}
+    surefoot.train(half, stream=io.StringIO())
+    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
+    surefoot.train(half, resume=True, stream=io.StringIO())
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    kind = AutoModelForImageTextToText
+    before = dict(kind.from_pretrained(base, dtype=torch.float32).named_parameters())
+    if adapter:
+        plain = PeftModel.from_pretrained(kind.from_pretrained(base, dtype=torch.float32), str(tmp_path / "whole"))
+        after = dict(plain.merge_and_unload().named_parameters())
+    else:
+        after = dict(kind.from_pretrained(tmp_path / "whole", dtype=torch.float32).named_parameters())
+    for part in PARTS:
+        own = [key for key in before if part_of(key) == part]
+        moved = [key for key in own if not torch.equal(before[key], after[key])]
+        assert bool(moved) == (part in vision), part
+    plan = json.loads((tmp_path / "whole" / "plan.json").read_text())["plan"]
+    rows = {row["kind"]: row for row in plan["coverage"]}
+    for part, kind_of_part in {"tower": "vision tower", "projector": "projector"}.items():
+        size = sum(before[key].numel() for key in before if part_of(key) == part)
+        learns = size if part in vision else 0
+        assert (rows[kind_of_part]["weights"], rows[kind_of_part]["trained"]) == (size, learns)
+
+
+def test_memory_counts_their_states(tmp_path):
+    base = seeing_family("llava", tmp_path / "base")
+    for name in ("adamw", "adafactor", "sgd"):
+        given = {"name": name, "lr": 1e-3} | ({"momentum": 0.9} if name == "sgd" else {})
+        asked = run_config(vision=BOTH, optim=given)
+        sight = plan_vision(asked, facts_of(base), Notes())
+        model = opened(base)
+        train_sight(model, PARTS)
+        own = [one for key, one in model.named_parameters() if part_of(key)]
+        assert sight.parameters == sum(one.numel() for one in own)
+        kinds = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}
+        optimizer = kinds[name](own) if name in kinds else torch.optim.SGD(own, momentum=0.9)
+        for one in own:
+            one.grad = torch.ones_like(one)
+        optimizer.step()
+        held = [value for state in optimizer.state.values() for value in state.values() if value is not None]
+        found = sum(one.numel() * one.element_size() for one in held if isinstance(one, torch.Tensor) and one.ndim)
+        assert state_bytes(asked.optim, iter(sight.tensors)) == found, name
+
+
+def test_parts_that_cannot_train_are_refused(tmp_path):
+    base = seeing_family("llava", tmp_path / "base")
+    notes = Notes()
+    plan_vision(run_config(vision=BOTH, stage="reward"), facts_of(base), notes)
+    assert [fault.where for fault in notes.faults] == ["vision.tower", "vision.projector"]
+    blind, notes = facts_of(base), Notes()
+    from dataclasses import replace
+
+    plan_vision(run_config(vision={"tower": "trained"}), replace(blind, sight=()), notes)
+    assert [fault.where for fault in notes.faults] == ["vision.tower"]
+    records(tmp_path)
+    raw = config(tmp_path, "run") | {"vision": {"tower": "thawed"}}
+    with raises_fault("SF-CONFIG-VALUE", "vision.tower"):
+        surefoot.train(raw, stream=io.StringIO())
