@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from click.testing import CliRunner
 from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForImageTextToText
@@ -20,13 +21,17 @@ from helpers.seeing_families import FAMILIES, seeing_family
 from helpers.tiers import representatives
 from runs.test_picture_families_run import batch_of, expected
 from runs.test_pictures_run import FP32_RELATIVE, config, opened, records, weights
+from surefoot.commands.main import main
 from surefoot.families.pictures import PARTS, modules_of, part_of
 from surefoot.methods.losses.sft import sft_loss
+from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
+from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.wrapped import beside, train_sight
+from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes
-from surefoot.planning.vision import plan_vision
+from surefoot.planning.vision import plan_vision, with_sight
 
 QWEN = ("qwen2_5_vl", "qwen3_vl")
 BOTH = {"tower": "trained", "projector": "trained"}
@@ -150,3 +155,50 @@ def test_parts_that_cannot_train_are_refused(tmp_path):
     raw = config(tmp_path, "run") | {"vision": {"tower": "thawed"}}
     with raises_fault("SF-CONFIG-VALUE", "vision.tower"):
         surefoot.train(raw, stream=io.StringIO())
+
+
+def test_a_reference_sees_with_the_frozen_parts(tmp_path):
+    base = seeing_family("gemma3", tmp_path / "base")
+    batch, facts, notes = batch_of(base, tmp_path), facts_of(base), Notes()
+    asked = run_config(vision=BOTH, adapter={"kind": "lora", "rank": 2}, stage="dpo")
+    sight = plan_vision(asked, facts, notes)
+    plan = with_sight(plan_adapter(asked.adapter, facts, 0, notes), sight, facts)
+    model = add_adapter(opened(base), plan, seed=1, base="org/base").eval()
+    with torch.no_grad():
+        wanted = sft_loss(opened(base), batch).loss
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05
+        policy = SharedBackbone(model)
+        with policy.use_adapter(None):
+            assert sft_loss(model, batch).loss.item() == pytest.approx(wanted.item(), rel=FP32_RELATIVE)
+        assert abs(sft_loss(model, batch).loss.item() - wanted.item()) > 10 * FP32_RELATIVE  # twin: the policy
+
+
+@pytest.mark.parametrize("name", representatives(["gemma3", "qwen3_vl"], "qwen3_vl"))
+def test_what_is_published_merged_is_the_adapter_over_its_base(tmp_path, name):
+    base = made(name, tmp_path / "base")
+    records(tmp_path)
+    raw = config(tmp_path, "apart") | {"vision": BOTH, "adapter": LORA | {"dropout": 0.0}}
+    raw["data"] |= {"max_length": 512, "eval": str(tmp_path / "d.jsonl")}
+    surefoot.train(raw, stream=io.StringIO())
+    merged = raw | {"adapter": raw["adapter"] | {"publish": "merged"}, "output": str(tmp_path / "merged")}
+    surefoot.train(merged, stream=io.StringIO())
+    kind = AutoModelForImageTextToText
+    found = dict(kind.from_pretrained(tmp_path / "merged", dtype=torch.float32).named_parameters())
+    plain = PeftModel.from_pretrained(kind.from_pretrained(base, dtype=torch.float32), str(tmp_path / "apart"))
+    for key, one in plain.merge_and_unload().named_parameters():
+        if part_of(key):
+            assert torch.equal(found[key], one), key
+        else:
+            assert torch.allclose(found[key], one, atol=1e-6), key
+    last = json.loads((tmp_path / "apart" / "eval_results.json").read_text())["eval_loss"]
+    for run in ("apart", "merged"):
+        result = CliRunner().invoke(
+            main, ["evaluate", "loss", str(tmp_path / run), str(tmp_path / "d.jsonl"), "--json"]
+        )
+        assert result.exit_code == 0, result.output
+        results = json.loads(result.stdout)["results"]
+        assert any(one["loss"] == pytest.approx(last, rel=FP32_RELATIVE) for one in results.values())
+        if len(results) > 1:  # twin: the base, whose tower and projector are as they were
+            assert any(abs(one["loss"] - last) > 10 * FP32_RELATIVE * last for one in results.values())

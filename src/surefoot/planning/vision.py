@@ -34,8 +34,8 @@ def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
     for part in parts:
         if not any(part_of(name) == part for name, _ in model.sight):
             notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
-        elif config.method.plain_texts or config.method.scores or config.method.rollouts:
-            notes.refuse(f"vision.{part}", f"stage {config.stage} learns from texts alone", "leave it out, or use sft")
+        elif not config.method.pictures:
+            notes.refuse(f"vision.{part}", f"stage {config.stage} learns from texts alone", "leave it out")
     return Sight(parts, tuple(Tensor(shape, inside=False) for name, shape in model.sight if part_of(name) in parts))
 
 
