@@ -30,7 +30,7 @@ class Sight:
 
 def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
     """What `vision` asks for; refused where the model has no such part, or the stage learns from texts alone."""
-    parts = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
+    parts: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
     for part in parts:
         if not any(part_of(name) == part for name, _ in model.sight):
             notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
