@@ -160,4 +160,4 @@ def test_keys_that_exclude_each_other(world, tmp_path, changes, key):
     path.write_text(json.dumps(config_of(world, tmp_path / "run")))
     with pytest.raises(InputError) as caught:
         load_config(path, changes)
-    assert any(key in fault.where for fault in caught.value.faults)
+    assert any(key in f"{fault.where} {fault.what}" for fault in caught.value.faults)
