@@ -72,7 +72,8 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
     assert prints_fault(result.stderr, "SF-USE-OUTPUT", tmp_path / "mine", "index.json")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
     assert call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").exit_code == 0
-    assert "give --overwrite" in call("capture", model, "--seq-len", 4, "--out", tmp_path / "a").stderr
+    occupied = call("capture", model, "--seq-len", 4, "--out", tmp_path / "a")
+    assert prints_fault(occupied.stderr, "SF-USE-OUTPUT", tmp_path / "a", "--overwrite")
     assert call("capture", model, "--seq-len", 5, "--out", tmp_path / "a", "--overwrite").exit_code == 0
     same = call("capture", model, "--out", tmp_path / "a", "--against", tmp_path / "a", "--overwrite")
     assert "is what it would be compared with" in same.stderr

@@ -155,7 +155,7 @@ def test_nothing_is_overwritten(place):
     (place / "run-llama3.yaml").write_text("mine", encoding="utf-8")
     result = migrate("run.yaml", "--to", "llama3")
     assert result.exit_code == 2
-    assert "already exists" in result.output
+    assert prints_fault(result.output, "SF-USE-OUTPUT", "run-llama3.yaml")
     assert (place / "run-llama3.yaml").read_text(encoding="utf-8") == "mine"
 
 
@@ -175,7 +175,7 @@ def test_a_gated_model_names_the_page_and_the_login(place, hub):
     result = migrate("run.yaml", "--to", "meta-llama/Llama-3.1-8B")
     assert result.exit_code == 3
     assert "https://huggingface.co/meta-llama/Llama-3.1-8B" in result.output
-    assert "hf auth login" in result.output
+    assert "hf auth login" in result.output  # a command to paste
     assert not list(place.glob("run-*.yaml"))
 
 

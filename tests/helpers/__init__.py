@@ -5,6 +5,7 @@ What only one folder of tests needs lies in that folder (`faults/`, `distributed
 
 Models
     tiny_models        a tiny Llama and word tokenizers in the real layout, built in milliseconds: the usual base
+    token_files        tokenised files from arrays
     toy_model          a model that trains in microseconds, for tests of the training engine
     zoo                one tiny random model per family (`zoo_templates`, `zoo_tokenizers`: their text sides)
     zoo_adapters       adapters of the zoo's models, moved off their start

@@ -3,7 +3,7 @@
     with raises_fault("SF-DATA-ROW", f"{path}:3"):
         read(path)
     assert prints_fault(result.stderr, "SF-DATA-ROW", f"{path}:3")
-    assert refused_settings(lambda: translate_file("run.json", text, [], Options())) == ["lora_rank"]
+    assert refused_settings(lambda: translate_file("run.json", text, [], Options()), text=text) == ["lora_rank"]
 
 `test_faults.py` beside this shows what it does not accept.
 """
@@ -19,7 +19,7 @@ import pytest
 
 from surefoot.system.errors import Fault, InputError, SurefootError
 
-_IN_A_FILE = re.compile(r".+:\d+(:\d+)?")
+_IN_A_FILE = re.compile(r".+?:(\d+)(?::(\d+))?")
 
 
 @contextmanager
@@ -72,15 +72,28 @@ def gives(text: str, value: object) -> bool:
     return re.search(rf"(?<![\w./])(?<!\d,){re.escape(str(value))}(?!\w|[.,]\d|[./]\w)", text) is not None
 
 
-def refused_settings(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING") -> list[str]:
+def refused_settings(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING", text: str = "") -> list[str]:
     """Settings of another tool that `call` refuses, all of them, in order and by their names.
 
     code: what each fault must carry.
+    text: of the file that they are read from. Line and column of a fault must lead to its setting there; a fault
+        without a place is of a setting that the file lacks.
     """
     with pytest.raises(InputError) as caught:
         call()
     assert {fault.code for fault in caught.value.faults} == {code}
+    assert [fault for fault in caught.value.faults if not _is_in_place(fault, text)] == []
     return [setting(fault) for fault in caught.value.faults]
+
+
+def _is_in_place(fault: Fault, text: str) -> bool:
+    word = rf"""["']?{re.escape(setting(fault))}["']?\s*:"""
+    if not fault.where:
+        return re.search(rf"^\W*{word}", text, re.MULTILINE) is None
+    if not (place := _IN_A_FILE.fullmatch(fault.where)):
+        return True  # a flag, a variable or an override, by which `setting` names it
+    line = text.splitlines()[int(place[1]) - 1]
+    return place[2] is not None and re.match(word, line[int(place[2]) - 1 :]) is not None
 
 
 def setting(fault: Fault) -> str:

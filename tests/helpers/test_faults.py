@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from helpers.faults import gives, prints_fault, raises_fault
+from helpers.faults import gives, prints_fault, raises_fault, refused_settings
 from surefoot.system.errors import Fault, InputError
 
 ROW = Fault("d.json:13", "row 3 has 1,024 tokens and p1.bias", "raise data.max_length to 1024", code="SF-DATA-ROW")
@@ -76,6 +76,36 @@ def test_a_fault_that_was_printed():
     for text in (f"{line}\n{line}", ""):
         with pytest.raises(ValueError, match="unpack"):
             prints_fault(text, "SF-DATA-ROW", "d.json:13")
+
+
+YAML = "stage: sft\nlora_rank: x\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "found"),
+    [
+        ("run.yaml:2:1", YAML, True),
+        ("run.yaml:1:1", YAML, False),
+        ("run.yaml:2:2", YAML, False),
+        ("run.yaml:2", YAML, False),
+        ("", YAML, False),  # it stands there, so it has a place
+        ("", "stage: sft", True),
+        ("run.json:1:2", '{"lora_rank": 8}', True),
+        ("run.json:1:2", '{"lora_rank_": 8}', False),
+        ("--lora_rank", "", True),
+    ],
+)
+def test_a_refused_setting_is_named_at_its_place(where, text, found):
+    what = "is no number" if where.startswith("--") else "lora_rank: is no number"
+
+    def refuse():
+        raise InputError(Fault(where, what, code="SF-TRANSLATE-SETTING"))
+
+    if found:
+        assert refused_settings(refuse, text=text) == ["lora_rank"]
+    else:
+        with pytest.raises(AssertionError):
+            refused_settings(refuse, text=text)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,12 @@ from surefoot.interop.registry import translate_file
 BASE = {"base_model": "m", "learning_rate": 1e-5, "sequence_len": 1024, "micro_batch_size": 2, "output_dir": "o"}
 
 
+def text_of(kind: Any = "chatml.intel", entry: dict[str, Any] | None = None, **words: Any) -> str:
+    return json.dumps({**BASE, "datasets": [{"path": "d.jsonl", "type": kind, **(entry or {})}], **words})
+
+
 def translated(kind: Any = "chatml.intel", entry: dict[str, Any] | None = None, **words: Any):
-    given = {**BASE, "datasets": [{"path": "d.jsonl", "type": kind, **(entry or {})}], **words}
-    return translate_file("run.json", json.dumps(given), [], Options())
+    return translate_file("run.json", text_of(kind, entry, **words), [], Options())
 
 
 METHODS = [
@@ -78,14 +81,14 @@ REFUSED = [  # a type of records, words, the setting that is refused
 
 def test_what_is_asked_for_in_vain():
     for kind, words, name in REFUSED:
-        found = refused_settings(lambda: translated(kind, **words))  # noqa: B023
+        found = refused_settings(lambda: translated(kind, **words), text=text_of(kind, **words))  # noqa: B023
         assert found[0] == name, (kind, words)
         assert len(found) == len(set(found))  # each is said once
 
 
 def test_words_of_a_method_that_is_not_asked_for_are_listed():
     found = translated("alpaca", rl_beta=0.1, simpo_gamma=0.5)
-    assert {note.fate for note in found.notes if note.word.startswith(("rl_beta", "simpo"))} == {"listed"}
+    assert {note.outcome for note in found.notes if note.word.startswith(("rl_beta", "simpo"))} == {"listed"}
     assert found.config["stage"] == "sft"
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed-Chat's flags: their defaults, one fate for each, older names, and what cannot be given."""
+"""DeepSpeed-Chat's flags: their defaults, one outcome for each, older names, and what cannot be given."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def test_the_critic_has_the_adapter_that_its_flags_ask_for(words):
     adapter, rate = CRITIC_LORA[words]
     assert (found.config["ppo"].get("critic_adapter"), found.config["ppo"].get("critic_lr")) == (adapter, rate)
     assert shape_problems(expand_short_forms(dict(found.config))) == []
-    fates = [note.fate for note in found.notes if note.where == "--critic_lora_dim"]
-    assert fates == (["carried"] if "critic_lora_dim" in words else [])
+    outcomes = [note.outcome for note in found.notes if note.where == "--critic_lora_dim"]
+    assert outcomes == (["carried"] if "critic_lora_dim" in words else [])
 
 
 def test_several_processes_share_out_what_zero_says():

@@ -38,8 +38,8 @@ def translated(name: str) -> Translation:
     return command(COMMANDS[name]) if name in COMMANDS else translate_file(name, FILES[name], [], OPTIONS)
 
 
-def fates(found: Translation) -> dict[str, str]:
-    return {note.word: note.fate for note in found.notes}
+def outcomes(found: Translation) -> dict[str, str]:
+    return {note.word: note.outcome for note in found.notes}
 
 
 def test_documented_words_come_to_the_config_checked_by_hand() -> None:
@@ -47,7 +47,7 @@ def test_documented_words_come_to_the_config_checked_by_hand() -> None:
         found = translated(name)
         assert dict(found.config) == expected, name
         assert shape_problems(expand_short_forms(dict(found.config))) == []
-        assert all(note.why or note.fate == "carried" for note in found.notes), name
+        assert all(note.why or note.outcome == "carried" for note in found.notes), name
 
 
 def test_the_table_is_whole() -> None:
@@ -204,9 +204,9 @@ def test_the_pad_rule_of_the_guide(files: dict[str, str], pad: str) -> None:
 
 def test_words_that_the_original_never_used_are_listed() -> None:
     found = command("finetune.py --base_model m --lora_target_modules q_proj --bottleneck_size 64 --group_by_length")
-    assert set(fates(found).values()) >= {"listed"}
-    assert fates(found)["--lora_target_modules q_proj"] == "listed"
-    assert fates(found)["--bottleneck_size 64"] == "listed"
+    assert set(outcomes(found).values()) >= {"listed"}
+    assert outcomes(found)["--lora_target_modules q_proj"] == "listed"
+    assert outcomes(found)["--bottleneck_size 64"] == "listed"
 
 
 def test_a_batch_that_does_not_divide_is_exact_and_said() -> None:
@@ -234,4 +234,4 @@ def test_train_sft_asks_for_profiles_at_every_step() -> None:
 def test_allow_unknown_lists_what_nobody_knows() -> None:
     words = shlex.split("axolotl train lora.yml --adaptor lora")
     found = translate_command(words, Options(allow_unknown=True, read=read))
-    assert fates(found)["--adaptor lora"] == "listed"
+    assert outcomes(found)["--adaptor lora"] == "listed"

@@ -1,4 +1,4 @@
-"""The flags of launchers are those of their own parsers; every key of accelerate's file has a fate."""
+"""The flags of launchers are those of their own parsers; every key of accelerate's file has a outcome."""
 
 from __future__ import annotations
 

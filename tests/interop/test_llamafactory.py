@@ -364,9 +364,8 @@ REFUSED = [  # of several settings the last one is refused
 
 def test_what_cannot_be_given_is_refused_at_its_line():
     def refusals(text: str) -> list[str]:
-        return refused_settings(
-            lambda: translate_file("run.yaml", yaml.safe_dump(REQUIRED | yaml.safe_load(text)), [], OPTIONS)
-        )
+        text = yaml.safe_dump(REQUIRED | yaml.safe_load(text))
+        return refused_settings(lambda: translate_file("run.yaml", text, [], OPTIONS), text=text)
 
     assert {text: refusals(text) for text in REFUSED} == {text: [[*yaml.safe_load(text)][-1]] for text in REFUSED}
 
@@ -386,7 +385,7 @@ def test_unknown_words_are_listed_on_request(environment):
     words = [*shlex.split(environment), "llamafactory-cli", "train", *flags(REQUIRED), "--new_thing", "3"]
     options = Options(allow_unknown=not environment)
     (note,) = (note for note in translate_command(words, options).notes if note.word == "--new_thing 3")
-    assert note.fate == "listed"
+    assert note.outcome == "listed"
 
 
 def test_names_in_the_environment():
@@ -397,7 +396,7 @@ def test_names_in_the_environment():
     for name in ("NNODES=2", "USE_MODELSCOPE_HUB=1"):
         assert refused_settings(lambda name=name: translated(name), "SF-TRANSLATE-COMMAND") == [name.partition("=")[0]]
     notes = translated("FORCE_TORCHRUN=1 NNODES=1 DISABLE_VERSION_CHECK=1").notes[:3]
-    assert [note.fate for note in notes] == ["listed"] * 3
+    assert [note.outcome for note in notes] == ["listed"] * 3
 
 
 def test_the_project_of_wandb():

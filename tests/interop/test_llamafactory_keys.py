@@ -1,4 +1,4 @@
-"""Every setting that LLaMA-Factory documents has one fate, and no given word is lost."""
+"""Every setting that LLaMA-Factory documents has one outcome, and no given word is lost."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_word_has_exactly_one_note_or_a_fault():
         found, faults = translated(BASE | {name: other(name, ROWS[name].default)})
         if found is None:
             return any(name in fault for fault in faults)
-        notes = [note for note in found.notes if note.fate != "assumed" and note.word.startswith(f"{name}:")]
+        notes = [note for note in found.notes if note.outcome != "assumed" and note.word.startswith(f"{name}:")]
         return len(notes) == 1 and bool(notes[0].keys or notes[0].why) and notes[0].where.startswith("run.json")
 
     assert failing([*KEYS, *(row.name for row in trainer.ROWS if row.name not in KEYS)], has_one) == []

@@ -79,7 +79,7 @@ IMPORTS = "from torch.nn.attention import SDPBackend, sdpa_kernel"
 @pytest.mark.parametrize("calls", CALLS)
 def test_calls_leave_the_plan_the_kernels_that_they_leave_torch(calls):
     found = translated(calls)
-    assert not [note for note in found.notes if note.fate == "changed"]
+    assert not [note for note in found.notes if note.outcome == "changed"]
     exec(calls, {"torch": torch})
     asked, ours = enabled(), planned(found)
     assert {**asked, "cudnn": False} == ours  # which nobody asked for, and which torch allows
@@ -95,19 +95,19 @@ def test_training_inside_of_a_context_has_its_kernels(context):
     assert named == inside
     elsewhere = translated(IMPORTS, f"with {context}:\n    print(1)\n{TRAIN}")
     assert "attention" not in elsewhere.config
-    assert [note.fate for note in elsewhere.notes if note.where.startswith("train.py:9")] == ["changed"]
+    assert [note.outcome for note in elsewhere.notes if note.where.startswith("train.py:9")] == ["changed"]
 
 
 def test_eager_attention_has_no_kernels_to_switch():
     found = translated(CALLS[0], load=", attn_implementation='eager'")
     assert found.config["attention"] == {"implementation": "eager"}
-    assert [note.fate for note in found.notes if note.word == CALLS[0]] == ["listed"]
+    assert [note.outcome for note in found.notes if note.word == CALLS[0]] == ["listed"]
 
 
 def test_a_kernel_that_is_chosen_at_run_time_is_told():
     found = translated("torch.backends.cuda.enable_flash_sdp(os.environ.get('A') == '1')")
     assert "attention" not in found.config
-    assert [(note.fate, note.where) for note in found.notes if "sdp" in note.word] == [("changed", "train.py:5:1")]
+    assert [(note.outcome, note.where) for note in found.notes if "sdp" in note.word] == [("changed", "train.py:5:1")]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_products_are_rounded_as_the_script_asks(statement, tf32):
     found = translated(statement)
     assert found.config["precision"].get("tf32") == tf32
     told = [note for note in found.notes if note.word == statement.splitlines()[-1]]
-    assert [note.fate for note in told] == ["carried" if tf32 else "listed"]
+    assert [note.outcome for note in told] == ["carried" if tf32 else "listed"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_products_are_rounded_as_the_script_asks(statement, tf32):
     ],
 )
 def test_what_is_not_read_is_told(statement):
-    assert [note.fate for note in translated(statement).notes if note.where.startswith("train.py:5")] == ["changed"]
+    assert [note.outcome for note in translated(statement).notes if note.where.startswith("train.py:5")] == ["changed"]
 
 
 def test_variables_are_set_for_the_run():
@@ -151,6 +151,6 @@ def test_variables_are_set_for_the_run():
     text = SCRIPT.format(before="\n".join(lines), train=TRAIN, load="")
     found = translate_file("train.py", text, [], Options())
     assert found.environment == {"A": "1", "B": "2", "C": "3", "D": "4"}
-    assert {note.word: note.where for note in found.notes if note.fate == "carried"}["A=1"] == "train.py:6:1"
+    assert {note.word: note.where for note in found.notes if note.outcome == "carried"}["A=1"] == "train.py:6:1"
     typed = translate_command(["A=x", "B=y", "python", "train.py"], Options(read=lambda path: text))
     assert dict(typed.environment) == {"A": "1", "B": "y", "C": "3", "D": "4"}  # setdefault sets what is not there

@@ -33,10 +33,10 @@ def test_twin_without_them_it_is_of_the_epochs():
     assert axolotl("num_epochs: 2\neval_steps: 0.1\n").config["eval_every"] == "0.2 epochs"
 
 
-@pytest.mark.parametrize(("steps", "fate"), [("0.5", "carried"), ("0.3", "changed")])
-def test_a_fraction_is_told_only_where_it_changes_something(steps, fate):
+@pytest.mark.parametrize(("steps", "outcome"), [("0.5", "carried"), ("0.3", "changed")])
+def test_a_fraction_is_told_only_where_it_changes_something(steps, outcome):
     found = axolotl(f"num_epochs: 2\neval_steps: {steps}\n")
-    assert next(note.fate for note in found.notes if note.word.startswith("eval_steps")) == fate
+    assert next(note.outcome for note in found.notes if note.word.startswith("eval_steps")) == outcome
 
 
 @pytest.mark.parametrize(("held", "read"), [("", 80), ("val_size: 64\n", 144)])
@@ -47,7 +47,7 @@ def test_a_stream_is_read_for_what_is_held_out_as_well(held, read):
 
 def test_a_share_of_a_stream_is_refused():
     words = "dataset_dir: ONLINE\nstreaming: true\nmax_steps: 10\nval_size: 0.1\n"
-    assert refused_settings(lambda: factory(words)) == ["val_size"]
+    assert refused_settings(lambda: factory(words), text=FACTORY + words) == ["val_size"]
 
 
 @pytest.mark.parametrize("name", ["007", "1e5", "12e4567", "0x10", "true"])
@@ -104,7 +104,7 @@ def test_a_file_for_answering_becomes_chat():
 
 def test_twin_a_training_without_data_is_told():
     without = FACTORY.replace("dataset: a\n", "")
-    assert refused_settings(lambda: translate_file("run.yaml", without, [], Options())) == ["dataset"]
+    assert refused_settings(lambda: translate_file("run.yaml", without, [], Options()), text=without) == ["dataset"]
 
 
 TUNE = """

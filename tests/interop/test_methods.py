@@ -29,10 +29,18 @@ def read(path: str) -> str:
     raise InputError(Fault(path, "cannot be read"))
 
 
-def factory(stage: str, dataset: str = "pairs", **words: object):
+def factory_text(stage: str, dataset: str = "pairs", **words: object) -> str:
     given = {"model_name_or_path": "m", "stage": stage, "do_train": True, "dataset": dataset, "template": "llama3",
              "output_dir": "o", **words}  # fmt: skip
-    return translate_file("run.json", json.dumps(given), [], Options(read=read))
+    return json.dumps(given)
+
+
+def factory(stage: str, dataset: str = "pairs", **words: object):
+    return of_text(factory_text(stage, dataset, **words))
+
+
+def of_text(text: str):
+    return translate_file("run.json", text, [], Options(read=read))
 
 
 def trl(words: str):
@@ -109,8 +117,10 @@ REFUSED = [  # a stage, and words of which the last is refused
 def test_what_llamafactory_asks_for_in_vain():
     dataset = {"kto": "judged", "ppo": "sft"}
     for stage, words in REFUSED:
-        assert refused_settings(lambda: factory(stage, dataset.get(stage, "pairs"), **words)) == [[*words][-1]]  # noqa: B023
-    assert refused_settings(lambda: factory("ppo", "sft")) == ["reward_model"]
+        text = factory_text(stage, dataset.get(stage, "pairs"), **words)
+        assert refused_settings(lambda text=text: of_text(text), text=text) == [[*words][-1]]
+    text = factory_text("ppo", "sft")
+    assert refused_settings(lambda: of_text(text), text=text) == ["reward_model"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever stands behind a word, a tool's config is translated with a fate for it, or refused by a fault: nothing else
+"""Whatever stands behind a word, a tool's config is translated with an outcome for it, or refused: nothing else
 comes out, least of all an exception of Python's."""
 
 from __future__ import annotations
@@ -189,4 +189,4 @@ def test_the_readers_read_something():
 
 def test_twin_a_word_that_no_rule_reads_is_a_fault_with_its_name(monkeypatch):
     monkeypatch.setattr(drafts.Draft, "note", lambda *words: None)
-    assert "seed" in refused_settings(lambda: READERS["llamafactory train"][1]("seed", 1))
+    assert "seed" in refused_settings(lambda: READERS["finetune.py"][1]("seed", 1))

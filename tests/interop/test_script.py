@@ -112,7 +112,7 @@ def test_fp16_weights_that_train_are_explained() -> None:
     found = translated(script(arguments=", fp16=True", load=", torch_dtype=torch.float16"))
     assert found.config["precision"] == {"compute": "fp16"}
     note = next(note for note in found.notes if note.word.startswith("torch_dtype"))
-    assert note.fate == "changed"
+    assert note.outcome == "changed"
     assert "a scaler cannot unscale fp16 gradients" in note.why
     assert note.where == "train.py:5:63"
 
@@ -122,7 +122,7 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
     load = ", torch_dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float16, device_map='auto'"
     found = translated(script(arguments=arguments, load=load))
     assert "precision" not in found.config
-    changed = [note for note in found.notes if note.fate == "changed"]
+    changed = [note for note in found.notes if note.outcome == "changed"]
     assert {note.where for note in changed} == {"train.py:5:63", "train.py:7:49"}
 
 

@@ -36,7 +36,8 @@ def test_twin_a_pattern_is_no_name(pattern):
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n"
         f"learning_rate: 1e-4\nlora_target_modules: '{pattern}'\n"
     )
-    assert refused_settings(lambda: translate_file("run.yml", axolotl, [], Options())) == ["lora_target_modules"]
+    found = refused_settings(lambda: translate_file("run.yml", axolotl, [], Options()), text=axolotl)
+    assert found == ["lora_target_modules"]
 
 
 @pytest.mark.parametrize("spelling", ["q_proj,v_proj", "q_proj v_proj", "'q_proj, v_proj'"])

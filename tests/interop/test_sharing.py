@@ -1,4 +1,4 @@
-"""deepspeed: FILE, fsdp and fsdp_config: the engine, and every word of a file with its fate."""
+"""deepspeed: FILE, fsdp and fsdp_config: the engine, and every word of a file with its outcome."""
 
 from __future__ import annotations
 
@@ -39,8 +39,16 @@ FACTORY = {
 }  # fmt: skip
 
 
+def run_text(**words: Any) -> str:
+    return json.dumps({**FACTORY, **words})
+
+
+def refused_of_run(**words: Any) -> list[str]:
+    return refused_settings(lambda: run({}, **words), text=run_text(**words))
+
+
 def run(files: dict[str, Any], processes: int = 2, **words: Any):
-    held = {"run.json": json.dumps({**FACTORY, **words})}
+    held = {"run.json": run_text(**words)}
     held |= {name: json.dumps(value) for name, value in files.items()}
 
     def read(path: str) -> str:
@@ -83,9 +91,9 @@ def test_the_documented_file_has_a_fate_for_each_word():
     inside = {note.word.partition(":")[0]: note for note in found.notes if note.where == "ds.json"}
     assert len(inside) == 6 + 1 + 5 + 4 + 14 + 5 + 1
     assert inside["zero_optimization.stage"].keys[0] == "parallel.engine"
-    assert inside["fp16.hysteresis"].fate == "listed"
-    assert inside["scheduler.type"].fate == "changed"
-    assert all(note.why for note in inside.values() if note.fate != "carried")
+    assert inside["fp16.hysteresis"].outcome == "listed"
+    assert inside["scheduler.type"].outcome == "changed"
+    assert all(note.why for note in inside.values() if note.outcome != "carried")
 
 
 def test_one_process_shares_nothing_out_and_says_so():
@@ -99,7 +107,7 @@ def test_numbers_that_agree_are_carried():
                "gradient_clipping": 1.0, "bf16": {"enabled": True}}  # fmt: skip
     found = run({"ds.json": {**zero()["ds.json"], **numbers}}, deepspeed="ds.json")
     assert found.config["batch"]["size"] == 16
-    assert {note.fate for note in found.notes if note.word.startswith("train_batch_size")} == {"carried"}
+    assert {note.outcome for note in found.notes if note.word.startswith("train_batch_size")} == {"carried"}
 
 
 REFUSED = {  # the word of the file that is refused -> what the file says
@@ -135,7 +143,7 @@ def test_what_a_file_asks_for_in_vain():
 
 
 def test_a_file_that_is_not_there():
-    assert refused_settings(lambda: run({}, deepspeed="gone.json")) == ["deepspeed"]
+    assert refused_of_run(deepspeed="gone.json") == ["deepspeed"]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +164,9 @@ def test_fsdp(words, parallel):
 
 
 def test_what_fsdp_asks_for_in_vain():
-    assert refused_settings(lambda: run({}, fsdp="ful_shard")) == ["fsdp"]
+    assert refused_of_run(fsdp="ful_shard") == ["fsdp"]
     both = {"fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}
-    assert refused_settings(lambda: run({}, **both)) == ["fsdp"]
+    assert refused_of_run(**both) == ["fsdp"]
     for name, value in (("min_num_param", 1), ("xla", True)):
         assert refused_inside({}, fsdp="full_shard", fsdp_config={name: value}) == [name]
 

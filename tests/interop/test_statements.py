@@ -29,15 +29,15 @@ def translated(before="", after="trainer.train()", trainer="", lora=""):
 PLAIN = dict(translated().config)
 
 
-def fates(found):
-    return {note.word: note.fate for note in found.notes}
+def outcomes(found):
+    return {note.word: note.outcome for note in found.notes}
 
 
 def test_attributes_of_the_arguments_are_words():
     found = translated("args.num_train_epochs = 5\nargs.learning_rate = 1e-5")
     assert found.config["duration"] == "5 epochs"
     assert found.config["optim"]["lr"] == 1e-5
-    assert fates(found)["learning_rate=5e-05"] == "listed"
+    assert outcomes(found)["learning_rate=5e-05"] == "listed"
 
 
 def test_twin_an_attribute_of_another_object_is_none():
@@ -66,7 +66,7 @@ def test_the_trainer_resumes_only_where_it_is_asked_to():
 
 
 @pytest.mark.parametrize(
-    ("statement", "fate"),
+    ("statement", "outcome"),
     [
         ("set_seed(1234)", "changed"),
         ("tokenizer.pad_token = tokenizer.eos_token", "listed"),
@@ -74,8 +74,8 @@ def test_the_trainer_resumes_only_where_it_is_asked_to():
         ("model.push_to_hub('me/model')", "listed"),
     ],
 )
-def test_what_has_no_counterpart_is_noted(statement, fate):
-    assert fates(translated(statement))[statement] == fate
+def test_what_has_no_counterpart_is_noted(statement, outcome):
+    assert outcomes(translated(statement))[statement] == outcome
 
 
 LOST = [
@@ -115,7 +115,7 @@ def test_beside_an_adapter_freezing_changes_nothing():
     lora = "model = get_peft_model(model, LoraConfig(r=4))"
     found = translated("for p in model.parameters(): p.requires_grad = False", lora=lora)
     assert found.config["adapter"]["rank"] == 4
-    assert fates(found)["p.requires_grad = False"] == "listed"
+    assert outcomes(found)["p.requires_grad = False"] == "listed"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_what_a_collator_learns(collator, learned):
 
 def test_a_collator_that_masks_is_a_fault_and_one_of_code_is_told():
     assert fault(trainer=", data_collator=DataCollatorForLanguageModeling(t)").where.startswith("train.py:8:")
-    assert fates(translated(trainer=", data_collator=mine"))["data_collator=…"] == "changed"
+    assert outcomes(translated(trainer=", data_collator=mine"))["data_collator=…"] == "changed"
 
 
 def test_early_stopping_is_a_setting_and_another_callback_is_code():
     held = ", eval_dataset=load_dataset('json', data_files='e.json', split='train')"
     found = translated(trainer=f"{held}, callbacks=[EarlyStoppingCallback(3, 0.01), Mine()]")
     assert found.config["early_stopping"] == {"patience": 3, "min_delta": 0.01}
-    assert fates(found)["callbacks=Mine()"] == "changed"
+    assert outcomes(found)["callbacks=Mine()"] == "changed"
     assert fault(trainer=", callbacks=[EarlyStoppingCallback(3)]").code == "SF-TRANSLATE-SETTING"
 
 

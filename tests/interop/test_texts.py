@@ -53,7 +53,7 @@ def translated(code="", tokenizer="", given=None):
 
 
 def changed(found):
-    return [note for note in found.notes if note.fate == "changed"]
+    return [note for note in found.notes if note.outcome == "changed"]
 
 
 @pytest.mark.parametrize("code", KNOWN)
@@ -83,7 +83,7 @@ def test_functions_on_the_data_are_changed_with_both_texts():
 
 def test_what_only_takes_columns_away_is_not():
     found = translated("data = data.remove_columns(['input'])")
-    assert [note.fate for note in found.notes if "remove_columns" in note.word] == ["listed"]
+    assert [note.outcome for note in found.notes if "remove_columns" in note.word] == ["listed"]
     assert changed(found) == []
 
 
@@ -103,7 +103,7 @@ def test_what_surefoot_trains_is_what_is_shown(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "fate"),
+    ("word", "outcome"),
     [
         ("truncation=True", "listed"),
         ("truncation=False", "changed"),
@@ -117,17 +117,17 @@ def test_what_surefoot_trains_is_what_is_shown(tmp_path, monkeypatch):
         ("add_eos_token=True", "changed"),
     ],
 )
-def test_how_texts_are_cut_and_padded_stands_in_the_account(word, fate):
+def test_how_texts_are_cut_and_padded_stands_in_the_account(word, outcome):
     loaded, called = translated(tokenizer=f", {word}"), translated(f"data = data.map(lambda x: tokenizer(x, {word}))")
     for found in (loaded, called):
-        assert [note.fate for note in found.notes if note.word == word] == [fate]
+        assert [note.outcome for note in found.notes if note.word == word] == [outcome]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_an_attribute_says_it_too(side):
     found = translated(f"tokenizer.truncation_side = '{side}'")
     (note,) = [note for note in found.notes if "truncation_side" in note.word]
-    assert note.fate == ("changed" if side == "left" else "listed")
+    assert note.outcome == ("changed" if side == "left" else "listed")
 
 
 def test_the_longest_text_is_read_where_it_stands():

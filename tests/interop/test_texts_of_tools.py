@@ -155,7 +155,7 @@ def tune(model, **more):
 def test_torchtunes_instructions_are_laid_out_as_its_tokenizers_do(model, tokenizer, template):
     found = tune(model, tokenizer=tokenizer)
     assert found.config["data"]["template"] == template
-    changed = any("data.template" in note.keys and note.fate == "changed" for note in found.notes)
+    changed = any("data.template" in note.keys and note.outcome == "changed" for note in found.notes)
     assert changed == (template != "raw")
 
 

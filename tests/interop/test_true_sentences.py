@@ -56,7 +56,7 @@ def test_a_key_that_surefoot_does_not_know_is_not_denied_to_the_tool(words, tool
     assert "newest_key" in said
     assert not said.partition("newest_key")[2].lstrip(": ").startswith(tool)  # whose word it may well be
     found = translate_file(path, given, [], Options(allow_unknown=True))
-    assert any(note.word.startswith("newest_key") and note.fate == "listed" for note in found.notes)
+    assert any(note.word.startswith("newest_key") and note.outcome == "listed" for note in found.notes)
 
 
 def test_bf16_of_axolotls_own_file_settles_what_it_leaves_open():
@@ -93,20 +93,20 @@ def test_other_flags_of_tune_run_are_told_by_their_names(flags):
 def test_texts_that_llamafactory_joins_are_told_as_changed():
     words = {"model_name_or_path": "m", "stage": "pt", "do_train": True, "dataset": "d", "output_dir": "o"}
 
-    def fates(**more):
+    def outcomes(**more):
         found = translate_file("l.json", json.dumps(words | more), [], Options())
-        return {note.fate for note in found.notes if note.word.startswith("stage")}
+        return {note.outcome for note in found.notes if note.word.startswith("stage")}
 
-    assert fates() == {"changed"}
-    assert fates(packing=False) == {"carried"}
+    assert outcomes() == {"changed"}
+    assert outcomes(packing=False) == {"carried"}
 
 
 def test_dropout_of_one_model_is_told_to_be_that_of_both():
     words = "main.py --actor_model_name_or_path a/b --critic_model_name_or_path c/d"
 
-    def fate(more):
+    def outcome(more):
         notes = translate_command(f"{words} {more}".split(), Options()).notes
-        return next(note.fate for note in notes if note.word.startswith("--actor_dropout"))
+        return next(note.outcome for note in notes if note.word.startswith("--actor_dropout"))
 
-    assert fate("--actor_dropout 0.0") == "changed"
-    assert fate("--actor_dropout 0.0 --critic_dropout 0.0") == "carried"
+    assert outcome("--actor_dropout 0.0") == "changed"
+    assert outcome("--actor_dropout 0.0 --critic_dropout 0.0") == "carried"

@@ -123,7 +123,7 @@ def test_one_checkpoint_to_keep_is_told_to_be_two(tool: str) -> None:
         translation = translate_command(shlex.split(f"{LIMITED[tool]}{limit}"), Options(read=FILES.__getitem__))
         assert translation.config["checkpoint"]["keep"] == limit
         (note,) = (note for note in translation.notes if "save_total_limit" in note.word)
-        return note.fate, note.why
+        return note.outcome, note.why
 
     assert noted(1) == ("changed", "2 stay at least, as the newest may be damaged")
     assert noted(2) == ("carried", "")  # twin

@@ -6,9 +6,12 @@ import sys
 from contextlib import chdir
 
 import pytest
+from click.testing import CliRunner
 
 import surefoot
+from helpers.faults import prints_fault
 from helpers.tiny_models import tiny_llama
+from surefoot.commands.main import main
 from surefoot.methods import own_functions
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.own_functions import identity, own_function
@@ -309,6 +312,25 @@ def test_a_loss_of_a_reward_model_of_one_s_own_is_the_built_in_one_of_the_same_f
     assert logged(named)[1]["loss"] != pytest.approx(logged(other)[1]["loss"])  # twin: another formula
     rows = [json.loads(line) for line in (named.folder / "trainer_log.jsonl").read_text().splitlines()]
     assert any("eval_reward_accuracy" in row for row in rows)
+
+
+def test_evaluate_reward_measures_a_run_with_a_loss_of_one_s_own(pairs, tmp_path):
+    """As its twin with the built-in loss of the same formula; the loss is one of the figures, so its file is needed."""
+    for loss, output in (("own.py:last", "named"), ("last", "plain")):
+        surefoot.train(reward_run(pairs, loss, output))
+    found = []
+    for output in ("named", "plain"):
+        result = CliRunner().invoke(main, ["evaluate", "reward", output, "pairs.json", "--json"])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+    named, plain = found
+    assert named["data"]["pairs"] == plain["data"]["pairs"] > 0
+    for figure in ("accuracy", "margin", "score_chosen", "score_rejected"):
+        assert named[figure] == pytest.approx(plain[figure], abs=1e-6)
+    assert named["loss"]["value"] == pytest.approx(plain["loss"]["value"], abs=1e-6)
+    (tmp_path / "own.py").unlink()
+    gone = CliRunner().invoke(main, ["evaluate", "reward", "named", "pairs.json"])
+    assert (gone.exit_code, prints_fault(gone.stderr, "SF-FILE-MISSING", "reward.loss", "own.py")) == (2, True)
 
 
 def test_a_resumed_run_refuses_a_changed_loss_of_a_reward_model(pairs, tmp_path):

@@ -27,7 +27,7 @@ from surefoot.models.load import load_model
 from surefoot.models.merge import merge_adapter
 from surefoot.models.save import save_adapter, save_full
 from surefoot.models.verify import verify_head
-from surefoot.models.wrapped import beside
+from surefoot.models.wrapped import wrapper_parameters
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
 
@@ -83,15 +83,15 @@ def test_what_trains_is_the_language_model_and_what_is_planned(folders, name, mo
     sides = {True: 0, False: 0}
     for parameter in model.parameters():
         sides[parameter.requires_grad] += parameter.numel()
-    assert (facts.parameters, facts.beside) == (sides[True], sides[False])
-    assert facts.beside == sum(parameter.numel() for parameter in beside(model).values()) > 0
+    assert (facts.parameters, facts.wrapper_parameters) == (sides[True], sides[False])
+    assert facts.wrapper_parameters == sum(parameter.numel() for parameter in wrapper_parameters(model).values()) > 0
     assert facts.opened_by == "AutoModelForImageTextToText"
     assert facts.layers == len(decoder_layers(model))
     assert verify_head(model, CPU) <= FP32_RELATIVE
     names = dict(model.named_modules())
     assert names[facts.embedding] is model.get_input_embeddings()
     assert names[facts.head] is model.get_output_embeddings()
-    monkeypatch.setattr(load, "freeze_beside", lambda model: None)  # twin: a tower that trains
+    monkeypatch.setattr(load, "freeze_wrapper", lambda model: None)  # twin: a tower that trains
     assert all(parameter.requires_grad for parameter in opened(folders(name)).parameters())
 
 
@@ -113,7 +113,7 @@ def test_loss_and_gradients_are_those_of_the_whole_checkpoint(folders, name):
         if key in wanted and parameter.requires_grad:
             assert float((parameter.grad - wanted[key]).abs().max()) <= FP32_RELATIVE * largest, key
     assert not any(
-        one.abs().max() for key, one in wanted.items() if key in beside(reference)
+        one.abs().max() for key, one in wanted.items() if key in wrapper_parameters(reference)
     )  # text reaches none of it
 
 
@@ -129,7 +129,7 @@ def test_the_whole_wrapper_is_saved_and_all_beside_the_language_model_bit_for_bi
     assert before.keys() == after.keys()
     kept = {key for key in before if before[key].dtype == after[key].dtype and torch.equal(before[key], after[key])}
     kept -= {key for key, _ in model.named_buffers()}  # Gemma 4's layer_scalar
-    assert len(kept) == len(beside(model)) + (len(MTP) if name == "qwen3_5" else 0)
+    assert len(kept) == len(wrapper_parameters(model)) + (len(MTP) if name == "qwen3_5" else 0)
     again = theirs(tmp_path)
     assert all(torch.equal(one, dict(model.named_parameters())[key]) for key, one in again.named_parameters())
     assert torch.equal(logits(again), logits(model))
@@ -150,7 +150,7 @@ def test_heads_that_transformers_does_not_know_are_kept_to_the_last_bit(folders,
 @pytest.mark.parametrize("name", EACH)
 def test_an_adapter_is_on_the_language_model_alone_and_peft_puts_it_onto_the_wrapper(folders, name, tmp_path):
     model, plan = adapted(folders(name))
-    others = {key.rpartition(".")[0] for key in beside(model.get_base_model())}
+    others = {key.rpartition(".")[0] for key in wrapper_parameters(model.get_base_model())}
     assert not others & set(plan.targets.value)
     trained = [key for key, parameter in model.named_parameters() if parameter.requires_grad]
     assert sum(dict(model.named_parameters())[key].numel() for key in trained) == plan.trainable

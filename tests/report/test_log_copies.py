@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from helpers.faults import raises_fault
 from surefoot.report import log_copies
 from surefoot.report.events import EVENTS, SAMPLES, append_event, append_samples, cut_events
 from surefoot.report.flight import FLIGHT, FlightRing
 from surefoot.report.log_copies import LogCopies, check_logs, has_copies, mend_logs
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import append_row, cut_to_step
-from surefoot.system.errors import IntegrityError
 from surefoot.training.report import StepReport
 
 RUN_LOG = "run.log"
@@ -189,11 +192,30 @@ def test_a_checkpoint_of_an_earlier_version_vouches_for_nothing_and_a_torn_copy_
     checkpoint = run.save()
     assert has_copies(checkpoint)
     (checkpoint / log_copies.NAME).write_bytes((checkpoint / log_copies.NAME).read_bytes()[:700])
-    with pytest.raises(IntegrityError, match=log_copies.NAME):
+    with raises_fault("SF-CHECKPOINT-DAMAGED", checkpoint / log_copies.NAME):
         check_logs(run.folder, checkpoint)
     (checkpoint / log_copies.NAME).unlink()
     assert not has_copies(checkpoint)
     assert mend_logs(run.folder, checkpoint) == []
+
+
+def test_copies_that_the_disk_does_not_give_are_unreadable_and_not_damaged(run, monkeypatch):
+    run.steps(2)
+    checkpoint = run.save()
+
+    def refused(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(log_copies.tarfile, "open", refused)
+    with raises_fault("SF-FILE-UNREADABLE", checkpoint / log_copies.NAME):
+        check_logs(run.folder, checkpoint)
+
+    def garbled(path):
+        raise gzip.BadGzipFile("CRC check failed")  # an OSError that no disk raised
+
+    monkeypatch.setattr(log_copies.tarfile, "open", garbled)
+    with raises_fault("SF-CHECKPOINT-DAMAGED", checkpoint / log_copies.NAME):
+        check_logs(run.folder, checkpoint)
 
 
 def test_equal_logs_make_equal_bytes(run, tmp_path):

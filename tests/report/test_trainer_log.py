@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from helpers.faults import raises_fault
 from surefoot.report import trainer_log
 from surefoot.report.trainer_log import append_row, cut_to_step, read_rows
 from surefoot.system.errors import IntegrityError
@@ -55,7 +56,7 @@ def test_a_damaged_line_inside_is_named(log):
     lines = log.read_text().splitlines()
     lines[2] = "{half"
     log.write_text("\n".join(lines) + "\n")
-    with pytest.raises(IntegrityError, match=r"trainer_log.jsonl:3: .*delete this line"):
+    with raises_fault("SF-FILE-UNREADABLE", f"{log}:3"):
         read_rows(log)
 
 
@@ -100,7 +101,7 @@ DAMAGED = {
 def test_a_line_that_is_no_row_is_named_before_a_run_counts_on_from_it(log, row):
     append_row(log, row)
     append_row(log, train(5))
-    with pytest.raises(IntegrityError, match=r"trainer_log.jsonl:7: is not a row .*delete this line"):
+    with raises_fault("SF-FILE-UNREADABLE", f"{log}:7"):
         cut_to_step(log, 9, evaluated=True)
 
 

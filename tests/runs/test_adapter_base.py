@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.adapter_runs import a_plan, a_run
+from helpers.faults import raises_fault
 from helpers.hub_stub import client_of, serve
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import provenance
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.save import ADAPTER_WEIGHTS
-from surefoot.system.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,8 @@ def test_a_relative_base_is_found_from_another_folder(hub, base, tmp_path, elsew
 def test_a_run_whose_base_is_gone_does_not_ask_the_hub(hub, base, tmp_path, elsewhere):
     hub.add("models", "models/base", {path.name: path.read_bytes() for path in base.iterdir()})
     run = a_run(tmp_path / "project" / "runs" / "one", base, a_plan(), named="models/base")
-    with pytest.raises(InputError) as caught:
+    with raises_fault("SF-ADAPTER-FIT", run / "adapter_config.json", "models/base", remedy=["--adapter", str(run)]):
         open_for_use(str(run))
-    assert "it was the folder models/base" in str(caught.value)
-    assert f"BASE --adapter {run}" in str(caught.value)
     assert hub.asked == []
 
 

@@ -170,7 +170,7 @@ def test_a_scaling_that_does_not_act_ends_before_step_1(place, monkeypatch):
 
 def test_eos_begins_every_example_where_there_is_no_bos(place, full):
     folder, said = full
-    assert "the tokenizer has no BOS: its EOS <|im_end|> begins every example instead" in said
+    assert any("BOS" in line and "<|im_end|>" in line for line in said.splitlines())
     opened = open_for_use(str(folder))
     assert conversation_ids(opened, [Turn("user", "Where?")])[0] == opened.tokenizer.eos_token_id
 

@@ -7,7 +7,6 @@ from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.plans import run_plan
 from surefoot.runs.faults import device_faults
-from surefoot.system.errors import EnvironmentFault
 from surefoot.training.failure import is_device_error, is_out_of_memory
 
 PLAN = run_plan(trainable=1, parameters=1)
@@ -23,12 +22,10 @@ PLAN = run_plan(trainable=1, parameters=1)
     ],
 )
 def test_a_device_that_fails_is_an_environment_fault(error):
-    with pytest.raises(EnvironmentFault) as caught, device_faults("training", run_config(), PLAN):
-        raise error
-    (fault,) = caught.value.faults
-    assert fault.where == "training"
-    assert fault.what == f"cpu failed: {str(error).splitlines()[0]}"
-    assert "--resume" in fault.fix
+    words = str(error).splitlines()[0].split()
+    with raises_fault("SF-DEVICE", "training", "cpu", *words, remedy=["--resume"]) as caught:  # noqa: SIM117
+        with device_faults("training", run_config(), PLAN):
+            raise error
     assert caught.value.__cause__ is error
 
 

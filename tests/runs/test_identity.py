@@ -1,7 +1,9 @@
 """A bit of the base model that flips between two starts of a run is seen before the second one's first step."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from threading import Event
 
@@ -16,7 +18,7 @@ from surefoot.commands.main import main
 from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
 from surefoot.runs import identity as base_bytes
 from surefoot.runs.identity import RECORD, check_base, hashed_beside, keep_base, tensor_digests
-from surefoot.system.errors import IntegrityError
+from surefoot.system import plain_files
 
 FURTHER = 5000  # bytes into a tensor: behind the 4 KiB that `base_fingerprint` reads
 
@@ -59,11 +61,8 @@ def test_one_bit_anywhere_is_named(base, tmp_path):
     before = base_fingerprint(base)
     flip(base / "model-1.safetensors", "a")
     assert base_fingerprint(base) == before  # twin: the first bytes alone do not tell
-    with pytest.raises(IntegrityError) as caught:
+    with raises_fault("SF-RESUME-CHANGED", base / "model-1.safetensors", "a"):
         check_base(tmp_path, base, tensor_digests(base))
-    (fault,) = caught.value.faults
-    assert fault.where == str(base / "model-1.safetensors")
-    assert fault.what == "a is not what it was when this run began (SHA-256 differs)"
 
 
 def test_a_file_that_is_gone_is_named_with_how_many_tensors(base, tmp_path):
@@ -89,6 +88,22 @@ def test_a_record_that_was_changed_is_named(base, tmp_path):
     path = tmp_path / RECORD
     path.write_text(path.read_text().replace(now["model-1.safetensors"]["a"], "0" * 64))
     with raises_fault("SF-CHECKPOINT-DAMAGED", path):
+        check_base(tmp_path, base, now)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_record_that_the_disk_does_not_give_is_unreadable_and_not_damaged(base, tmp_path, monkeypatch, number):
+    now = tensor_digests(base)
+    keep_base(tmp_path, now, anew=True)
+
+    def refused(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(plain_files, "read_text", refused)
+    with raises_fault("SF-FILE-UNREADABLE", tmp_path / RECORD):
+        check_base(tmp_path, base, now)
+    monkeypatch.setattr(plain_files, "read_text", lambda path: "{")  # twin: it was read, and is no record
+    with raises_fault("SF-CHECKPOINT-DAMAGED", tmp_path / RECORD):
         check_base(tmp_path, base, now)
 
 

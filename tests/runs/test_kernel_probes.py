@@ -8,7 +8,7 @@ import torch
 from helpers.tiers import representatives
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels import pointwise
-from surefoot.planning.measurements import HELD, PADDED, AttentionTrial, PointwiseSizes
+from surefoot.planning.measurements import MEMORY_TAKEN, PADDED, AttentionTrial, PointwiseSizes
 from surefoot.planning.probes import child
 from surefoot.planning.probes.child import run_in_child, run_request
 from surefoot.planning.probes.documents import DocumentsRequest
@@ -126,7 +126,9 @@ def test_twin_no_fault_of_attention_is_kept_that_may_pass(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("timed", "asked"), [(f"at 4 of 32 heads, {HELD}", 2), ("at 4 of 32 heads", 1)], ids=["held", "as small as that"]
+    ("timed", "asked"),
+    [(f"at 4 of 32 heads, {MEMORY_TAKEN}", 2), ("at 4 of 32 heads", 1)],
+    ids=["held", "as small as that"],
 )
 def test_what_was_timed_in_part_because_others_held_the_memory_is_timed_again(tmp_path, monkeypatch, timed, asked):
     tried = []

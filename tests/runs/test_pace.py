@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from helpers.faults import gives
 from helpers.plans import run_plan
 from helpers.tiny_models import tiny_llama
 from helpers.toy_model import toy_batches, toy_examples
@@ -58,8 +59,8 @@ def test_a_run_that_slows_down_is_told_once_with_its_cause(guard):
     observer, said = guard
     steps(observer, [1.0] * 60 + [2.0] * 30)
     assert len(said) == 1
-    assert "to 50% of its own median pace" in said[0]
-    assert "ffmpeg (pid 7) 1.5" in said[0]
+    assert "50%" in said[0]
+    assert all(gives(said[0], value) for value in ("ffmpeg", 7, 1.5))
     assert observer._observer.steps == list(range(1, 91))
 
 

@@ -23,7 +23,7 @@ from surefoot.data.batching.packing import Layout
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.facts import module_tree
 from surefoot.models.load import load_tokenizer
-from surefoot.models.wrapped import beside
+from surefoot.models.wrapped import wrapper_parameters
 
 SEEN_BOTH_WAYS = ("gemma3", "gemma4")
 
@@ -75,8 +75,10 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
     for key, one in trained.items():
         assert float((one.grad - gradients[key]).abs().max()) <= FP32_RELATIVE * largest, key
     assert trained
-    assert not trained.keys() & beside(theirs).keys()
-    assert any(key in beside(theirs) and one.abs().max() > 0 for key, one in gradients.items())  # it was looked at
+    assert not trained.keys() & wrapper_parameters(theirs).keys()
+    assert any(
+        key in wrapper_parameters(theirs) and one.abs().max() > 0 for key, one in gradients.items()
+    )  # it was looked at
     with torch.no_grad():
         blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
         assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())

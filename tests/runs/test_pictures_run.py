@@ -29,7 +29,7 @@ from surefoot.data.sources.resolve import SourceSpec
 from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.load import load_model, load_tokenizer
-from surefoot.models.wrapped import beside
+from surefoot.models.wrapped import wrapper_parameters
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
 FP32_RELATIVE = 1e-5
@@ -108,8 +108,10 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
     for key, one in trained.items():
         assert float((one.grad - theirs[key]).abs().max()) <= FP32_RELATIVE * largest, key
     assert trained
-    assert not trained.keys() & beside(reference).keys()
-    assert any(key in beside(reference) and one.abs().max() > 0 for key, one in theirs.items())  # it was looked at
+    assert not trained.keys() & wrapper_parameters(reference).keys()
+    assert any(
+        key in wrapper_parameters(reference) and one.abs().max() > 0 for key, one in theirs.items()
+    )  # it was looked at
     with torch.no_grad():
         for colour in ("red", "green"):  # twin: one picture's colour in another's place
             picture(tmp_path / f"{colour}.png", "white", COLOURS[colour])

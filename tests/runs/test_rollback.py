@@ -7,6 +7,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from helpers.faults import gives, raises_fault
 from helpers.nan_examples import spoil
 from helpers.rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
 from helpers.tiers import representatives
@@ -206,11 +207,10 @@ def test_a_record_that_was_changed_is_named(back, tmp_path):
     run = shutil.copytree(back("sft")[0], tmp_path / "run")
     path = run / RECORD
     path.write_text(path.read_text().replace('"ahead": 3', '"ahead": 4'))
-    with pytest.raises(IntegrityError, match="SHA-256 differs"):
-        find_checkpoint(run)
-    path.write_text("{}")
-    with pytest.raises(IntegrityError, match=RECORD):
-        find_checkpoint(run)
+    for text in (path.read_text(), "{}"):
+        path.write_text(text)
+        with raises_fault("SF-CHECKPOINT-DAMAGED", path):
+            find_checkpoint(run)
     path.unlink()  # what the checkpoint says is the same
     assert find_checkpoint(run)[2] == (Rollback(2, 5, 3),)
 
@@ -228,8 +228,11 @@ def test_where_the_checkpoint_is_gone_newer_ones_are_not_taken(world, clean, mon
     for one in list_checkpoints(run):
         if one.step < 3:
             durable.remove(one.folder)
-    with pytest.raises(IntegrityError, match="neither that nor an older one is there"):
+    with pytest.raises(IntegrityError) as caught:
         find_checkpoint(run)
+    (fault,) = caught.value.faults
+    assert fault.code == "SF-CHECKPOINT-NONE"
+    assert gives(fault.what, "checkpoint-3")
 
 
 def test_retention_leaves_the_last_healthy_checkpoint(world, clean, monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from helpers.model_layouts import run_config
 from helpers.plans import run_plan
 from helpers.toy_model import save_checkpoint, toy_engine
@@ -108,8 +108,9 @@ class TestWhoseFolder:
     @pytest.mark.parametrize("mode", ["resume", "overwrite"])
     def test_a_strangers_is_neither_replaced_nor_resumed(self, look, config, foreign, mode):
         fault = refusal(look, config(), mode)
-        assert fault.where == "output"
-        assert "no surefoot run" in fault.what
+        assert (fault.code, fault.where) == ("SF-USE-OUTPUT", "output")
+        assert gives(fault.what, str(foreign))
+        assert not {"--resume", "--overwrite"} & {*fault.fix.split()}  # neither would help
 
     @pytest.mark.parametrize("mode", ["resume", "overwrite"])
     def test_taking_a_stranger_for_a_run_would_be_noticed(self, look, config, foreign, mode, monkeypatch):
@@ -121,7 +122,8 @@ class TestWhoseFolder:
         (foreign / "checkpoint-5").mkdir()
         (foreign / "config.yaml").write_text("model: x\n")
         (foreign / "plan.json").write_text('{"weeks": 12}')
-        assert "no surefoot run" in refusal(look, config(), "overwrite").what
+        fault = refusal(look, config(), "overwrite")
+        assert (fault.code, fault.where) == ("SF-USE-OUTPUT", "output")
 
     def test_checkpoints_of_ours_make_a_run(self, look, config, stopped):
         (stopped / "plan.json").unlink()
@@ -162,7 +164,8 @@ class TestWhoseFolder:
     def test_a_hidden_file_of_ones_own_is_something(self, look, config, folder):
         folder.mkdir()
         (folder / ".notes.tmp").touch()
-        assert "not empty" in refusal(look, config(), "new").what
+        fault = refusal(look, config(), "new")
+        assert (fault.code, fault.where) == ("SF-USE-OUTPUT", "output")
 
     @pytest.mark.parametrize("below", ["file/x", "file/x/y"])
     def test_an_impossible_place(self, look, config, tmp_path, below):
@@ -176,7 +179,9 @@ class TestWhoseFolder:
     @pytest.mark.parametrize("mode", ["new", "resume", "overwrite"])
     def test_a_file_is_no_folder(self, look, config, folder, mode):
         folder.write_text("not a folder")
-        assert "is a file" in refusal(look, config(), mode).what
+        fault = refusal(look, config(), mode)
+        assert (fault.code, fault.where) == ("SF-USE-OUTPUT", "output")
+        assert gives(fault.what, str(folder))
 
 
 class TestResume:
@@ -203,11 +208,9 @@ class TestResume:
             look(config(seed=7), "resume")
 
     def test_changes_that_are_refused_are_all_named(self, look, config, stopped):
-        with pytest.raises(InputError) as caught:
+        code = "SF-RESUME-CHANGED"
+        with raises_fault(code, "optim.lr", 0.0001, str(stopped), 0.001, also=[(code, "seed", 7)]):
             look(config(seed=7, optim={"lr": 1e-3}, log_every=5), "resume")
-        assert [fault.where for fault in caught.value.faults] == ["optim.lr", "seed"]
-        assert "was 0.0001" in caught.value.faults[0].what
-        assert "is 0.001 now" in caught.value.faults[0].what
 
     def test_ignoring_changes_would_be_noticed(self, look, config, stopped, monkeypatch):
         monkeypatch.setattr(module, "diff_configs", lambda old, new: [])
@@ -238,7 +241,7 @@ class TestResume:
         damage(stopped / "config.yaml")
         fault = refusal(look, config(), "resume")
         assert fault.where == f"{stopped}/{where}"
-        assert fault.fix == "restore it to resume this run"
+        assert fault.code
         assert "\n" not in str(fault)
 
     @pytest.mark.parametrize("text", [None, "{", "[]", '{"plan": 3}', "{}"])
@@ -248,7 +251,7 @@ class TestResume:
             (stopped / "plan.json").write_text(text)
         fault = refusal(look, config(), "resume")
         assert fault.where.startswith(f"{stopped}/plan.json")
-        assert fault.fix == "restore it to resume this run"
+        assert fault.code
         assert "\n" not in str(fault)
 
 

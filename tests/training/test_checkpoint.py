@@ -10,6 +10,8 @@ import signal
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from helpers.faults import raises_fault
 from helpers.toy_model import (
@@ -318,7 +320,7 @@ def test_twin_that_trusts_every_checkpoint_deletes_the_last_good_one(tmp_path, e
     assert staying(tmp_path, engine, (6, 5)) == [6, 5]
 
 
-def test_a_file_that_the_disk_cannot_read_is_damage(tmp_path, engine, monkeypatch):
+def test_a_file_that_the_disk_cannot_read_is_passed_over(tmp_path, engine, monkeypatch):
     for step in (1, 2, 3):
         save(tmp_path, engine, RunState(step=step))
     sha256 = durable.sha256_file
@@ -329,8 +331,27 @@ def test_a_file_that_the_disk_cannot_read_is_damage(tmp_path, engine, monkeypatc
         return sha256(path)
 
     monkeypatch.setattr(durable, "sha256_file", lost)
-    assert {fault.code for fault in verify_checkpoint(tmp_path / "checkpoint-3")} == {"SF-CHECKPOINT-DAMAGED"}
+    assert {fault.code for fault in verify_checkpoint(tmp_path / "checkpoint-3")} == {"SF-FILE-UNREADABLE"}
     assert newest_verified(tmp_path)[0].step == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, "SF-DISK-FULL"), (errno.EDQUOT, "SF-DISK-FULL"), (errno.EIO, "SF-FILE-WRITE")],
+)
+def test_what_the_disk_refuses_to_safetensors_has_the_disk_s_own_code(tmp_path, engine, monkeypatch, number, code):
+    def refused(tensors, path):
+        raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+
+    monkeypatch.setattr(module, "save_file", refused)
+    with raises_fault(code, tmp_path / "checkpoint-1"):
+        save(tmp_path, engine, RunState(step=1))
+
+
+def test_safetensors_still_gives_the_system_s_number(tmp_path):
+    with pytest.raises(SafetensorError) as caught:
+        save_file({"a": torch.zeros(2)}, tmp_path / "no folder" / "a.safetensors")
+    assert module._OS_ERROR.search(str(caught.value))[1] == str(errno.ENOENT)
 
 
 def test_two_are_kept_where_one_is_asked_for(tmp_path, engine, monkeypatch):

@@ -96,8 +96,8 @@ def capture(
         layer_numbers(layers, named.facts.layers)
         require_positions("--seq-len", seq_len or 1, positions)
         if attention and text is None and data is None:
-            asked = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
-            require_maps(named.facts, asked)
+            requested = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
+            require_maps(named.facts, requested)
 
     from surefoot.evaluate.capture import capture as run_capture
     from surefoot.report.capture import layer_table, warning_lines

@@ -86,7 +86,7 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     found = ", ".join(result.layouts) or own
     echo(f"{source}: {result.kind}, {result.keys_in} weights; found: {found}")
     for rule in result.rules:
-        echo(f"  {rule.kind}: {_told(rule.settings)}")
+        echo(f"  {rule.kind}: {_settings_line(rule.settings)}")
     for note in result.notes:
         echo(f"note: {note}")
     count = len(result.tensors) + len(result.value_head)
@@ -96,7 +96,7 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
         echo(f"{count} weights written as {result.to} to {out}: {', '.join(result.files)}, {RECORD}")
 
 
-def _told(settings: object) -> str:
+def _settings_line(settings: object) -> str:
     """A rule's settings in one line; long lists by their first items."""
     assert isinstance(settings, dict)
     shown = []

@@ -70,10 +70,10 @@ def loss(
     from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
 
-    asked = DataRequest(data, **layout)
-    check_models(model, adapter, only=only, max_length=asked.max_length)
-    check_request(asked)
-    request = {"model": model, "adapter": adapter, **vars(asked), "only": only}
+    requested = DataRequest(data, **layout)
+    check_models(model, adapter, only=only, max_length=requested.max_length)
+    check_request(requested)
+    request = {"model": model, "adapter": adapter, **vars(requested), "only": only}
     if out is not None:
         claim_out(out / "loss.json", request, overwrite)
 
@@ -84,7 +84,7 @@ def loss(
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, template=False)
     with screen(err=True).passing() as show:
-        measured = measure_loss(opened, asked, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
+        measured = measure_loss(opened, requested, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
         durable.make_folders(out)
@@ -124,13 +124,13 @@ def reward(
 
     check_models(model, adapter, max_length=layout["max_length"])
     if data is not None:
-        asked = DataRequest(data, **layout)
-        check_request(asked)
+        requested = DataRequest(data, **layout)
+        check_request(requested)
     elif adapter is not None or any(layout.values()):
         what = "is needed with --adapter, --template, --max-length or --max-samples"
         raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
     else:
-        asked = None
+        requested = None
     request = {"model": model, "adapter": adapter, "source": data, **layout}
     if out is not None:
         claim_out(out / "reward.json", request, overwrite, pictures=["calibration.png"])
@@ -146,7 +146,7 @@ def reward(
     asked_as = as_evaluated(opened.opened)
     introduce(asked_as, template=False)
     with screen(err=True).passing() as show:
-        measured = measure_reward(opened, asked, pairs=batch_size, tell=show)
+        measured = measure_reward(opened, requested, pairs=batch_size, tell=show)
     found = {"model": model, "adapter": adapter, "opened": asked_as.described, **reward_to_json(measured)}
     if out is not None:
         durable.make_folders(out)
@@ -193,9 +193,9 @@ def norms(
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
-    asked = norms_request(model, adapter, data, template, max_samples, generate_samples, bos)
+    requested = norms_request(model, adapter, data, template, max_samples, generate_samples, bos)
     if out is not None:
-        claim_out(out / "norms.json", asked, overwrite)
+        claim_out(out / "norms.json", requested, overwrite)
 
     from surefoot.evaluate.norms import measure_model_norms, norms_to_json, results_to_json
     from surefoot.report.pictures.norms import layer_table, norm_table

@@ -98,7 +98,7 @@ def commonsense(
     otherwise = template_caution(opened, template)
     introduce(opened, *([f"caution: {otherwise}"] if otherwise else ()), template=False)
     whole = opened.trained == opened.base
-    asked = CommonsenseRequest(
+    requested = CommonsenseRequest(
         Path(data),
         chosen,
         out,
@@ -111,10 +111,10 @@ def commonsense(
         only=only,  # pyright: ignore[reportArgumentType]
     )
     console = screen(err=as_json)
-    found = evaluate_commonsense(opened, asked, model=model, adapter=adapter, say=console.say)
+    found = evaluate_commonsense(opened, requested, model=model, adapter=adapter, say=console.say)
     rows, headings = score_rows(found, chosen), [one.label for one in chosen]
     summary = summary_file(out, found.labels)
-    as_plain = found_to_json(found, asked)
+    as_plain = found_to_json(found, requested)
     durable.write_json(summary, as_plain)
     chance = {one.label: one.chance for one in chosen}
     picture = summary.with_suffix(".png")
@@ -123,7 +123,7 @@ def commonsense(
         echo_json(as_plain)
         return
     console.show(score_table(rows, headings))
-    for caution in cautions(found, asked):
+    for caution in cautions(found, requested):
         console.say(f"caution: {caution}")
     console.say(f"{summary}, {picture}")
 
@@ -186,7 +186,7 @@ def harness(
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.evaluation import draw_scores, harness_table
 
-    asked = HarnessRequest(
+    requested = HarnessRequest(
         names,
         include_path,
         limit,
@@ -195,10 +195,10 @@ def harness(
         apply_chat_template,
         only,  # pyright: ignore[reportArgumentType]
     )
-    manager = known_tasks(asked)
+    manager = known_tasks(requested)
     opened = open_for_use(model, adapter)
     introduce(opened, template=False)
-    found = run_harness(opened, asked, manager)
+    found = run_harness(opened, requested, manager)
     as_plain = {"model": model, "adapter": adapter, "opened": opened.described, "limit": limit, "sides": found}
     if out is not None:
         durable.make_folders(out)

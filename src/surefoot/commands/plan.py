@@ -100,8 +100,8 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
     model = facts_of(resolve_folder(config.model.path, config.model.revision, weights=False))
 
     def planned(kernels: KernelsConfig, switch: str) -> RunPlan:
-        asked = alone.model_copy(update={"kernels": kernels, "gradient_checkpointing": switch})
-        return make_plan(asked, hardware=boundless, measure=False)
+        requested = alone.model_copy(update={"kernels": kernels, "gradient_checkpointing": switch})
+        return make_plan(requested, hardware=boundless, measure=False)
 
     def forecasts(kernels: KernelsConfig) -> Forecasts:
         once, again = (planned(kernels, switch).memory for switch in ("off", "on"))

@@ -32,7 +32,7 @@ from surefoot.system.messages import counted
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def verify(
-    ctx: click.Context, folder: Path, other: Path | None, served: str | None, as_json: bool, **asked: Any
+    ctx: click.Context, folder: Path, other: Path | None, served: str | None, as_json: bool, **requested: Any
 ) -> None:
     """Check FOLDER, a run, a checkpoint or an export, against its manifests.
 
@@ -46,10 +46,10 @@ def verify(
     if served is not None:
         if other is not None:
             raise click.UsageError("--served and --same-as are two questions: ask one at a time", ctx)
-        _verify_served(folder, served, as_json=as_json, **asked)
+        _verify_served(folder, served, as_json=as_json, **requested)
         return
     for option, flag in (("name", "--name"), ("data", "--data"), ("threshold", "--threshold")):
-        if asked[option] is not None:
+        if requested[option] is not None:
             raise click.UsageError(f"{flag} goes with --served URL", ctx)
 
     from surefoot.system.folders import is_run, require_written

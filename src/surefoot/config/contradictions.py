@@ -57,11 +57,11 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:
     """Answers are generated from what stands before the first supervised token."""
-    asked = {"samples.count": config.samples.count > 0, "metrics.names": bool(config.metrics.names)}
+    requested = {"samples.count": config.samples.count > 0, "metrics.names": bool(config.metrics.names)}
     without = {"data.train_on: everything": config.data.train_on == "everything"}
     without[f"stage: {config.stage}"] = config.method.plain_texts
     for reason in (reason for reason, given in without.items() if given):
-        for key in (key for key, wanted in asked.items() if wanted):
+        for key in (key for key, wanted in requested.items() if wanted):
             group, other = key.partition(".")[0], reason.partition(":")[0]
             fix = f"leave {group} out, or train on responses"
             yield _problem(key, f"{reason} leaves no prompt to answer", fix, other)

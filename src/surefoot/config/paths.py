@@ -29,8 +29,8 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
     """A copy (short forms expanded) in which `~/…` names the home folder, as a shell would have it."""
     data = deepcopy(data)
     section = data.get("data")
-    asked = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
-    sources = [item for value in asked for item in (value if isinstance(value, list) else [value])]
+    requested = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
+    sources = [item for value in requested for item in (value if isinstance(value, list) else [value])]
     paths = [(data.get("model"), "path"), (data, "output"), (section, "template")]
     for group, name in [*paths, *((source, "path") for source in sources)]:
         if isinstance(group, dict) and isinstance(value := group.get(name), str) and value.startswith("~"):

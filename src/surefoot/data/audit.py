@@ -299,7 +299,7 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: K
     for start, end in zip([0, *borders], [*borders, len(example.ids)], strict=True):
         text = str(encoder.tokenizer.decode(example.ids[start:end].tolist()))
         if example.pictures and dataset.sight and control[start]:
-            text = dataset.sight.told(text, pictures)
+            text = dataset.sight.with_facts(text, pictures)
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
     verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""

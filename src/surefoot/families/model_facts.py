@@ -86,7 +86,7 @@ class ModuleTree:
     attends: some layer has attention over tokens (softmax); state spaces and linear attention alone have none.
     recurrent: some layer carries a state, or a convolution, along the row.
     text_type: model_type of the language model inside a wrapper.
-    beside: parameters of the wrapper that are not the language model's, which `modules` are.
+    wrapper_parameters: parameters of the wrapper that are not the language model's, which `modules` are.
     both_ways: the tokens of a picture see each other, later ones too.
     sight: name and shape of what vision tower and projector hold, which are beside the language model.
     opened_by: transformers' class that opens the checkpoint.
@@ -103,7 +103,7 @@ class ModuleTree:
     recurrent: bool = False
     uneven_heads: bool = False
     text_type: str = ""
-    beside: int = 0
+    wrapper_parameters: int = 0
     both_ways: bool = False
     sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
@@ -128,8 +128,8 @@ class ModelFacts:
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
     attends, recurrent, uneven_heads: as in `ModuleTree`.
-    beside: parameters that are not the language model's (a vision tower, what joins it), which stay frozen unless
-        `vision` says otherwise.
+    wrapper_parameters: parameters that are not the language model's (a vision tower, what joins it), which stay
+        frozen unless `vision` says otherwise.
     both_ways, sight: as in `ModuleTree`.
     opened_by: transformers' class that opens the checkpoint.
     """
@@ -166,7 +166,7 @@ class ModelFacts:
     attends: bool = True
     recurrent: bool = False
     uneven_heads: bool = False
-    beside: int = 0
+    wrapper_parameters: int = 0
     both_ways: bool = False
     sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
@@ -280,7 +280,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         recurrent=tree.recurrent if tree else False,
         uneven_heads=tree.uneven_heads if tree else False,
         without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
-        beside=tree.beside if tree else 0,
+        wrapper_parameters=tree.wrapper_parameters if tree else 0,
         both_ways=tree.both_ways if tree else False,
         sight=tree.sight if tree else (),
         opened_by=tree.opened_by if tree else OPENED_BY,

@@ -25,13 +25,13 @@ from surefoot.config.yaml_reader import Document
 from surefoot.interop.faults import setting_error, setting_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Refusal, Row
-from surefoot.interop.translation import Fate, Note, Translation
+from surefoot.interop.translation import Note, Outcome, Translation
 from surefoot.interop.words import Word
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import MOST, nearest_word
 from surefoot.system.redaction import hides, redacted, veiled_value
 
-_RANK: dict[Fate, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
+_RANK: dict[Outcome, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed": 3}
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class Draft:
             word = ", ".join(f"{name}: {shown(self.rows[name].default)}" for name in names) or key
             self._notes[f"assumed {key}"] = Note(word, "assumed", (key,), because)
 
-    def note(self, name: str, fate: Fate, why: str = "", *keys: str) -> None:
+    def note(self, name: str, outcome: Outcome, why: str = "", *keys: str) -> None:
         """What became of a given word. A second note on the same word adds to the first; no effect on one not given."""
         if name not in self._given:
             return
         word, before = self._given[name], self._notes.get(name)
         if before is not None:
-            fate = max(before.fate, fate, key=_RANK.__getitem__)
-            if "listed" in (before.fate, fate) and (before.keys or keys):
-                fate = "changed"
+            outcome = max(before.outcome, outcome, key=_RANK.__getitem__)
+            if "listed" in (before.outcome, outcome) and (before.keys or keys):
+                outcome = "changed"
             keys = tuple(dict.fromkeys((*before.keys, *keys)))
             why = "; ".join(dict.fromkeys(reason for reason in (before.why, why) if reason))
-        self._notes[name] = Note(self._shown(word), fate, tuple(keys), why, word.where)
+        self._notes[name] = Note(self._shown(word), outcome, tuple(keys), why, word.where)
 
     def drop(self, why: str, *names: str) -> None:
         """Without counterpart, and nothing is lost by that."""
@@ -312,7 +312,7 @@ def _without(note: Note, overrides: dict[str, str]) -> Note | None:
     if not gone:
         return note
     keys = tuple(key for key in note.keys if key not in gone)
-    if note.fate == "assumed":
+    if note.outcome == "assumed":
         return replace(note, keys=keys) if keys else None
     why = "; ".join(part for part in (note.why, f"{', '.join(gone.values())} goes before it") if part)
-    return replace(note, fate="changed" if keys else "listed", keys=keys, why=why)
+    return replace(note, outcome="changed" if keys else "listed", keys=keys, why=why)

@@ -121,11 +121,11 @@ def read_command(words: Sequence[str], options: Options) -> Command:
             break
     if not left:
         raise command_error("", "there is no command to read", "give one behind --")
-    told = {**inherited(options), **environment}
-    command = _program(left, told, options)
-    notes = (*(environment_note(name, value) for name, value in told.items()), *command.notes)
-    facts, devices = _settled(command, told)
-    environment = {**told, **devices, **command.environment}
+    variables = {**inherited(options), **environment}
+    command = _program(left, variables, options)
+    notes = (*(environment_note(name, value) for name, value in variables.items()), *command.notes)
+    facts, devices = _settled(command, variables)
+    environment = {**variables, **devices, **command.environment}
     return replace(command, environment=environment, facts=facts, notes=notes, folder=options.folder)
 
 
@@ -149,9 +149,9 @@ def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str
     several = {"processes": processes} if processes > 1 else {}
     launchers.check("mixed_precision", found["mixed_precision"], "mixed_precision")
     launchers.check("dynamo_backend", environment.get("ACCELERATE_DYNAMO_BACKEND"), "ACCELERATE_DYNAMO_BACKEND")
-    asked = found["mixed_precision"] not in (None, "", "no", False)
+    requested = found["mixed_precision"] not in (None, "", "no", False)
     on_cpu = plain_truth(environment.get("ACCELERATE_USE_CPU", False))
-    return {**(found if asked else {}), **several}, {_DEVICES: ""} if on_cpu else {}
+    return {**(found if requested else {}), **several}, {_DEVICES: ""} if on_cpu else {}
 
 
 def _program(left: list[str], environment: Mapping[str, str], options: Options) -> Command:
@@ -213,8 +213,8 @@ def _launched(
         if name not in _MODULE:
             launchers.check(name, scalar_or_text(words[name]), flag)
             counts = name in launcher.count and words[name] != "1"
-            fate = Note(shown, "carried", ("parallel.nproc",), "", flag)
-            notes.append(fate if counts else Note(shown, "listed", (), launchers.told(name), flag))
+            outcome = Note(shown, "carried", ("parallel.nproc",), "", flag)
+            notes.append(outcome if counts else Note(shown, "listed", (), launchers.reason_of(name), flag))
         at += 1
     if at == len(left):
         raise command_error(launcher.name, "starts no program", "name the script behind its flags")

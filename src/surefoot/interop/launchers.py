@@ -95,7 +95,7 @@ _MEMORY = "shares memory between processes; one holds all of it, and no number d
 _PROGRAMS_OWN = "the program's own number decides, as under Trainer"
 _RECOMPUTES = "saves memory; where a run needs it, surefoot recomputes activations itself (gradient_checkpointing)"
 _DEVICES = "which devices the run sees"
-_FATES = {
+_REASONS = {
     "mixed_precision": "settles the precision where the program itself says nothing",
     "num_processes": "one process",
     "nproc_per_node": "one process",
@@ -136,10 +136,10 @@ _NOTHING = (None, "", "no", "NO", "No", False, "false", "False", [], {})
 _LEAVE = "leave it out"
 
 
-def told(name: str) -> str:
+def reason_of(name: str) -> str:
     """What a flag of a launcher means to a run in one process."""
     plain = name.removeprefix("fsdp_")
-    return _FATES.get(plain, _MEMORY if name.startswith(("fsdp", "zero", "offload_")) else OF_THE_LAUNCH)
+    return _REASONS.get(plain, _MEMORY if name.startswith(("fsdp", "zero", "offload_")) else OF_THE_LAUNCH)
 
 
 def refusal(name: str, value: Any) -> str | None:
@@ -183,8 +183,8 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
         elif why := refusal(key, value) or refusal(group or key, value) or refusal(last, value):
             faults.append(setting_fault(where, f"{key}: {why}", _LEAVE))
         else:
-            told_of = told(last if group != "fsdp_config" or last.startswith("fsdp_") else f"fsdp_{last}")
-            reason = _MEMORY if group and told_of == OF_THE_LAUNCH and group != "mpirun_config" else told_of
+            meaning = reason_of(last if group != "fsdp_config" or last.startswith("fsdp_") else f"fsdp_{last}")
+            reason = _MEMORY if group and meaning == OF_THE_LAUNCH and group != "mpirun_config" else meaning
             reason = "asks for nothing" if value in _NOTHING else reason
             notes.append(Note(f"{key}: {shown(value)}", "listed", (), reason, where))
     if faults:
@@ -196,16 +196,16 @@ def engine(settled: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `parallel` for how a launcher's program shares memory out; none where it does not."""
     kind = str(settled.get("distributed_type", "")).upper()
     if kind == "DEEPSPEED" or plain_truth(settled.get("use_deepspeed", False)):
-        told = {**settled, **(settled.get("deepspeed_config") or {})}
-        stage = int(told.get("zero_stage", 2))
+        given = {**settled, **(settled.get("deepspeed_config") or {})}
+        stage = int(given.get("zero_stage", 2))
         if stage == 0:
             return {"engine": "ddp"}
-        whole, moments = (str(told.get(f"offload_{part}_device", "none")) for part in ("param", "optimizer"))
+        whole, moments = (str(given.get(f"offload_{part}_device", "none")) for part in ("param", "optimizer"))
         offload = "all" if whole == "cpu" and stage == 3 else "optimizer" if "cpu" in (whole, moments) else "none"
         return {"engine": "deepspeed", "zero_stage": stage} | ({} if offload == "none" else {"offload": offload})
     if kind == "FSDP" or plain_truth(settled.get("use_fsdp", False)):
-        told = {**settled, **(settled.get("fsdp_config") or {})}
-        offload = plain_truth(told.get("fsdp_offload_params", False))
+        given = {**settled, **(settled.get("fsdp_config") or {})}
+        offload = plain_truth(given.get("fsdp_offload_params", False))
         return {"engine": "fsdp2"} | ({"offload": "all"} if offload else {})
     return {}
 

@@ -45,11 +45,11 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
         if tool is of_its_file or tool.claims_command(command):
             found = in_processes(tool.from_command(command, options), command.processes, command.engine)
             check_resumed(found, options)
-            told = [(note, tool.environment_note(note)) for note in command.notes]
+            noted = [(note, tool.environment_note(note)) for note in command.notes]
             typed = {word.partition("=")[0] for word in words}
-            unread = {note.where for note, of_the_tool in told if not is_read(note, of_the_tool)}
+            unread = {note.where for note, of_the_tool in noted if not is_read(note, of_the_tool)}
             unread &= options.environment.keys() - typed  # what the process happens to have, and nobody asked for
-            notes = tuple(of_the_tool for note, of_the_tool in told if note.where not in unread)
+            notes = tuple(of_the_tool for note, of_the_tool in noted if note.where not in unread)
             environment = {**command.environment, **found.environment}
             kept = {name: value for name, value in environment.items() if name not in unread}
             return replace(found, notes=(*notes, *found.notes), environment=kept)

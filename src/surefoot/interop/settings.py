@@ -173,10 +173,10 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 def described(rows: Mapping[str, Row]) -> list[tuple[str, str]]:
     """(flag with its default, what becomes of it), in the tool's order."""
-    return [(f"--{row.name} [{_shown(row.default)}]", _fate(row)) for row in rows.values()]
+    return [(f"--{row.name} [{_shown(row.default)}]", _outcome(row)) for row in rows.values()]
 
 
-def _fate(row: Row) -> str:
+def _outcome(row: Row) -> str:
     keys = ", ".join(row.keys)
     words = {
         "carried": f"becomes {keys}",

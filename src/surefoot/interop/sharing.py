@@ -106,8 +106,8 @@ class _Inside:
     def refuse(self, key: str, what: str, fix: str) -> None:
         self.draft.refuse(self.name, f"{self.file}: {key}: {what}", fix)
 
-    def _note(self, key: str, value: Any, fate: Any, why: str, *keys: str) -> None:
-        self.draft.tell(Note(f"{key}: {shown(value)}", fate, keys, why, str(self.file)))
+    def _note(self, key: str, value: Any, outcome: Any, why: str, *keys: str) -> None:
+        self.draft.tell(Note(f"{key}: {shown(value)}", outcome, keys, why, str(self.file)))
 
 
 def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None:
@@ -117,14 +117,14 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
     if stage not in (0, 1, 2, 3):
         inside.refuse("zero_optimization.stage", f"DeepSpeed has no stage {shown(stage)}", "use 0, 1, 2 or 3")
         return
-    told: dict[str, Any] = {"zero_stage": stage}
+    settings: dict[str, Any] = {"zero_stage": stage}
     for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
         device = "cpu" if plain_truth(zero.get(old, False)) else zero.get(f"offload_{part}.device", "none")
-        told[f"offload_{part}_device"] = device
+        settings[f"offload_{part}_device"] = device
         if device not in ("cpu", "none", None):
             what = f"surefoot keeps shares on the device or in host memory, not on {device}"
             inside.refuse(f"zero_optimization.offload_{part}.device", what, "use cpu or none")
-    plain = launchers.engine({"distributed_type": "DEEPSPEED", "deepspeed_config": told})
+    plain = launchers.engine({"distributed_type": "DEEPSPEED", "deepspeed_config": settings})
     _share(draft, "deepspeed", plain)
     expected = _expected(draft, names)
     for key, value in words.items():
@@ -225,14 +225,16 @@ def _check_rise(draft: Draft, inside: _Inside, key: str, value: Any) -> None:
         inside.refuse(key, what, "write auto, and give warmup_steps")
 
 
-def _read_fsdp(draft: Draft, asked: Any) -> None:
+def _read_fsdp(draft: Draft, requested: Any) -> None:
     config = draft["fsdp_config"]
-    if not asked or asked in ("none", "no"):
+    if not requested or requested in ("none", "no"):
         draft.drop("asks for nothing", "fsdp")
         draft.drop("fsdp is not asked for", "fsdp_config")
         return
     word = "fsdp" if draft.given("fsdp") else "fsdp_config"
-    options = ["full_shard"] if asked is True else asked if isinstance(asked, list) else str(asked).split()
+    options = (
+        ["full_shard"] if requested is True else requested if isinstance(requested, list) else str(requested).split()
+    )
     options = [str(option) for option in options]
     if unknown := next((option for option in options if option not in _FSDP), None):
         near = nearest_word(unknown, _FSDP)

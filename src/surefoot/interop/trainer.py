@@ -156,10 +156,10 @@ def set_saving(draft: Draft) -> None:
 
 def set_trackers(draft: Draft) -> None:
     try:
-        asked = [name.lower() for name in names(draft["report_to"])]
+        requested = [name.lower() for name in names(draft["report_to"])]
     except ValueError:
-        asked = []
-    chosen = [name for name in asked if name not in ("none", "false")]
+        requested = []
+    chosen = [name for name in requested if name not in ("none", "false")]
     if unknown := [name for name in chosen if name not in TRACKERS]:
         fix = f"it knows {', '.join(TRACKERS)}, none"
         draft.refuse("report_to", f"surefoot has no tracker {unknown[0]}", fix)

@@ -20,7 +20,7 @@ from surefoot.config.keys import schema_key
 from surefoot.system.errors import Fault
 from surefoot.system.redaction import hides, redacted, veiled_value, veiled_words
 
-Fate = Literal["carried", "changed", "assumed", "listed"]
+Outcome = Literal["carried", "changed", "assumed", "listed"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,15 @@ class Note:
     """What became of one word.
 
     word: as its user knows it, such as "lora_rank: 8" or "--lora_r 32"; an assumed one is the tool's default.
+    outcome: "carried" over as it is; "changed"; "assumed", a default of the tool's that no word gave; or "listed"
+        as without counterpart.
     keys: dotted surefoot keys that it set; none where it is listed.
     why: the end of a sentence; empty only where the word is carried over unchanged.
     where: where it stands, such as "run.yaml:3:1" or the flag; empty for an assumption.
     """
 
     word: str
-    fate: Fate
+    outcome: Outcome
     keys: tuple[str, ...] = ()
     why: str = ""
     where: str = ""
@@ -62,7 +64,7 @@ class Translation:
 
 def said_keys(found: Translation) -> tuple[str, ...]:
     """The keys that given words decide, and no default of the tool's."""
-    return tuple(dict.fromkeys(key for note in found.notes if note.fate != "assumed" for key in note.keys))
+    return tuple(dict.fromkeys(key for note in found.notes if note.outcome != "assumed" for key in note.keys))
 
 
 def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
@@ -85,8 +87,8 @@ _LINE = re.compile(r"(.+?:\d+)(:\d+)?")
 def as_yaml(translation: Translation) -> str:
     """The config with comments, what to run it with, and the account. Only comments where there is no config."""
     body = list(_lines(translation.config, "", translation.notes))
-    told = [f"# {line}" for line in heading(translation)]
-    return "\n".join([*map(_one_line, told), *body, "", *map(_one_line, account(translation))]) + "\n"
+    lines = [f"# {line}" for line in heading(translation)]
+    return "\n".join([*map(_one_line, lines), *body, "", *map(_one_line, account(translation))]) + "\n"
 
 
 def heading(translation: Translation) -> list[str]:
@@ -99,7 +101,7 @@ def heading(translation: Translation) -> list[str]:
 
 def summary(translation: Translation) -> str:
     """ "12 words carried, 2 changed, 3 without counterpart, 4 defaults assumed" """
-    counts = {fate: sum(note.fate == fate for note in translation.notes) for fate in ("carried", *_HEADINGS)}
+    counts = {kind: sum(note.outcome == kind for note in translation.notes) for kind in ("carried", *_HEADINGS)}
     words = "word" if counts["carried"] == 1 else "words"
     text = f"{counts['carried']} {words} carried, {counts['changed']} changed, {counts['listed']} without counterpart"
     return f"{text}, {counts['assumed']} default{'' if counts['assumed'] == 1 else 's'} assumed"
@@ -108,10 +110,10 @@ def summary(translation: Translation) -> str:
 def account(translation: Translation) -> list[str]:
     """Comment lines: everything that is not carried over as it was."""
     lines = [f"# {summary(translation)}."]
-    for fate, title in _HEADINGS.items():
-        if chosen := [note for note in translation.notes if note.fate == fate]:
+    for outcome, title in _HEADINGS.items():
+        if chosen := [note for note in translation.notes if note.outcome == outcome]:
             lines += ["#", f"# {title}:"]
-            lines += [f"#   {_told(note)}" for note in chosen]
+            lines += [f"#   {_sentence(note)}" for note in chosen]
     return lines
 
 
@@ -123,8 +125,13 @@ def to_json(translation: Translation) -> dict[str, Any]:
         "arguments": veiled_words(translation.arguments),
         "environment": {name: _safe(name, value) for name, value in translation.environment.items()},
         "given": veiled_value(dict(translation.given)),
-        "notes": [asdict(note) for note in translation.notes],
+        "notes": [_note_to_json(note) for note in translation.notes],
     }
+
+
+def _note_to_json(note: Note) -> dict[str, Any]:
+    """The key is "fate" in the files that users have."""
+    return {"fate" if name == "outcome" else name: value for name, value in asdict(note).items()}
 
 
 def locate(translation: Translation, fault: Fault) -> Fault:
@@ -133,8 +140,8 @@ def locate(translation: Translation, fault: Fault) -> Fault:
     for name in _upwards(key):
         found = [note for note in translation.notes if any(_same(name, own) for own in note.keys)]
         if found:
-            told = [note for note in found if note.where]
-            given = min(told, key=lambda note: _rank(note, name), default=None)
+            placed = [note for note in found if note.where]
+            given = min(placed, key=lambda note: _rank(note, name), default=None)
             if given is None:
                 return replace(fault, what=f"{fault.what} ({translation.tool}'s default: {found[0].word})")
             where, word = given.where, given.word
@@ -153,7 +160,7 @@ def in_its_words(translation: Translation, advice: str) -> str:
     as_flags = any(note.where.startswith("--") for note in translation.notes)
     words: dict[str, set[str]] = {}
     for note in translation.notes:
-        alone = note.fate != "assumed" or ", " not in note.word  # a default may be of several words
+        alone = note.outcome != "assumed" or ", " not in note.word  # a default may be of several words
         name = re.split(r"[:= ]", note.word.lstrip("-"), maxsplit=1)[0] if alone else ""
         for key in (key for key in note.keys if "." in key):
             words.setdefault(key, set()).add(name)
@@ -187,7 +194,7 @@ def _one_line(text: str) -> str:
 
 def _origin(key: str, notes: Iterable[Note]) -> str:
     chosen = [note for note in notes if key in note.keys]
-    given = [f"{note.word}{_place(note)}" for note in chosen if note.fate != "assumed"]
+    given = [f"{note.word}{_place(note)}" for note in chosen if note.outcome != "assumed"]
     if given:
         return ", ".join(given)
     return ", ".join(f"assumed: {note.word}" for note in chosen)
@@ -199,7 +206,7 @@ def _place(note: Note) -> str:
     return f" ({found[1]})" if found else ""
 
 
-def _told(note: Note) -> str:
+def _sentence(note: Note) -> str:
     others = [key for key in note.keys if key != note.word]
     keys = f" -> {', '.join(others)}" if others else ""
     return f"{note.word}{_place(note)}{keys}: {note.why}" if note.why else f"{note.word}{_place(note)}{keys}"

@@ -100,43 +100,21 @@ def _missing_library(error: ImportError, where: str) -> Fault:
 
 
 def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
-    from surefoot.models.wrapped import auto_class, beside
+    from surefoot.models.wrapped import auto_class, wrapper_parameters
 
     config = model.config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None:
-        raise InputError(
-            Fault(
-                where, f"{type(model).__name__} has no output head", "use a causal language model", code="SF-MODEL-KIND"
-            )
-        )
-    outside = beside(model)
-    others = {id(parameter): parameter.numel() for parameter in outside.values()}
-    names: dict[nn.Module, str] = {
-        module: name
-        for name, module in model.named_modules()
-        if not any(id(parameter) in others for parameter in module.parameters(recurse=False))
-    }
+        what = f"{type(model).__name__} has no output head"
+        raise InputError(Fault(where, what, "use a causal language model", code="SF-MODEL-KIND"))
+    others = wrapper_parameters(model)
+    names = _names(model, others)
     modules = _facts(names, model)
-    values = {key: value for key in _KEYS if (value := _value(config, key)) is not _NONE}
-    stored = model.config.dtype or config.dtype or "float32"
-    values |= {"model_type": model.config.model_type, "dtype": str(stored).removeprefix("torch.")}
-    values["tie_word_embeddings"] = head.weight is embedding.weight
-    if values.get("intermediate_size") is None:
-        inner = [fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]]
-        values["intermediate_size"] = max(inner, default=1)
-    named = next((name for name in _ATTENTION_DROPOUT if hasattr(config, name)), None)
-    values["attention_dropout"] = getattr(config, named) if named else 0.0
-    values["word_embed_proj_dim"] = embedding.get_parameter("weight").shape[1]
-    if isinstance(latent := getattr(config, "qk_head_dim", None), int):  # of latent attention, beside v_head_dim
-        values["head_dim"] = latent
-    if not (attends := _attends(config)):
-        values["num_attention_heads"] = values["num_key_value_heads"] = 1
-    if values.get("max_position_embeddings") is None:
-        values["max_position_embeddings"] = _UNBOUNDED
+    widest = max((fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]), default=1)
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
+    attends, latent = _attends(config), _latent_width(config)
     return ModuleTree(
-        config=config.to_dict() | dropouts | values,
+        config=config.to_dict() | dropouts | _values(model, widest, tied=head.weight is embedding.weight),
         modules=modules,
         embedding=names[embedding],
         head=names[head],
@@ -144,14 +122,55 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         dropouts=tuple(dropouts),
         active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
-        uneven_heads=isinstance(latent, int) and latent != getattr(config, "v_head_dim", latent),
+        uneven_heads=latent is not None and latent != getattr(config, "v_head_dim", latent),
         recurrent=not attends or _is_recurrent(model),
         text_type=config.model_type,
-        beside=sum(others.values()),
+        wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
         both_ways=_sees_both_ways(model),
-        sight=tuple((name, tuple(one.shape)) for name, one in outside.items() if part_of(name)),
+        sight=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
         opened_by=auto_class(model.config).__name__,
     )
+
+
+def _names(model: PreTrainedModel, others: Mapping[str, nn.Parameter]) -> dict[nn.Module, str]:
+    """The language model's modules with their names in `model`. others: a wrapper's own parameters."""
+    outside = {id(parameter) for parameter in others.values()}
+    return {
+        module: name
+        for name, module in model.named_modules()
+        if not any(id(parameter) in outside for parameter in module.parameters(recurse=False))
+    }
+
+
+def _values(model: PreTrainedModel, widest: int, *, tied: bool) -> dict[str, Any]:
+    """Of the config under Llama's names, with what follows from the modules where the config does not say it.
+
+    widest: outputs of the widest linear layer besides the head.
+    tied: the head's weight is the embedding's.
+    """
+    config = model.config.get_text_config()
+    values = {key: value for key in _KEYS if (value := _value(config, key)) is not _NONE}
+    stored = model.config.dtype or config.dtype or "float32"
+    values |= {"model_type": model.config.model_type, "dtype": str(stored).removeprefix("torch.")}
+    values["tie_word_embeddings"] = tied
+    if values.get("intermediate_size") is None:
+        values["intermediate_size"] = widest
+    named = next((name for name in _ATTENTION_DROPOUT if hasattr(config, name)), None)
+    values["attention_dropout"] = getattr(config, named) if named else 0.0
+    values["word_embed_proj_dim"] = model.get_input_embeddings().get_parameter("weight").shape[1]
+    if (latent := _latent_width(config)) is not None:
+        values["head_dim"] = latent
+    if not _attends(config):
+        values["num_attention_heads"] = values["num_key_value_heads"] = 1
+    if values.get("max_position_embeddings") is None:
+        values["max_position_embeddings"] = _UNBOUNDED
+    return values
+
+
+def _latent_width(config: PreTrainedConfig) -> int | None:
+    """Of the queries and keys of one head in latent attention, whose values may have another (`v_head_dim`)."""
+    width = getattr(config, "qk_head_dim", None)
+    return width if isinstance(width, int) else None
 
 
 def _is_recurrent(model: PreTrainedModel) -> bool:

@@ -33,7 +33,7 @@ from surefoot.models.facts import facts_of, model_config, one_line
 from surefoot.models.folder import plain_tensors, stored_tensors
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.value_head import is_of_value_head
-from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_beside, is_wrapper, left_out, says_tied
+from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_wrapper, is_wrapper, left_out, says_tied
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _SHOWN = 3  # names per kind of fault: enough to see the pattern
@@ -94,7 +94,7 @@ def load_model(
         raise InputError(faults)
     check_tied(model, str(folder))
     _loop_over_narrow_experts(model)
-    freeze_beside(model)
+    freeze_wrapper(model)
     if not scored:
         keep_left_out(model, folder)
     if vocab_rows is not None:

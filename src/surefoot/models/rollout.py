@@ -203,7 +203,9 @@ def _seed(seed: int, place: int) -> int:
     return int(np.random.SeedSequence((seed, place)).generate_state(1)[0])
 
 
-def _rollout(where: str, prompt: Sequence[int], said: Any, asked: dict[str, Any], stop_ids: frozenset[int]) -> Rollout:
+def _rollout(
+    where: str, prompt: Sequence[int], said: Any, requested: dict[str, Any], stop_ids: frozenset[int]
+) -> Rollout:
     try:
         (choice,) = said["choices"]
         ids = tuple(int(token) for token in choice["token_ids"])
@@ -212,9 +214,9 @@ def _rollout(where: str, prompt: Sequence[int], said: Any, asked: dict[str, Any]
         what = "answers without choices, token_ids and logprobs as vLLM 0.10.2 and later have them"
         raise EnvironmentFault(Fault(where, what, "is it a vLLM server, and new enough?", code="SF-SERVER")) from None
     stopped = bool(ids) and ids[-1] in stop_ids
-    if wrong := _wrong(ids, logprobs, stopped, asked["max_tokens"], stop_ids):
+    if wrong := _wrong(ids, logprobs, stopped, requested["max_tokens"], stop_ids):
         raise EnvironmentFault(Fault(where, f"answers with {wrong}", "see the server's log", code="SF-SERVER"))
-    return Rollout(tuple(prompt), ids, stopped, logprobs if asked["temperature"] == 1 else None)
+    return Rollout(tuple(prompt), ids, stopped, logprobs if requested["temperature"] == 1 else None)
 
 
 def _wrong(

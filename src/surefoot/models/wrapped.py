@@ -54,7 +54,7 @@ def says_tied(config: PreTrainedConfig) -> bool:
     return bool(config.get_text_config().tie_word_embeddings if own is None else own)
 
 
-def beside(model: nn.Module) -> dict[str, nn.Parameter]:
+def wrapper_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters of the transformers model that are not the language model's, by name; empty without a wrapper."""
     base = causal_model(model)
     if not is_wrapper(base.config):
@@ -68,15 +68,15 @@ def beside(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in base.named_parameters() if id(parameter) not in inside}
 
 
-def freeze_beside(model: PreTrainedModel) -> None:
+def freeze_wrapper(model: PreTrainedModel) -> None:
     """So that nothing but the language model trains."""
-    for parameter in beside(model).values():
+    for parameter in wrapper_parameters(model).values():
         parameter.requires_grad_(False)
 
 
 def train_sight(model: PreTrainedModel, parts: Collection[str]) -> None:
     """So that these parts train as well. parts: of `surefoot.families.pictures.PARTS`."""
-    for name, parameter in beside(model).items():
+    for name, parameter in wrapper_parameters(model).items():
         if part_of(name) in parts:
             parameter.requires_grad_(True)
 

@@ -89,14 +89,14 @@ def _matrices(request: AdapterShape, model: ModelFacts) -> list[_Held]:
     if request.targets == "all-linear":
         return [one for one in held if (request.router if one[0].routes else request.experts is not False)]
 
-    def asked(module: ModuleFact, matrix: MatrixFact) -> bool:
+    def requested(module: ModuleFact, matrix: MatrixFact) -> bool:
         if request.experts is False and not module.routes:
             return False
         names = request.targets if not module.routes else [name for name in request.targets if not name.endswith(".")]
         own = any(_named(module, name) or _is(_full_name(module, matrix), name) for name in names)
         return own or (request.router and module.routes) or (request.experts is True and not module.routes)
 
-    return [one for one in held if asked(*one)]
+    return [one for one in held if requested(*one)]
 
 
 def _without(matrices: list[_Held], request: AdapterShape, obstacle: str, notes: Notes, key: str) -> list[_Held]:

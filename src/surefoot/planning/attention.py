@@ -131,22 +131,22 @@ def plan_attention(
         return _eager_only(without_sdpa, request.implementation == "sdpa" or bool(switches), notes)
     if switches:
         return _by_switches(switches, obstacles, trials, notes)
-    asked = request.implementation == "sdpa"
-    considered = [trial for trial in trials if not (asked and trial.form == "eager")]
-    plan = _default(asked, obstacles, masked, considered)
+    requested = request.implementation == "sdpa"
+    considered = [trial for trial in trials if not (requested and trial.form == "eager")]
+    plan = _default(requested, obstacles, masked, considered)
     winner = _winner(plan.expected.value, considered, notes)
     return plan if winner is None else _measured(winner, plan, considered)
 
 
 def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
     """The kernels that the user switched by hand."""
-    asked: dict[SdpaKernel, str] = {
+    requested: dict[SdpaKernel, str] = {
         "cudnn": request.cudnn,
         "flash": request.flash,
         "mem_efficient": request.mem_efficient,
         "math": request.math,
     }
-    return {kernel: switch == "on" for kernel, switch in asked.items() if switch != "auto"}
+    return {kernel: switch == "on" for kernel, switch in requested.items() if switch != "auto"}
 
 
 def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, notes: Notes) -> AttentionPlan:
@@ -171,9 +171,9 @@ def _outside_sdpa(implementation: Choice[str]) -> AttentionPlan:
     return AttentionPlan(implementation, none, Choice(implementation.value, "the implementation itself", "default"))
 
 
-def _eager_only(reason: str, asked: bool, notes: Notes) -> AttentionPlan:
+def _eager_only(reason: str, requested: bool, notes: Notes) -> AttentionPlan:
     """asked: for SDPA or one of its kernels."""
-    if asked:
+    if requested:
         notes.refuse(
             "attention", reason, "use attention.implementation: eager, or flash_attention_2 on a GPU that has it"
         )
@@ -213,7 +213,7 @@ def _by_switches(
 
 
 def _default(
-    asked: bool, obstacles: Mapping[SdpaKernel, str], masked: str, trials: Sequence[AttentionTrial]
+    requested: bool, obstacles: Mapping[SdpaKernel, str], masked: str, trials: Sequence[AttentionTrial]
 ) -> AttentionPlan:
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel != "cudnn" and not obstacles[kernel])
     notable = [f"flash {obstacles['flash']}"] if obstacles["flash"] else []
@@ -228,7 +228,9 @@ def _default(
     elif usual and usual.untimed:
         expected = Choice(kernels[0], f"{_FIRST}; how fast it is, is not known: {usual.untimed}", "default")
     return AttentionPlan(
-        implementation=Choice("sdpa", "asked for", "user") if asked else Choice("sdpa", "fused attention", "default"),
+        implementation=Choice("sdpa", "asked for", "user")
+        if requested
+        else Choice("sdpa", "fused attention", "default"),
         kernels=Choice(kernels, "; ".join(notable) or "all that can run here", "default"),
         expected=expected,
     )

@@ -18,13 +18,13 @@ _KEY = "model.router_aux_loss_coef"
 
 def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes) -> Choice[float] | None:
     """The coefficient; None for a model without experts."""
-    asked = config.model.router_aux_loss_coef
-    if asked != "auto" and asked and (why := _obstacle(config, model, engine)):
+    requested = config.model.router_aux_loss_coef
+    if requested != "auto" and requested and (why := _obstacle(config, model, engine)):
         notes.refuse(_KEY, why, "leave it out, or set it to 0")
     if not model.experts:
         return None
-    if asked != "auto":
-        return Choice(asked, "asked for", "user")
+    if requested != "auto":
+        return Choice(requested, "asked for", "user")
     if model.balance is None:
         return Choice(0.0, "the family defines no load-balancing loss", "family")
     if not model.balances:

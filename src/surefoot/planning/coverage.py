@@ -62,7 +62,7 @@ def coverage(model: ModelFacts, adapter: AdapterPlan | None, trained: Collection
         tied = model.tied and module.name == model.head
         for place, number in enumerate((0 if tied else module.parameters, *_learns(module, model, adapter, tied))):
             row[place] += number
-    rest = model.beside
+    rest = model.wrapper_parameters
     for part, kind in SIGHT.items():
         own = sum(math.prod(shape) for name, shape in model.sight if part_of(name) == part)
         learns = own if part in trained else 0

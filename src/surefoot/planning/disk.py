@@ -93,7 +93,7 @@ def disk_forecast(
 
 def model_bytes(model: ModelFacts, dtype: DType) -> int:
     """All weights, as a file holds them."""
-    return (model.parameters + model.beside) * BYTES[dtype]
+    return (model.parameters + model.wrapper_parameters) * BYTES[dtype]
 
 
 def checkpoint_bytes(plan: RunPlan) -> int:

@@ -52,10 +52,10 @@ def _findings(environment: Mapping[str, str], device: str, values: Mapping[str, 
 
 def _unmet_threads(value: str, used: str) -> tuple[str, Verdict] | None:
     """Effect and verdict of a number of threads that is not the one that computes; None where it is."""
-    asked, are = asked_threads(value), "is" if used == "1" else "are"
-    if asked is None:
+    requested, are = asked_threads(value), "is" if used == "1" else "are"
+    if requested is None:
         return f"not a number of threads: {used} {are} used", "ignored"
-    return None if str(asked) == used else (f"{asked} asked, {used} {are} used", "overridden")
+    return None if str(requested) == used else (f"{requested} asked, {used} {are} used", "overridden")
 
 
 def _values(plan: RunPlan) -> dict[str, str]:

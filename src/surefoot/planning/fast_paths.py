@@ -55,15 +55,15 @@ def plan_kernels(
     trials: what was measured of norms and rotations; empty where nobody measured.
     notes: refusals are added here.
     """
-    asked, compiled = config.kernels, config.compile != "off"
+    requested, compiled = config.kernels, config.compile != "off"
     of_adapter = adapter_obstacle(adapter, packed=packed, qat=qat, engine=engine, compiled=compiled)
     of_loss = loss_obstacle(config.stage, adapter, model, engine)
     of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
     return KernelsPlan(
-        adapter=_choice("adapter", asked.adapter, "fast", of_adapter, notes),
-        loss=_choice("loss", asked.loss, "chunked", of_loss, notes),
-        last_block=_choice("last_block", asked.last_block, "pruned", of_last, notes),
+        adapter=_choice("adapter", requested.adapter, "fast", of_adapter, notes),
+        loss=_choice("loss", requested.loss, "chunked", of_loss, notes),
+        last_block=_choice("last_block", requested.last_block, "pruned", of_last, notes),
         pointwise=_pointwise(config, model, hardware, engine, trials, notes),
         documents=documents,
     )
@@ -126,17 +126,17 @@ def last_block_obstacle(
     return "bos.scale has hooks on the layer that look at all of its rows" if bos_scale != 1 else ""
 
 
-def _choice(key: str, asked: str, fast: str, obstacle: str, notes: Notes) -> Choice[str]:
+def _choice(key: str, requested: str, fast: str, obstacle: str, notes: Notes) -> Choice[str]:
     """The plain path where it is asked for or there is an obstacle, else the fast one."""
-    if asked == PLAIN:
+    if requested == PLAIN:
         return Choice(PLAIN, "asked for", "user")
-    if asked != "auto" and obstacle:
-        notes.refuse(f"kernels.{key}", f"{asked} cannot run here: {obstacle}", f"set kernels.{key}: auto")
+    if requested != "auto" and obstacle:
+        notes.refuse(f"kernels.{key}", f"{requested} cannot run here: {obstacle}", f"set kernels.{key}: auto")
     if obstacle:
         return Choice(PLAIN, obstacle, "default")
-    if asked == "auto":
+    if requested == "auto":
         return Choice(fast, "the same up to rounding, which is checked before step 1", "default")
-    return Choice(asked, "asked for", "user")
+    return Choice(requested, "asked for", "user")
 
 
 def _pointwise(
@@ -149,8 +149,8 @@ def _pointwise(
 ) -> Choice[str]:
     """Norms and rotary positions go through surefoot's own kernels where those were seen to be right on this CPU and
     clearly faster at the model's width, forward and backward together, so that the next start finds the same."""
-    asked = config.kernels.pointwise
-    if asked == PLAIN:
+    requested = config.kernels.pointwise
+    if requested == PLAIN:
         return Choice(PLAIN, "asked for", "user")
     why = pointwise_obstacle(config, model, hardware)
     if engine in CUTTING:
@@ -158,7 +158,7 @@ def _pointwise(
     failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
     if failed and not why:
         why = f"not right on this machine ({failed})"
-    if asked == FUSED:
+    if requested == FUSED:
         if why:
             notes.refuse("kernels.pointwise", f"fused cannot run here: {why}", "set kernels.pointwise: auto")
         return Choice(FUSED, f"asked for; {_pointwise_times(model, trials)}" if trials else "asked for", "user")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from surefoot.planning.plan import DType
 
 PADDED = "padded"  # a trial of documents in padded rows, which packing is compared with
-HELD = "as memory was in use"  # why less is timed than will be once others give it back
+MEMORY_TAKEN = "as memory was in use"  # why less is timed than will be once others give it back
 
 
 @dataclass(frozen=True)

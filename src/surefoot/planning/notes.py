@@ -69,11 +69,11 @@ def _dropout(model: ModelFacts, notes: Notes) -> None:
 
 def plan_dropout(config: RunConfig) -> Choice[Dropout]:
     """A share, or that the model keeps its own."""
-    asked = config.model.dropout
-    if asked == OWN_DROPOUT:
+    requested = config.model.dropout
+    if requested == OWN_DROPOUT:
         return Choice(OWN_DROPOUT, "asked for: as its config.json says", "user")
-    if asked is not None:
-        return Choice(asked, "asked for", "user")
+    if requested is not None:
+        return Choice(requested, "asked for", "user")
     if why := config.method.compared:
         return Choice(0.0, f"{why}, and masks would be noise in it; model.dropout: own has config.json's", "default")
     return Choice(OWN_DROPOUT, "as its config.json says", "family")

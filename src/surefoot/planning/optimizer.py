@@ -48,9 +48,9 @@ class Tensor:
 
 
 def plan_optimizer(request: OptimConfig) -> Choice[str]:
-    asked = "name" in request.model_fields_set
+    requested = "name" in request.model_fields_set
     reason = _REASONS[request.name]
-    return Choice(request.name, f"asked for: {reason}" if asked else reason, "user" if asked else "default")
+    return Choice(request.name, f"asked for: {reason}" if requested else reason, "user" if requested else "default")
 
 
 def caution_rate(request: OptimConfig, notes: Notes) -> None:

@@ -26,12 +26,12 @@ class RanksFacts:
 
     world: processes of the run.
     local: of them on one machine, which share its host memory.
-    asked: by the config, else by a launcher.
+    requested: by the config, else by a launcher.
     """
 
     world: int = 1
     local: int = 1
-    asked: bool = False
+    requested: bool = False
 
 
 ONE_RANK = RanksFacts()
@@ -41,8 +41,8 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     """states: forecast of weights, gradients and optimizer in one process, with what one has available."""
     count = Choice(
         ranks.world,
-        "asked for" if ranks.asked else "as many as the launcher started" if ranks.world > 1 else "no launcher",
-        "user" if ranks.asked or ranks.world > 1 else "default",
+        "asked for" if ranks.requested else "as many as the launcher started" if ranks.world > 1 else "no launcher",
+        "user" if ranks.requested or ranks.world > 1 else "default",
     )
     stage = request.zero_stage if request.engine == "deepspeed" else None
     if request.engine == "single" and ranks.world > 1:

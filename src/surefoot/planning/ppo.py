@@ -103,20 +103,20 @@ def plan_ppo(
 
 
 def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added_rows: int) -> _Critic:
-    asked, facts = config.ppo.critic_adapter, roles.critic
-    source: Source = "user" if config.ppo.critic or asked != "as_policy" else "default"
+    requested, facts = config.ppo.critic_adapter, roles.critic
+    source: Source = "user" if config.ppo.critic or requested != "as_policy" else "default"
     begins = f"begins as {facts.path}" if facts else "begins as the policy, with a head of zeros"
     base = facts.base if facts else roles.base
     there = "the policy's trunk" if work.adapter and base == roles.base else "a trunk of its own"
     if facts and facts.adapter is not None:
-        if asked != "as_policy":
+        if requested != "as_policy":
             what = f"{facts.path} is an adapter, and a critic that begins as one goes on with it"
             notes.refuse(_KEY, what, "leave it out, or merge that model first (surefoot export --merge)")
         return _Critic(
             Choice("adapter", f"its adapter on {there}; {begins}", source), base, facts.adapter, counted=False
         )
     model = facts.model if facts else work.model
-    shape = asked if isinstance(asked, AdapterShape) else config.adapter if asked == "as_policy" else None
+    shape = requested if isinstance(requested, AdapterShape) else config.adapter if requested == "as_policy" else None
     if shape is None:
         idle = 0 if model.tied else sum(one.parameters for one in model.modules if one.name == model.head)
         idle += 0 if facts or model.tied else added_rows * model.embedding_width

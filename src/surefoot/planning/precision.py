@@ -232,8 +232,8 @@ def _tf32(
             )
         return Choice(False, f"{hardware.name} has no TF32", "hardware")
     if (forced := _forced_tf32(environment)) is not None:
-        asked = {"on": True, "off": False}.get(request.tf32, forced)
-        if asked != forced:
+        requested = {"on": True, "off": False}.get(request.tf32, forced)
+        if requested != forced:
             what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch and cannot be undone"
             notes.refuse("precision.tf32", what, "unset NVIDIA_TF32_OVERRIDE")
         return Choice(forced, "NVIDIA_TF32_OVERRIDE decides below torch", "hardware")

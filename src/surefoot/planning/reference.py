@@ -22,12 +22,12 @@ def plan_reference(config: RunConfig) -> Choice[str] | None:
         return None
     if not config.needs_reference:
         return Choice(NONE, f"{config.alignment.loss} compares the two answers with each other alone", "default")
-    asked = config.alignment.reference
-    if asked == "auto":
+    requested = config.alignment.reference
+    if requested == "auto":
         chosen = ADAPTER_OFF if config.adapter else MODEL
         why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: all weights of the policy train"
         return Choice(chosen, why, "default")
-    return Choice(asked, f"asked for: {_WHY.get(asked, 'another model, counted as large as this one')}", "user")
+    return Choice(requested, f"asked for: {_WHY.get(requested, 'another model, counted as large as this one')}", "user")
 
 
 def reference_bytes(reference: Choice[str] | None, work: Workload) -> int:

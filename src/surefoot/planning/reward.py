@@ -76,17 +76,17 @@ def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan)
     return head + tokens.added_rows * model.embedding_width
 
 
-def _chosen(asked: int | Literal["auto"], front: int, reason: str, notes: Notes) -> Choice[int]:
-    if asked == "auto":
+def _chosen(requested: int | Literal["auto"], front: int, reason: str, notes: Notes) -> Choice[int]:
+    if requested == "auto":
         return Choice(front, reason, "default")
     key = "reward.num_padding_at_beginning"
-    if asked < front:
-        what = f"is {asked}, but {reason}: the end of every pair would be found at its first token"
+    if requested < front:
+        what = f"is {requested}, but {reason}: the end of every pair would be found at its first token"
         notes.refuse(key, what, f"use auto, or {front}")
-    elif asked > front:
-        behind = f"{asked - front} position{'s' if asked - front > 1 else ''} behind the end of every pair"
-        notes.caution(f"{key} is {asked}, but {reason}: the loss counts {behind}; auto takes {front}")
-    return Choice(asked, f"asked for; {reason}", "user")
+    elif requested > front:
+        behind = f"{requested - front} position{'s' if requested - front > 1 else ''} behind the end of every pair"
+        notes.caution(f"{key} is {requested}, but {reason}: the loss counts {behind}; auto takes {front}")
+    return Choice(requested, f"asked for; {reason}", "user")
 
 
 def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:

@@ -23,14 +23,14 @@ def asked_threads(value: str) -> int | None:
     return int(found[1]) or None if found else None
 
 
-def _asked(environment: Mapping[str, str]) -> set[int]:
+def _requested(environment: Mapping[str, str]) -> set[int]:
     values = (asked_threads(environment[name]) for name in THREAD_VARIABLES & environment.keys())
     return {count for count in values if count is not None}
 
 
 def is_open(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> bool:
     """Whether a measurement may decide: on a CPU, where nobody has said otherwise and the model is wide enough."""
-    return hardware.kind == "cpu" and not _asked(environment) and model.hidden >= NARROW
+    return hardware.kind == "cpu" and not _requested(environment) and model.hidden >= NARROW
 
 
 def plan_threads(
@@ -43,11 +43,11 @@ def plan_threads(
     A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each of them
     waits until the scheduler runs it: the quickstart took 139 s on two threads and 9.5 s on one beside other work.
     """
-    asked = _asked(environment)
-    if hardware.cores in asked:
+    requested = _requested(environment)
+    if hardware.cores in requested:
         return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
-    if asked:
-        why = f"what torch takes where the environment asks for {max(asked)}; {_SAME}"
+    if requested:
+        why = f"what torch takes where the environment asks for {max(requested)}; {_SAME}"
         return Choice(hardware.cores, why, "hardware")
     if hardware.kind == "cpu" and model.hidden < NARROW:
         why = f"layers {model.hidden} wide gain little from more, which cost much on a busy machine"

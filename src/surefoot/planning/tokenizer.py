@@ -189,11 +189,11 @@ def _bos(
     """Asked for, else as the family was pretrained, else as the chat template does it, else as the tokenizer does."""
     scaled = config.bos.scale != 1
     if config.bos.prepend == "on" or (config.bos.prepend in ("auto", "tokenizer") and scaled):
-        asked = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
+        requested = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
         if tokenizer.bos is None and tokenizer.eos is not None:
             notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
-            asked += "; the tokenizer has none, so EOS begins every example"
-        return Choice(True, asked, "user")
+            requested += "; the tokenizer has none, so EOS begins every example"
+        return Choice(True, requested, "user")
     if config.bos.prepend == "off":
         return Choice(False, "asked for", "user")
     if tokenizer.bos is None:

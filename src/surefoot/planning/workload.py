@@ -72,8 +72,9 @@ def workload_of(
     sight: Sight,
 ) -> Workload:
     """Of the model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
-    parameters = model.parameters + model.beside + tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
-    language = parameters - model.beside - idle_parameters(config, model, tokens)
+    added = tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
+    parameters = model.parameters + model.wrapper_parameters + added
+    language = parameters - model.wrapper_parameters - idle_parameters(config, model, tokens)
     trainable = adapter.trainable if adapter else language + sight.parameters
     tensors = trainable_tensors(without_idle(config, model), adapter, tokens.added_rows)
     moments = state_bytes(config.optim, chain(tensors, sight.tensors))

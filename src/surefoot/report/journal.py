@@ -70,7 +70,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:
         content = plain_files.read_bytes(path)
     except OSError as error:
         raise IntegrityError(
-            Fault(str(path), f"cannot be read: {error.strerror or error}", "restore it", code="SF-CHECKPOINT-DAMAGED")
+            Fault(str(path), f"cannot be read: {error.strerror or error}", "restore it", code="SF-FILE-UNREADABLE")
         ) from None
     lines = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):

@@ -33,7 +33,7 @@ from surefoot.report.record import is_plain
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.messages import counted
-from surefoot.training.manifest import FileCheck
+from surefoot.training.manifest import FileCheck, damaged, unreadable
 
 NAME = "logs.tar"
 _FIX = "--resume mends it"
@@ -113,7 +113,7 @@ def check_logs(run: Path, checkpoint: Path) -> list[FileCheck]:
         there = _content(run / name)
         if there is None:
             what = f"is missing: {checkpoint.name} has {counted(len(copy.splitlines()), 'line')} of it"
-            fault = Fault(str(run / name), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
+            fault = damaged(run / name, what, _FIX)
         elif name == FLIGHT:
             fault = _recent_fault(run / name, copy, there, checkpoint)
         else:
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, bytes]:
                     with gzip.open(entry) as file:
                         copies[name] = file.read(plain_files.MOST)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise IntegrityError(Fault(str(path), f"cannot be read ({error})", code="SF-CHECKPOINT-DAMAGED")) from None
+        raise IntegrityError(unreadable(path, error)) from None
     return copies
 
 
@@ -176,8 +176,8 @@ def _growing_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> F
     place = next((n for n, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), len(now))
     if place >= len(now) - 1 and len(now) < len(was):
         what = f"ends in line {min(len(now), place + 1)}: {checkpoint.name} has {counted(len(was) - 1, 'line')} of it"
-        return Fault(str(path), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
-    return Fault(str(path), _change(place + 1, was[place], now[place], checkpoint), _FIX, code="SF-CHECKPOINT-DAMAGED")
+        return damaged(path, what, _FIX)
+    return damaged(path, _change(place + 1, was[place], now[place], checkpoint), _FIX)
 
 
 def _change(number: int, was: bytes, now: bytes, checkpoint: Path) -> str:
@@ -205,14 +205,9 @@ def _recent_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> Fa
     place = next((n for n, line in zip(places, kept, strict=False) if lines[n] != line), None)
     if place is not None:
         what = _change(place + 1, kept[places.index(place)], lines[place], checkpoint)
-        return Fault(str(path), what, _FIX, code="SF-CHECKPOINT-DAMAGED")
+        return damaged(path, what, _FIX)
     if len(places) > len(was) or not (places or later):
-        return Fault(
-            str(path),
-            f"has not the steps that it had when {checkpoint.name} was written",
-            _FIX,
-            code="SF-CHECKPOINT-DAMAGED",
-        )
+        return damaged(path, f"has not the steps that it had when {checkpoint.name} was written", _FIX)
     return None
 
 

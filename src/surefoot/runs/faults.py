@@ -59,8 +59,8 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        asked = _ASKED.search(str(error))
-        what = f"out of memory on {plan.device.value}" + (f": {asked[1]} more were asked for" if asked else "")
+        requested = _ASKED.search(str(error))
+        what = f"out of memory on {plan.device.value}" + (f": {requested[1]} more were asked for" if requested else "")
         raise EnvironmentFault(Fault(phase, what, advice(config, plan), NO_MEMORY)) from error
 
 

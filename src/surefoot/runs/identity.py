@@ -30,7 +30,7 @@ from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.system import durable, hardware, plain_files
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.training.checkpoint import Checkpoint
-from surefoot.training.manifest import CHANGED, read_manifest, sealed
+from surefoot.training.manifest import CHANGED, damaged, read_manifest, sealed, unreadable
 
 _MUST_MATCH = {
     "data": "the training data is not what it was",
@@ -145,12 +145,10 @@ def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
     try:
         content = json.loads(plain_files.read_text(path))
         if sealed(content) != content:
-            raise IntegrityError(Fault(str(path), CHANGED, _FIX, code="SF-CHECKPOINT-DAMAGED"))
+            raise IntegrityError(damaged(path, CHANGED, _FIX))
         return meaning(content)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
-        raise IntegrityError(
-            Fault(str(path), f"cannot be read ({error})", _FIX, code="SF-CHECKPOINT-DAMAGED")
-        ) from None
+        raise IntegrityError(unreadable(path, error, _FIX)) from None
 
 
 RECORD = "base.json"

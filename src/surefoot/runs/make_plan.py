@@ -238,10 +238,10 @@ def _products(
     and nowhere else."""
     import torch
 
-    asked, device = config.precision.compute, torch.device(hardware.kind)
-    if asked == "fp32":
+    requested, device = config.precision.compute, torch.device(hardware.kind)
+    if requested == "fp32":
         return measured_products(shapes, device, ("fp32",), kept) if hardware.tf32 else {}
-    return measured_products(shapes, device, ("fp32", "bf16" if asked == "auto" else asked), kept)
+    return measured_products(shapes, device, ("fp32", "bf16" if requested == "auto" else requested), kept)
 
 
 def _open_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefoot.planning.measurements import HELD, AttentionTrial, PointwiseTrial
+from surefoot.planning.measurements import MEMORY_TAKEN, AttentionTrial, PointwiseTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.kept import Kept
 
@@ -28,7 +28,7 @@ _PASSING = (
     "out of memory",
     "allocate memory",
     "ALLOC_FAILED",
-    HELD,
+    MEMORY_TAKEN,
 )
 
 

@@ -49,8 +49,8 @@ def open_trackers(config: RunConfig, run: Path, state: RunState, console: Consol
         step=state.step,
         run_id=None,
     )
-    asked = {name: one for name, one in state.trackers.items() if name in config.report_to}
-    return Trackers(make_trackers(config.report_to), facts, asked, say)
+    requested = {name: one for name, one in state.trackers.items() if name in config.report_to}
+    return Trackers(make_trackers(config.report_to), facts, requested, say)
 
 
 def find_tool_log(origin: Translation | None) -> ToolLog:

@@ -82,10 +82,10 @@ def plan_of(config: RunConfig, existing: FolderState, lengths: LengthFacts) -> R
 def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
     """With the plain paths of the plan asked for, so that the forecast of memory counts on no other."""
     kept = {name: PLAIN for name in SWITCHED if getattr(plan.kernels, name).value == PLAIN}
-    asked: dict[str, object] = {"kernels": config.kernels.model_copy(update=kept)}
+    requested: dict[str, object] = {"kernels": config.kernels.model_copy(update=kept)}
     if plan.kernels.documents.value == PLAIN:
-        asked["data"] = config.data.model_copy(update={"packing": "off"})
-    return config.model_copy(update=asked)
+        requested["data"] = config.data.model_copy(update={"packing": "off"})
+    return config.model_copy(update=requested)
 
 
 def other_kernels(existing: FolderState, plan: RunPlan) -> list[str]:

@@ -62,12 +62,12 @@ def prepare(
     phases: records how long each part took.
     origin: as in RunPlan.
     """
-    asked, phases = config, phases or Phases()
+    requested, phases = config, phases or Phases()
     with _with_faults_of(lambda: check_custom(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, existing)
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
-        config, commits = pin(asked, known if commits is None else commits)
+        config, commits = pin(requested, known if commits is None else commits)
         first = existing.plan or draft_plan(config, draft)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
@@ -114,7 +114,7 @@ def prepare(
         *_cautions(config, base, task, timetable),
     ):
         console.say(f"caution: {caution}", style="yellow")
-    identity = run_identity(asked, plan, base, task.data, custom.objective_name)
+    identity = run_identity(requested, plan, base, task.data, custom.objective_name)
     if existing.checkpoint is not None:
         for caution in check_identity(existing.checkpoint, identity, other_kernels(existing, plan)):
             console.say(caution, style="yellow")

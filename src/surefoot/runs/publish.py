@@ -105,8 +105,8 @@ def publish(
     listed = (*names, *of_experts, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
     origin = [ORIGIN] if (folder / ORIGIN).is_file() else []
     paths = [folder / name for name in (*listed, *origin, *plots, *report)]
-    told = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
-    durable.write_json(folder / MANIFEST, told)
+    content = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
+    durable.write_json(folder / MANIFEST, content)
     clear_rejected(folder)
     return Published(results, step, (*lost, *cautions, *missing))
 

@@ -46,16 +46,18 @@ def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
 def check_launch(config: RunConfig) -> None:
     """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
     the config in this very process."""
-    launch, asked = process.find_launch(), config.parallel.nproc
+    launch, requested = process.find_launch(), config.parallel.nproc
     here = 1 if launch is None else launch.local_world
-    if asked is None or asked == here:
+    if requested is None or requested == here:
         return
     if launch is None:
         fix = "run `surefoot train` or torchrun, which start processes"
         raise InputError(
-            Fault("parallel.nproc", f"{asked} processes are asked for, and this is one alone", fix, code="SF-PARALLEL")
+            Fault(
+                "parallel.nproc", f"{requested} processes are asked for, and this is one alone", fix, code="SF-PARALLEL"
+            )
         )
-    what = f"{asked} processes on this machine are asked for, and a launcher started {here}"
+    what = f"{requested} processes on this machine are asked for, and a launcher started {here}"
     raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
 
 

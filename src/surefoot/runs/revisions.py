@@ -50,13 +50,13 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
     commits: dict[Name, Commit] = {}
 
     def commit(kind: str, name: str, revision: str | None) -> str:
-        asked = Name(kind, name, revision)
-        if asked in known:
-            commits[asked] = known[asked]
-        elif asked not in commits:
+        requested = Name(kind, name, revision)
+        if requested in known:
+            commits[requested] = known[requested]
+        elif requested not in commits:
             found = look_up(name, kind, revision)
-            commits[asked] = Commit(found.commit, found.caution)
-        return commits[asked].id
+            commits[requested] = Commit(found.commit, found.caution)
+        return commits[requested].id
 
     def pinned(sources: Any) -> Any:
         return tuple(map(pin_source, sources)) if isinstance(sources, tuple) else sources

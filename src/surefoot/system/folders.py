@@ -131,18 +131,20 @@ def require_file_name(where: str, name: str) -> None:
         raise _taken(where, what, "use a word such as dora-r16; the folder is named by --out")
 
 
-def require_same_request(file: Path, asked: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
+def require_same_request(
+    file: Path, requested: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()
+) -> None:
     """Refuse to replace findings on another request, and files that surefoot did not write, by an InputError.
 
     file: the findings, which keep their request under "asked".
-    asked: the request, plain values.
+    requested: the request, plain values.
     overwrite: whether findings on another request may go.
     pictures: names of what is drawn beside `file`, after it.
     """
     earlier = own_findings(file, "asked", pictures)
-    if overwrite or earlier in (None, dict(asked)):
+    if overwrite or earlier in (None, dict(requested)):
         return
-    changed = [key for key in {**earlier, **asked} if earlier.get(key) != asked.get(key)]
+    changed = [key for key in {**earlier, **requested} if earlier.get(key) != requested.get(key)]
     what = f"holds other findings (not the same: {', '.join(changed)})"
     raise _taken(file, what, "choose another --out, or give --overwrite")
 

@@ -8,7 +8,9 @@ Cost: one read of what was just written, and another before older ones are delet
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from surefoot.system import durable, plain_files
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityError
 from surefoot.system.folders import CHECKPOINT
 from surefoot.training.engine import Engine
-from surefoot.training.manifest import MANIFEST, FileCheck, check_against, damaged, manifest, read_manifest
+from surefoot.training.manifest import MANIFEST, FileCheck, check_against, damaged, manifest, read_manifest, unreadable
 from surefoot.training.state import RunState
 
 OPTIMIZER = "optimizer.safetensors"
@@ -33,6 +35,7 @@ STAGE = "stage.safetensors"
 STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"
 _REJECTED = ".rejected-"
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def read_state(checkpoint: Checkpoint) -> RunState:
     try:
         return RunState.from_json(json.loads(plain_files.read_text(path)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(damaged(path, f"cannot be read ({type(error).__name__}: {error})")) from None
+        raise IntegrityError(unreadable(path, error)) from None
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
@@ -251,14 +254,15 @@ def clear_rejected(run: Path) -> None:
 
 @contextmanager
 def _disk_faults(folder: Path) -> Iterator[None]:
-    """safetensors reports a full disk as an error of its own kind."""
+    """safetensors reports what the disk refuses as an error of its own kind, with the system's number in its text."""
     try:
         yield
     except SafetensorError as error:
-        what = f"cannot be written: {error}"
-        raise EnvironmentFault(
-            Fault(str(folder), what, "free some space; the last checkpoint is untouched", code="SF-FILE-WRITE")
-        ) from error
+        number = _OS_ERROR.search(str(error))
+        full = number is not None and int(number[1]) in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space; the last checkpoint is untouched"
+        code = "SF-DISK-FULL" if full else "SF-FILE-WRITE"
+        raise EnvironmentFault(Fault(str(folder), f"cannot be written: {error}", fix, code=code)) from error
 
 
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import STATE
-from surefoot.training.manifest import damaged
+from surefoot.training.manifest import unreadable
 
 TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share
 
@@ -62,9 +62,7 @@ def _opened(path: Path) -> safe_open:
     try:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:  # its header and its size are compared here
-        raise IntegrityError(
-            damaged(path, f"cannot be read: {error}", "surefoot verify names all such files")
-        ) from None
+        raise IntegrityError(unreadable(path, error, "surefoot verify names all such files")) from None
 
 
 def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:

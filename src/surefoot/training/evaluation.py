@@ -137,12 +137,12 @@ def answer_examples(
     rows: prompts at once.
     give_up: asked before each batch; None is returned once it says so.
     """
-    asked = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]
-    answers: list[Answered] = [Answered("", "", "", False)] * len(asked)
-    for places in _batches([len(prompt) for prompt, _ in asked], rows, positions - max_new_tokens):
+    requested = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]
+    answers: list[Answered] = [Answered("", "", "", False)] * len(requested)
+    for places in _batches([len(prompt) for prompt, _ in requested], rows, positions - max_new_tokens):
         if give_up():
             return None
-        prompts = [asked[place][0] for place in places]
+        prompts = [requested[place][0] for place in places]
         generated = generate_answers(
             model,
             tokenizer,
@@ -152,7 +152,7 @@ def answer_examples(
             pad_id=pad_id,
         )
         for place, prompt, answer in zip(places, prompts, generated, strict=True):
-            expected = str(tokenizer.decode(asked[place][1], skip_special_tokens=True))
+            expected = str(tokenizer.decode(requested[place][1], skip_special_tokens=True))
             answers[place] = Answered(str(tokenizer.decode(prompt)), expected, answer.text, answer.stopped)
     return answers
 

@@ -37,7 +37,7 @@ from surefoot.training.diagnose import Finding, Origin, agreed_origin, find_orig
 from surefoot.training.engine import Engine
 from surefoot.training.failure_names import Phase, failure_name, moment
 from surefoot.training.guard import Rollback
-from surefoot.training.manifest import MANIFEST, check_files, damaged, manifest
+from surefoot.training.manifest import MANIFEST, check_files, damaged, manifest, unreadable
 from surefoot.training.objective import Objective
 from surefoot.training.report import StepReport
 from surefoot.training.state import LossScale
@@ -210,8 +210,7 @@ def read_failure(folder: Path) -> Kept:
         weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
         return Kept(Failure.from_json(content), batches, weights)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        what = f"cannot be read ({type(error).__name__}: {error})"
-        raise IntegrityError(damaged(folder / RECORD, what)) from None
+        raise IntegrityError(unreadable(folder / RECORD, error)) from None
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)

@@ -31,6 +31,17 @@ def damaged(where: object, what: str, fix: str = "") -> Fault:
     return Fault(str(where), what, fix, code="SF-CHECKPOINT-DAMAGED")
 
 
+def unreadable(where: object, error: Exception, fix: str = "") -> Fault:
+    """The fault of a file that could not be read: damaged, unless the system refused it before its bytes were seen.
+
+    where: its path, or its name.
+    error: what reading it raised; gzip's own errors are an OSError without a number.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return Fault(str(where), f"cannot be read: {error.strerror or error}", fix, code="SF-FILE-UNREADABLE")
+    return damaged(where, f"cannot be read: {type(error).__name__}: {error}", fix)
+
+
 def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes and hashes of the files among `paths`, which lie in `folder`."""
     files = {
@@ -57,7 +68,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise IntegrityError(damaged(path, "is missing: this checkpoint was never finished")) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise IntegrityError(damaged(path, f"cannot be read ({error})")) from None
+        raise IntegrityError(unreadable(path, error)) from None
     if schema not in (SCHEMA, _WITHOUT_DIGEST):
         raise IntegrityError(damaged(path, f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
     if not _is_whole(content):
@@ -138,7 +149,7 @@ def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | Non
     try:
         same = not hashed or durable.sha256_file(path) == expected["sha256"]
     except OSError as error:  # as a disk says of a sector that it has lost
-        return damaged(path, f"cannot be read: {error.strerror or error}")
+        return unreadable(path, error)
     if not same:
         return damaged(path, CHANGED)
     return None

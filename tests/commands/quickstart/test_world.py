@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.faults import raises_fault
 from surefoot.commands.quickstart import world
 from surefoot.commands.quickstart.world import GROUPS
-from surefoot.system.errors import InputError
 
 REPOSITORY = Path(__file__).parents[3]
 SEEDS = (0, 1, 42)
@@ -179,7 +179,7 @@ def test_written_files_hold_the_records(tmp_path: Path):
 def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path):
     mine = tmp_path / "held-out-1.json"
     mine.write_text("[]")
-    with pytest.raises(InputError, match="holds something else"):
+    with raises_fault("SF-USE-OUTPUT", mine):
         world.write_data(tmp_path, seed=1)
     assert mine.read_text() == "[]"
     assert list(tmp_path.iterdir()) == [mine]

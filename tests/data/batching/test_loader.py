@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from helpers.token_files import with_columns
 from helpers.toy_model import toy_batches, toy_examples
 from surefoot.data.batching import loader
 from surefoot.data.batching.loader import for_rank, micro_batches, prefetched, with_progress
-from surefoot.data.tokenize.dataset import TokenisedDataset, of_files, with_columns
+from surefoot.data.tokenize.dataset import TokenisedDataset, of_files
 
 LENGTHS = (3, 2, 8)
 WAIT = 10  # seconds; a thread that is not there by then never comes

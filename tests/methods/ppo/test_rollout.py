@@ -9,7 +9,7 @@ import torch
 
 from helpers.faults import raises_fault
 from surefoot.methods.ppo.checks import DRAWN_MEAN, DRAWN_MOST, START_TOLERANCE, check_start, drawn_suffice
-from surefoot.methods.ppo.rollout import Terms, Weighed, pulled_back, to_episodes
+from surefoot.methods.ppo.rollout import Experience, Terms, pulled_back, to_episodes
 from surefoot.methods.rollouts import Prompts, _from_row, _to_row
 from surefoot.models.rollout import Rollout
 from surefoot.system.errors import EnvironmentFault
@@ -27,9 +27,9 @@ def table(*rows: list[float]) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (3 - len(row))] for row in rows])
 
 
-def weighed(scores=(2.0, -9.0, 1.0)) -> Weighed:
+def experience(scores=(2.0, -9.0, 1.0)) -> Experience:
     logprobs = table([-1.0, -2.0, -0.5], [-0.25], [-1.0, -1.0])
-    return Weighed(
+    return Experience(
         ANSWERS,
         torch.tensor(scores),
         torch.tensor([3, 1, 2]),
@@ -41,7 +41,7 @@ def weighed(scores=(2.0, -9.0, 1.0)) -> Weighed:
 
 
 def test_episodes_worked_out_by_hand():
-    episodes, figures = to_episodes(PROMPTS, weighed(), TERMS, kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, experience(), TERMS, kl=0.1)
     # Rewards of the first: -0.05, 0.1, 2; with lambda 1 the returns are what is still to come.
     assert episodes[0].returns.tolist() == pytest.approx([2.05, 2.1, 2.0])
     assert episodes[0].advantages.tolist() == pytest.approx([1.55, 1.1, 2.5])
@@ -56,7 +56,7 @@ def test_episodes_worked_out_by_hand():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_an_answer_without_a_finite_score_is_left_out_and_changes_no_other(bad):
-    episodes, figures = to_episodes(PROMPTS, weighed((2.0, bad, 1.0)), replace(TERMS, whiten=True), kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, experience((2.0, bad, 1.0)), replace(TERMS, whiten=True), kl=0.1)
     assert [one.place for one in episodes] == [0, 2]
     assert (figures.answers, figures.left_out) == (2, 1)
     assert all(one.advantages.isfinite().all() for one in episodes)
@@ -64,21 +64,21 @@ def test_an_answer_without_a_finite_score_is_left_out_and_changes_no_other(bad):
 
 
 def test_none_left_is_no_episode_and_no_error():
-    episodes, figures = to_episodes(PROMPTS, weighed((float("nan"),) * 3), TERMS, kl=0.1)
+    episodes, figures = to_episodes(PROMPTS, experience((float("nan"),) * 3), TERMS, kl=0.1)
     assert episodes == ()
     assert (figures.answers, figures.left_out) == (0, 3)
 
 
 def test_an_answer_without_tokens_is_left_out():
     found = replace(
-        weighed(), answers=(*ANSWERS[:2], replace(ANSWERS[2], response=())), lengths=torch.tensor([3, 1, 0])
+        experience(), answers=(*ANSWERS[:2], replace(ANSWERS[2], response=())), lengths=torch.tensor([3, 1, 0])
     )
     assert [one.place for one in to_episodes(PROMPTS, found, TERMS, kl=0.1)[0]] == [0, 1]
 
 
 def test_pulled_back_is_the_penalty_alone_and_the_critic_stays_as_it_is():
-    scored, _ = to_episodes(PROMPTS, weighed(), TERMS, kl=0.1)
-    found = pulled_back(PROMPTS, weighed((50.0, float("nan"), -50.0)), replace(TERMS, whiten=True), kl=0.1)
+    scored, _ = to_episodes(PROMPTS, experience(), TERMS, kl=0.1)
+    found = pulled_back(PROMPTS, experience((50.0, float("nan"), -50.0)), replace(TERMS, whiten=True), kl=0.1)
     assert [one.place for one in found] == [0, 2]
     # Rewards of the first: -0.05, 0.1, 0, whatever it scored and whatever the critic expected; see above with scores.
     assert found[0].advantages.tolist() == pytest.approx([0.05, 0.1, 0.0])
@@ -95,16 +95,16 @@ def test_answers_travel_between_ranks_as_they_are(answer):
     assert _from_row(answer.prompt, _to_row(answer)) == answer
 
 
-def at_the_start() -> Weighed:
-    found = weighed()
+def at_the_start() -> Experience:
+    found = experience()
     return replace(found, reference=found.logprobs.clone())
 
 
-def checked(found: Weighed, compute: str) -> tuple[float, float | None]:
+def checked(found: Experience, compute: str) -> tuple[float, float | None]:
     return check_start("ppo", found.real, found.logprobs, found.reference, found.drawn, compute)
 
 
-def suffices(found: Weighed, compute: str) -> bool:
+def suffices(found: Experience, compute: str) -> bool:
     return drawn_suffice(found.real, found.logprobs, found.drawn, compute)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.kernels.packed_attention import FORMS, documents_of
-from surefoot.planning.measurements import HELD, PADDED, times_of
+from surefoot.planning.measurements import MEMORY_TAKEN, PADDED, times_of
 from surefoot.planning.probes import attention
 from surefoot.planning.probes import documents as documents_module
 from surefoot.planning.probes.attention import attention_trials
@@ -254,9 +254,13 @@ SMALL_REQUEST = AttentionRequest(("flash", "math"), 4, 4, 8, 640, "fp32", "cpu",
 @pytest.mark.parametrize(
     ("free", "memory", "says"),
     [
-        (16 * 2**20, GIB, ["", f"scaled from 12% of it, {HELD}"]),
+        (16 * 2**20, GIB, ["", f"scaled from 12% of it, {MEMORY_TAKEN}"]),
         (16 * 2**20, 16 * 2**20, ["", "scaled from 12% of it"]),  # it is as small as that
-        (2**20, GIB, [f"at 1 of 4 heads and 1 of 2 rows, {HELD}", f"at 1 of 4 heads and 1 of 2 rows, {HELD}"]),
+        (
+            2**20,
+            GIB,
+            [f"at 1 of 4 heads and 1 of 2 rows, {MEMORY_TAKEN}", f"at 1 of 4 heads and 1 of 2 rows, {MEMORY_TAKEN}"],
+        ),
         (GIB, 80 * GIB, ["", ""]),  # others hold nearly all, and there is room all the same
     ],
 )
@@ -265,7 +269,7 @@ def test_a_trial_says_that_others_held_the_memory(monkeypatch, free, memory, say
     trials = attention_trials(SMALL_REQUEST, limits=LIMITS["cuda"], budget=0.0)
     assert [trial.timed for trial in trials] == says
     if free == 2**20:
-        assert trials[1].untimed.endswith(HELD)
+        assert trials[1].untimed.endswith(MEMORY_TAKEN)
 
 
 @pytest.mark.parametrize(("memory", "held"), [(GIB, True), (2**17, False)])
@@ -275,4 +279,4 @@ def test_so_do_documents(monkeypatch, memory, held):
     (padded,) = document_trials(request, {}, limits=LIMITS["cuda"], budget=0.0)
     assert padded.passed
     assert padded.timed.startswith("at ")
-    assert (HELD in padded.timed) is held
+    assert (MEMORY_TAKEN in padded.timed) is held

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from helpers import planted_crashes
+from helpers.faults import raises_fault
 from helpers.fork_server import ForkServer
 from helpers.planted_crashes import STEP
 from helpers.rollback_runs import rollback_world, write_config
@@ -127,7 +128,7 @@ def test_twin_another_order_of_the_data_is_noticed(killed, tmp_path):
     begun = json.loads(lines[-1])
     begun["examples"].reverse()
     (other / FLIGHT).write_text("\n".join([*lines[:-1], json.dumps(begun), ""]))
-    with pytest.raises(IntegrityError, match=f"step {STEP} would learn from other examples"):
+    with raises_fault("SF-REPLAY", other, STEP):
         taken(other)
 
 
@@ -136,8 +137,11 @@ def test_nothing_intact_to_begin_at_is_one_line(killed, tmp_path):
     shutil.copytree(killed, other)
     (checkpoint,) = list_checkpoints(other)
     (checkpoint.folder / "optimizer.safetensors").write_bytes(b"")
-    with pytest.raises(IntegrityError, match="no checkpoint verifies"):
+    with pytest.raises(IntegrityError) as caught:
         taken(other)
+    damaged, *_, none = caught.value.faults
+    assert (damaged.code, damaged.where) == ("SF-CHECKPOINT-DAMAGED", str(checkpoint.folder / "optimizer.safetensors"))
+    assert none.code == "SF-CHECKPOINT-NONE"
 
 
 @pytest.mark.usefixtures("forked")
@@ -159,7 +163,7 @@ def test_a_checkpoint_that_is_too_new_is_refused(killed, tmp_path):
     lines = (other / FLIGHT).read_text().splitlines()
     early = json.dumps({**json.loads(lines[-1]), "begins": 2})
     (other / FLIGHT).write_text("\n".join([*lines[:-1], early, ""]))
-    with pytest.raises(IntegrityError, match="checkpoint-2 is not from before step 2"):
+    with raises_fault("SF-REPLAY", other, "checkpoint-2", 2):
         taken(other)
 
 

@@ -9,6 +9,7 @@ import json
 import pytest
 import torch
 
+from helpers.faults import raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
 from helpers.tiers import diagonal
@@ -18,7 +19,6 @@ from surefoot.report.console import Console
 from surefoot.runs.parity import fast_paths
 from surefoot.runs.parity.passes import one_pass
 from surefoot.runs.run import train_run
-from surefoot.system.errors import EnvironmentFault
 
 ALL = {"adapter", "documents", "last_block", "loss"}
 TOGETHER = 2  # passes: plain and with everything
@@ -99,7 +99,7 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
         return sdpa(q, k, v, documents_of([q.shape[2]], q.device), scale)
 
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
-    with pytest.raises(Exception, match="lets one document move another"):
+    with raises_fault("SF-FAST-PATH", "data.packing"):
         train(workplace, tmp_path / "run")
     assert leaks[0][0] > fast_paths.most_leak(torch.bfloat16)
 
@@ -119,15 +119,15 @@ def test_one_path_alone_needs_no_look_at_all(workplace, tmp_path, passes):
 
 
 ENVIRONMENT = {
-    "cpu failed: CUDA error": torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
-    "out of memory on cpu": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+    "SF-DEVICE": torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    "SF-MEMORY": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
 }
 
 
-@pytest.mark.parametrize(("where", "said"), diagonal(["together", "packed rows", "packed pass", "alone"], ENVIRONMENT))
-def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, tmp_path, monkeypatch, where, said):
+@pytest.mark.parametrize(("where", "code"), diagonal(["together", "packed rows", "packed pass", "alone"], ENVIRONMENT))
+def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, tmp_path, monkeypatch, where, code):
     def fail(*_):
-        raise ENVIRONMENT[said]
+        raise ENVIRONMENT[code]
 
     packing, way = "packed" in where, {}
     if where != "together":
@@ -139,6 +139,6 @@ def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, t
         monkeypatch.setattr(fast_adapters, "adapted", fail)
     if where == "packed pass":
         monkeypatch.setattr(fast_paths, "leak_of", lambda *_: (0.0, ""))
-    with pytest.raises(EnvironmentFault, match=f"set-up: {said}"):
+    with raises_fault(code, "set-up", "cpu"):
         train(workplace, tmp_path / "run", **way)
     assert not (tmp_path / "run").exists()

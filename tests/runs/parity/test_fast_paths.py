@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiers import representatives
@@ -174,7 +175,7 @@ def test_a_resumed_run_ends_where_its_path_fails(workplace, tmp_path, monkeypatc
     before = (tmp_path / "run" / "plan.json").read_bytes()
     forget_the_last_step(tmp_path / "run")
     monkeypatch.setattr(fast_adapters, "adapted", fail)
-    with pytest.raises(EnvironmentFault, match=r"kernels\.adapter: fast fails on this model.*start another run"):
+    with raises_fault("SF-FAST-PATH", "kernels.adapter", "fast"):
         train(wanted, "resume")
     assert (tmp_path / "run" / "plan.json").read_bytes() == before
 

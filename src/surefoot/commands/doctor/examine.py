@@ -348,9 +348,9 @@ _NOT_IN_PPO = {
 
 def rest(config: RunConfig | None, seen: Iterable[Finding]) -> list[Finding]:
     """A line for every code that an examination without a fault left out; without a config, of the machine alone."""
-    told = {one.code for one in seen}
+    covered = {one.code for one in seen}
     groups = {"machine"} if config is None else {code.group for code in CODES.values()}
-    left = [name for name, code in CODES.items() if code.group in groups and name not in told]
+    left = [name for name, code in CODES.items() if code.group in groups and name not in covered]
     return [ok(name, _why(name, config)) for name in left]
 
 

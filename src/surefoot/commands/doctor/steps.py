@@ -181,16 +181,16 @@ def attention_line(one: Ready, seen: Observed, measured: Measurements) -> Findin
     best = _best_fused(measured)
     if not set(_STORING) & set(seen.kernels) or best is None:
         return ok("ATTN-MATH", said)
-    asked = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
+    requested = "user" in (one.plan.attention.implementation.source, one.plan.attention.kernels.source)
     mine = [trial.seconds for trial in measured.attention if trial.form in seen.kernels and trial.passed]
-    if mine and min(mine) * (NEAR if asked else 1) < best.seconds * (1 if asked else NEAR):
+    if mine and min(mine) * (NEAR if requested else 1) < best.seconds * (1 if requested else NEAR):
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster at these lengths")
     if one.plan.attention.implementation.value == "sdpa":
         gain = gain_of_kernel(one, best.form)  # type: ignore[arg-type]
     else:
         gain = min(mine) / best.seconds if mine else None
     slower = gain is not None and gain < NEAR
-    if slower and not asked:  # the plan had the choice: dropout, say, rules the others out
+    if slower and not requested:  # the plan had the choice: dropout, say, rules the others out
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster in this run")
     value = f"{said} runs and stores every score; {best.form}, which stores none, is right here"
     value += "" if slower else " and faster"

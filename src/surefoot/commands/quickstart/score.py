@@ -41,18 +41,18 @@ class Score:
     written: tuple[str, ...]
 
 
-def score(model: nn.Module, asked: OpenModel, records: Sequence[Record]) -> Score:
+def score(model: nn.Module, requested: OpenModel, records: Sequence[Record]) -> Score:
     """Ask `model` all questions, laid out as `asked` lays them out. The model's mode is restored."""
-    with eval_mode(model), torch.no_grad(), asked.context():
-        chosen = list(_likeliest(model, asked, records))
-        prompts = [conversation_ids(asked, [_question(record)]) for record in records]
+    with eval_mode(model), torch.no_grad(), requested.context():
+        chosen = list(_likeliest(model, requested, records))
+        prompts = [conversation_ids(requested, [_question(record)]) for record in records]
         generated = generate_answers(
             model,
-            asked.tokenizer,
+            requested.tokenizer,
             prompts,
             max_new_tokens=_ANSWER_TOKENS,
-            stop_ids=asked.template.stop_ids,
-            pad_id=asked.pad_id,
+            stop_ids=requested.template.stop_ids,
+            pad_id=requested.pad_id,
         )
     written = tuple(answer.text for answer in generated)
     exact = [one.stopped and one.text == record["output"] for one, record in zip(generated, records, strict=True)]
@@ -60,7 +60,7 @@ def score(model: nn.Module, asked: OpenModel, records: Sequence[Record]) -> Scor
     return Score(float(np.mean(right)), float(np.mean(exact)), written)
 
 
-def _likeliest(model: nn.Module, asked: OpenModel, records: Sequence[Record]) -> Iterator[str]:
+def _likeliest(model: nn.Module, requested: OpenModel, records: Sequence[Record]) -> Iterator[str]:
     """For each question the possible answer, stop token included, to which the model gives the highest probability."""
     options = answers()
     device = next(model.parameters()).device
@@ -70,20 +70,20 @@ def _likeliest(model: nn.Module, asked: OpenModel, records: Sequence[Record]) ->
             for record in records[start : start + _QUESTIONS_AT_ONCE]
             for option in options
         ]
-        batch = collate(_examples(rows, asked), asked.pad_id).to(device)
+        batch = collate(_examples(rows, requested), requested.pad_id).to(device)
         logits = output_head(model)(hidden_states(model, batch)).float()  # [Q * A, T, V]
         surprise = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none")
         for best in surprise.sum(dim=1).view(-1, len(options)).argmin(dim=1).tolist():
             yield options[best]
 
 
-def _examples(rows: Sequence[Conversation], asked: OpenModel) -> list[Example]:
+def _examples(rows: Sequence[Conversation], requested: OpenModel) -> list[Example]:
     encoded = encode(
         rows,
-        asked.template,
-        asked.encoder,
-        bos_id=asked.bos_id,
-        max_length=asked.positions,
+        requested.template,
+        requested.encoder,
+        bos_id=requested.bos_id,
+        max_length=requested.positions,
         train_on="responses",
         name="quickstart",
     )

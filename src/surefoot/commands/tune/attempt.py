@@ -85,7 +85,7 @@ class Workshop:
         self._program = [sys.executable, "-m", "surefoot.commands.tune.worker", *(["fork"] if forks else [])]
         self._forks, self._printed = forks, printed
         self._worker: subprocess.Popen[str] | None = None
-        self._asked = 0
+        self._requested = 0
 
     def attempt(self, request: Request, *, limit: float | None = None) -> Answer:
         """limit: seconds after which the trial is killed."""
@@ -134,15 +134,15 @@ class Workshop:
         """None where the process ended without an answer. What else it said about an earlier request is passed over."""
         assert worker.stdin is not None
         assert worker.stdout is not None
-        self._asked += 1
+        self._requested += 1
         with suppress(BrokenPipeError):
-            worker.stdin.write(json.dumps({"number": self._asked, **asdict(request)}) + "\n")
+            worker.stdin.write(json.dumps({"number": self._requested, **asdict(request)}) + "\n")
             worker.stdin.flush()
         while (line := worker.stdout.readline()).endswith(
             "\n"
         ):  # a piece of a line is the last word of what was killed
             answer = json.loads(line)
-            if answer["number"] == self._asked:
+            if answer["number"] == self._requested:
                 return answer
         return None
 
@@ -197,24 +197,24 @@ class Journal:
     def answer(self, request: Request, measure: Callable[[], Answer]) -> Answer:
         """The kept answer where it is the next one's, else what `measure` returns. What a trial is held against, and
         for how long, follows from what was asked before, and is not asked for again."""
-        asked = _digest({"config": request.config, "steps": request.steps, "rounds": request.rounds})
+        requested = _digest({"config": request.config, "steps": request.steps, "rounds": request.rounds})
         if self._next < len(self._known):
-            if self._known[self._next][0] == asked:
+            if self._known[self._next][0] == requested:
                 self._next += 1
                 return self._known[self._next - 1][1]
             self._known = self._known[: self._next]
         answer = measure()
         if self._path is not None:
-            self._add(asked, answer)
+            self._add(requested, answer)
         return answer
 
     def finish(self) -> None:
         if self._path is not None:
             durable.remove(self._path)
 
-    def _add(self, asked: str, answer: Answer) -> None:
+    def _add(self, requested: str, answer: Answer) -> None:
         assert self._path is not None
-        self._known.append((asked, answer))
+        self._known.append((requested, answer))
         self._next += 1
         lines = [json.dumps({"asked": one, "answer": asdict(said)}) for one, said in self._known]
         durable.write_text(self._path, "".join(f"{line}\n" for line in [self._head, *lines]))

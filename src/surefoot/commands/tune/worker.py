@@ -30,43 +30,43 @@ def main() -> None:
     os.dup2(2, 1)
     with os.fdopen(answers, "w", encoding="utf-8") as out:
         for line in sys.stdin:
-            asked = json.loads(line)
+            requested = json.loads(line)
             if "fork" not in sys.argv[1:]:
-                _answer(asked, out)
+                _answer(requested, out)
                 return
-            if code := _in_a_copy(asked, out):
-                _say(asked, {"ended": code}, out)
+            if code := _in_a_copy(requested, out):
+                _say(requested, {"ended": code}, out)
 
 
-def _in_a_copy(asked: dict[str, Any], out: TextIO) -> int:
+def _in_a_copy(requested: dict[str, Any], out: TextIO) -> int:
     """The exit code of the process that answers, negative where a signal ended it."""
     here = os.getpid()
     copy = os.fork()
     if copy:
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     process.end_with(here)
-    _answer(asked, out)
+    _answer(requested, out)
     os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
 
 
-def _answer(asked: dict[str, Any], out: TextIO) -> None:
-    rival = asked["rival"]
+def _answer(requested: dict[str, Any], out: TextIO) -> None:
+    rival = requested["rival"]
     try:
         trial = run_trial(
-            check_config(asked["config"]),
-            steps=asked["steps"],
-            rounds=asked["rounds"],
+            check_config(requested["config"]),
+            steps=requested["steps"],
+            rounds=requested["rounds"],
             rival=Rival(tuple(rival["seconds"]), rival["margin"]) if rival else None,
-            clock=asked["clock"],
+            clock=requested["clock"],
         )
-        _say(asked, {"trial": asdict(trial)}, out)
+        _say(requested, {"trial": asdict(trial)}, out)
     except SurefootError as error:
         first = error.faults[0]
-        _say(asked, {"error": str(first), "code": first.code}, out)
+        _say(requested, {"error": str(first), "code": first.code}, out)
 
 
-def _say(asked: dict[str, Any], answer: dict[str, Any], out: TextIO) -> None:
-    out.write(json.dumps({"number": asked["number"], **answer}) + "\n")
+def _say(requested: dict[str, Any], answer: dict[str, Any], out: TextIO) -> None:
+    out.write(json.dumps({"number": requested["number"], **answer}) + "\n")
     out.flush()
 
 

@@ -40,13 +40,13 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
     return _named(row, encoder, stop_ids)
 
 
-def templates_to_try(planned: str, asked: bool, fallbacks: Sequence[str], *, texts: bool) -> tuple[str, ...]:
+def templates_to_try(planned: str, requested: bool, fallbacks: Sequence[str], *, texts: bool) -> tuple[str, ...]:
     """The templates for one source, most wanted first.
 
-    asked: the user named it; then there is no other.
+    requested: the user named it; then there is no other.
     texts: no record has turns, and a text has no place in a chat template.
     """
-    if asked:
+    if requested:
         return (planned,)
     return ("plain",) if texts else (planned, *fallbacks)
 

@@ -201,16 +201,16 @@ class Seen:
     unused: names of the fields that the layout does not read, in order of appearance.
     """
 
-    def __init__(self, kind: Kind, asked: str, first: Row, name: str, *, texts: bool = False):
+    def __init__(self, kind: Kind, requested: str, first: Row, name: str, *, texts: bool = False):
         """InputError for a record that a stage of this kind cannot learn from.
 
         kind: what is to be learned from them.
-        asked: auto or a layout's name.
+        requested: auto or a layout's name.
         name: the file.
         texts: a `text` field is taken before any other layout.
         """
-        self._name, self._for_all = name, kind == "answers" and asked == "auto"
-        self.layout, self._how = _layout_of(kind, asked, first, name, texts)
+        self._name, self._for_all = name, kind == "answers" and requested == "auto"
+        self.layout, self._how = _layout_of(kind, requested, first, name, texts)
         self._form = LAYOUTS[self.layout].form if kind != "answers" else None
         self._forms: Counter[str] = Counter()
         self._unused: dict[str, None] = {}
@@ -259,23 +259,23 @@ class Seen:
         return tuple(self._unused)
 
 
-def look(kind: Kind, asked: str, rows: Iterable[Row], name: str, *, texts: bool = False) -> Seen:
+def look(kind: Kind, requested: str, rows: Iterable[Row], name: str, *, texts: bool = False) -> Seen:
     """What all these records are; arguments and InputErrors as `Seen` has them."""
     seen: Seen | None = None
     for row in rows:
-        seen = seen or Seen(kind, asked, row, name, texts=texts)
+        seen = seen or Seen(kind, requested, row, name, texts=texts)
         seen.see(row)
     assert seen is not None  # a source has at least one
     seen.refuse()
     return seen
 
 
-def _layout_of(kind: Kind, asked: str, first: Row, name: str, texts: bool) -> tuple[str, str]:
+def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -> tuple[str, str]:
     """The layout and how it is known, from the first record."""
     if kind != "answers":
-        return _layout_for(kind, asked, first, name)
-    if asked != "auto":
-        return asked, "asked for"
+        return _layout_for(kind, requested, first, name)
+    if requested != "auto":
+        return requested, "asked for"
     if all(column in first.value for column in PAIR):
         what = f"row 1 is a preference record (it has {listed(PAIR)}): nothing says which answer is to be learned"
         advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
@@ -285,12 +285,12 @@ def _layout_of(kind: Kind, asked: str, first: Row, name: str, texts: bool) -> tu
     return recognise(first, name)
 
 
-def _layout_for(kind: Kind, asked: str, row: Row, name: str) -> tuple[str, str]:
+def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, str]:
     """For a stage that learns from pairs, judged answers or prompts. InputError, with the stage that could learn from
     it, for a record of another kind."""
     layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
-    if asked not in ("auto", layout) and (kind != "prompts" or asked == "text"):
-        what = f"is {asked}, and this stage reads {layout}"
+    if requested not in ("auto", layout) and (kind != "prompts" or requested == "text"):
+        what = f"is {requested}, and this stage reads {layout}"
         raise InputError(
             Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
         )
@@ -301,7 +301,7 @@ def _layout_for(kind: Kind, asked: str, row: Row, name: str) -> tuple[str, str]:
         raise InputError(
             Fault(f"{name}:{row.line}", f"row 1 {_other_kind(kind, first)}", _KIND_FIX[kind], code="SF-DATA-FORMAT")
         )
-    return layout, "asked for" if asked != "auto" else f"the first record has {listed(_seen(kind, first))}"
+    return layout, "asked for" if requested != "auto" else f"the first record has {listed(_seen(kind, first))}"
 
 
 _KIND_FIX: Mapping[Kind, str] = {

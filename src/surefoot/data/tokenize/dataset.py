@@ -251,11 +251,6 @@ def joined(datasets: Sequence[TokenisedDataset]) -> TokenisedDataset:
 PRINT = np.dtype("V16")  # BLAKE2b of 16 bytes: two examples of ten million are the same by chance once in 10^25
 
 
-def with_columns(name: str, ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> TokenisedFile:
-    """The file with what is counted of its examples; arrays as in `TokenisedFile`."""
-    return TokenisedFile(name, ids, mask, offsets, rows, supervised_of(mask, offsets), prints_of(ids, mask, offsets))
-
-
 def supervised_of(mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Tokens of each example that carry loss: [M] int64."""
     before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])

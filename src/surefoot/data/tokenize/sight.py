@@ -174,7 +174,7 @@ class Sight:
             found[own[0] : own[-1] + 1] = True
         return found
 
-    def told(self, text: str, pictures: Iterator[Picture]) -> str:
+    def with_facts(self, text: str, pictures: Iterator[Picture]) -> str:
         """A text of whole pictures with their names and sizes in place of their tokens. pictures: in order, and on from
         there."""
         told, *rest = text.split(self._row.token)

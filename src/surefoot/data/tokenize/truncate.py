@@ -62,9 +62,9 @@ def keep(
     stays = np.ones(end, dtype=bool)
     stays[gone] = False
     kept = np.flatnonzero(stays)[:max_length]
-    asked = (turn_of >= 0) & (roles[turn_of] == "user")
-    lost = bool(asked.any() and not asked[kept].any())
-    return Kept(kept, prompt_cut=lost or bool(asked[gone].any()), prompt_lost=lost)
+    requested = (turn_of >= 0) & (roles[turn_of] == "user")
+    lost = bool(requested.any() and not requested[kept].any())
+    return Kept(kept, prompt_cut=lost or bool(requested[gone].any()), prompt_lost=lost)
 
 
 def _may_give_way(prompt: int, max_length: int) -> bool:

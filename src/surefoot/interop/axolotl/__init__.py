@@ -42,8 +42,8 @@ def from_command(command: Command, options: Options) -> Translation:
     arguments = list(command.arguments)
     if command.name == "axolotl":
         if arguments[:1] != ["train"]:
-            told = arguments[0] if arguments else "nothing"
-            raise command_error("axolotl", f"{told} is not a training command", "surefoot reads `axolotl train CONFIG`")
+            word = arguments[0] if arguments else "nothing"
+            raise command_error("axolotl", f"{word} is not a training command", "surefoot reads `axolotl train CONFIG`")
         del arguments[0]
     words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
@@ -64,7 +64,7 @@ def environment_note(note: Note) -> Note:
     """Axolotl overwrites the precision that accelerate hands it."""
     if "mixed_precision" not in note.word.lower():
         return note
-    return replace(note, fate="listed", why="Axolotl settles the precision from bf16 and fp16 alone")
+    return replace(note, outcome="listed", why="Axolotl settles the precision from bf16 and fp16 alone")
 
 
 AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note)

@@ -97,8 +97,8 @@ def _known(stage: str) -> str:
 def _chat_columns(entry: Mapping[str, Any]) -> dict[str, str]:
     """Turns before the answers stand in `messages` unless the entry says otherwise."""
     field = entry.get("field_messages", "messages")
-    asked = {"messages": field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
-    return {ours: own for ours, own in asked.items() if ours != own}
+    requested = {"messages": field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
+    return {ours: own for ours, own in requested.items() if ours != own}
 
 
 def _own(stage: str, given: Mapping[str, Any]) -> Layout:
@@ -249,8 +249,8 @@ class Sources:
     def _chat_template(self, number: int, given: Mapping[str, Any]) -> str:
         """The entry's, else the config's."""
         self.uses_chat_template |= not given.get("chat_template")
-        asked = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
-        return self._template(number, str(asked))
+        requested = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
+        return self._template(number, str(requested))
 
     def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
         roles = self._mapping(number, given, "roles").values()
@@ -284,19 +284,19 @@ class Sources:
             if given.get(key, "turn") not in ("turn", True):
                 self._refuse(number, key, "surefoot learns the end of every trained turn", "leave it out")
 
-    def _template(self, number: int, asked: str) -> str:
-        if asked == "jinja":
-            asked = str(self.draft["chat_template_jinja"] or "")
-        if asked.endswith(".jinja"):
-            return asked
-        name = asked.removeprefix(_FALLBACK)
+    def _template(self, number: int, requested: str) -> str:
+        if requested == "jinja":
+            requested = str(self.draft["chat_template_jinja"] or "")
+        if requested.endswith(".jinja"):
+            return requested
+        name = requested.removeprefix(_FALLBACK)
         if name not in TEMPLATES:
             known = ", ".join(TEMPLATES)
             fix = f"use one of {known}; or chat_template: jinja, with a copy of it as chat_template_jinja: FILE.jinja"
             self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(name)}", fix)
             return OWN
         ours = TEMPLATES[name][0]
-        return f"{OWN_OR}{ours}" if asked != name else ours
+        return f"{OWN_OR}{ours}" if requested != name else ours
 
     def _conversations(self, template: str) -> None:
         self.kinds.add("conversations")

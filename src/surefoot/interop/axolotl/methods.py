@@ -61,14 +61,14 @@ ROWS: tuple[Row, ...] = (
 
 def method_of(draft: Draft) -> str | None:
     """A key of METHODS, "reward", or None for supervised training. Refuses what surefoot has not."""
-    asked = draft["rl"]
-    if asked is not None and asked not in METHODS:
+    requested = draft["rl"]
+    if requested is not None and requested not in METHODS:
         fix = f"it has {', '.join(METHODS)}, and PPO with a config of its own (stage: ppo)"
-        draft.refuse("rl", f"surefoot has no {asked}", fix)
+        draft.refuse("rl", f"surefoot has no {requested}", fix)
         return None
-    if draft["reward_model"] and asked is not None:
-        draft.refuse("reward_model", f"rl: {asked} is another training", "train the two after each other")
-    return "reward" if draft["reward_model"] else asked
+    if draft["reward_model"] and requested is not None:
+        draft.refuse("reward_model", f"rl: {requested} is another training", "train the two after each other")
+    return "reward" if draft["reward_model"] else requested
 
 
 def stage_of(method: str) -> str:

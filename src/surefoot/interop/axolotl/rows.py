@@ -1,4 +1,4 @@
-"""Axolotl's settings, each with its default and fate. Facts: the config schema of Axolotl 0.19 and its reference."""
+"""Axolotl's settings, each with its default and outcome. Facts: the config schema of Axolotl 0.19 and its reference."""
 
 from __future__ import annotations
 

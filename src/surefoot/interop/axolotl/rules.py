@@ -146,18 +146,18 @@ def set_precision(draft: Draft) -> None:
 
 def set_attention(draft: Draft) -> None:
     forms = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
-    asked = {name: form for name, form in forms.items() if draft[name]}
+    requested = {name: form for name, form in forms.items() if draft[name]}
     if draft["attn_implementation"]:
-        asked["attn_implementation"] = draft["attn_implementation"]
-    draft.drop("asks for nothing", *(name for name in forms if name not in asked))
-    if len(set(asked.values())) > 1:
-        draft.refuse(next(iter(asked)), f"{' and '.join(asked)} exclude each other", "keep one")
-    elif asked:
-        name, form = next(iter(asked.items()))
+        requested["attn_implementation"] = draft["attn_implementation"]
+    draft.drop("asks for nothing", *(name for name in forms if name not in requested))
+    if len(set(requested.values())) > 1:
+        draft.refuse(next(iter(requested)), f"{' and '.join(requested)} exclude each other", "keep one")
+    elif requested:
+        name, form = next(iter(requested.items()))
         if form not in forms.values():
             draft.refuse(name, f"surefoot has no {form}", f"it has {', '.join(forms.values())}")
             return
-        draft.set("attention.implementation", form, *asked)
+        draft.set("attention.implementation", form, *requested)
 
 
 def set_steps(draft: Draft) -> None:
@@ -259,13 +259,13 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
 
 
 def set_trackers(draft: Draft) -> None:
-    asked: dict[str, list[str]] = {"wandb": [], "tensorboard": [], "mlflow": [], "trackio": []}
+    requested: dict[str, list[str]] = {"wandb": [], "tensorboard": [], "mlflow": [], "trackio": []}
     if draft["use_wandb"] is not False and draft["wandb_project"] and draft["wandb_mode"] != "disabled":
-        asked["wandb"] = ["use_wandb", "wandb_project"]
+        requested["wandb"] = ["use_wandb", "wandb_project"]
     for tracker in ("tensorboard", "mlflow", "trackio"):
-        asked[tracker] = [f"use_{tracker}"] if draft[f"use_{tracker}"] else []
-    chosen = [tracker for tracker, words in asked.items() if words]
-    names = [name for words in asked.values() for name in words]
+        requested[tracker] = [f"use_{tracker}"] if draft[f"use_{tracker}"] else []
+    chosen = [tracker for tracker, words in requested.items() if words]
+    names = [name for words in requested.values() for name in words]
     details = ("wandb_name", "wandb_mode", "mlflow_experiment_name", "trackio_project_name")
     every = ("use_wandb", "wandb_project", "use_tensorboard", "use_mlflow", "use_trackio")
     draft.drop("no run is sent there", *(name for name in every if name not in names))

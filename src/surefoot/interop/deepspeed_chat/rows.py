@@ -1,4 +1,4 @@
-"""The flags of DeepSpeed-Chat's four `main.py`, each with its default there and its fate here.
+"""The flags of DeepSpeed-Chat's four `main.py`, each with its default there and its outcome here.
 
 Facts: the argument parsers of DeepSpeedExamples (applications/DeepSpeed-Chat), with the flags that were renamed since
 its first version.

@@ -107,20 +107,24 @@ def set_dropout(draft: Draft) -> None:
 
 def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...]) -> None:
     """One share for the model's own layers. switches: old names of a share of 0."""
-    asked = {name: draft[name] for name in shares if draft[name] is not None}
-    asked |= {name: 0.0 for name in switches if draft[name]}
-    draft.drop("asks for nothing", *(name for name in (*shares, *switches) if name not in asked))
-    if len(set(asked.values())) > 1:
-        *_, last = asked
-        draft.refuse(last, f"{' and '.join(asked)} differ, and one share is for all models of a run", "give one value")
-    elif asked:
-        value = next(iter(asked.values()))
+    requested = {name: draft[name] for name in shares if draft[name] is not None}
+    requested |= {name: 0.0 for name in switches if draft[name]}
+    draft.drop("asks for nothing", *(name for name in (*shares, *switches) if name not in requested))
+    if len(set(requested.values())) > 1:
+        *_, last = requested
+        draft.refuse(
+            last, f"{' and '.join(requested)} differ, and one share is for all models of a run", "give one value"
+        )
+    elif requested:
+        value = next(iter(requested.values()))
         if not 0 <= value < 1:
-            draft.refuse(next(iter(asked)), f"expected a share below 1, got {value:g}")
+            draft.refuse(next(iter(requested)), f"expected a share below 1, got {value:g}")
             return
-        others = [name for name in shares if not any(name.endswith(given.removeprefix("disable_")) for given in asked)]
+        others = [
+            name for name in shares if not any(name.endswith(given.removeprefix("disable_")) for given in requested)
+        ]
         both = f"for both models; there the one of {others[0]} keeps its own" if others else ""
-        draft.set("model.dropout", value, *asked, why=both)
+        draft.set("model.dropout", value, *requested, why=both)
     elif draft.has("stage") in ("reward", "dpo"):
         draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
     elif draft.has("stage") == "ppo":
@@ -299,11 +303,13 @@ def _set_critic(draft: Draft, actor: bool) -> None:
 def set_models(draft: Draft) -> None:
     shares = ("actor_dropout", "critic_dropout")
     set_dropouts(draft, shares, tuple(f"disable_{name}" for name in shares))
-    asked = [name for name in ("actor_gradient_checkpointing", "critic_gradient_checkpointing") if draft.given(name)]
-    if asked:
-        on = any(draft[name] for name in asked)
-        both = "for both models" if len({draft[name] for name in asked}) > 1 or len(asked) == 1 else ""
-        draft.set("gradient_checkpointing", switch(on), *asked, why=both)
+    requested = [
+        name for name in ("actor_gradient_checkpointing", "critic_gradient_checkpointing") if draft.given(name)
+    ]
+    if requested:
+        on = any(draft[name] for name in requested)
+        both = "for both models" if len({draft[name] for name in requested}) > 1 or len(requested) == 1 else ""
+        draft.set("gradient_checkpointing", switch(on), *requested, why=both)
     set_zero(draft, "actor_zero_stage", "critic_zero_stage")
     draft.set("ppo.ema", EMA if draft["enable_ema"] else None, "enable_ema")
 

@@ -307,9 +307,9 @@ def _tracking(draft: Draft) -> None:
         draft.set("tracking.name", draft["wandb_run_name"], "wandb_run_name")
     else:
         draft.drop("is empty", "wandb_run_name")
-    asked = "wandb_online" not in draft.rows or draft["wandb_online"]
-    offline = not asked or draft.environment.get("WANDB_MODE") == "offline"
-    draft.set("tracking.offline", offline, "wandb_online", why="WANDB_MODE" if offline and asked else "")
+    requested = "wandb_online" not in draft.rows or draft["wandb_online"]
+    offline = not requested or draft.environment.get("WANDB_MODE") == "offline"
+    draft.set("tracking.offline", offline, "wandb_online", why="WANDB_MODE" if offline and requested else "")
 
 
 def _resume(draft: Draft) -> None:

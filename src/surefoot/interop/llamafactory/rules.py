@@ -276,7 +276,7 @@ def set_learned(draft: Draft) -> None:
         return
     if whole or last:
         draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
-    unused = [name for name, asked in (("train_on_prompt", whole), ("mask_history", last)) if not asked]
+    unused = [name for name, requested in (("train_on_prompt", whole), ("mask_history", last)) if not requested]
     draft.drop("asks for nothing", *unused)
 
 

@@ -149,8 +149,8 @@ def _processes(command: Command, options: Options) -> int:
     """One on each device, unless a launcher or the environment says how many."""
     if command.launcher or "processes" in command.facts:
         return command.facts.get("processes", 1)
-    asked = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
-    return asked if asked is not None else visible_devices(command.environment, {}, options)
+    requested = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
+    return requested if requested is not None else visible_devices(command.environment, {}, options)
 
 
 def _check_processes(environment: Mapping[str, str]) -> None:
@@ -169,7 +169,7 @@ def _check_processes(environment: Mapping[str, str]) -> None:
 def environment_note(note: Note) -> Note:
     """LLaMA-Factory's own names say what becomes of them."""
     reason = _ENVIRONMENT.get(note.where)
-    return note if reason is None else replace(note, fate="listed", why=reason)
+    return note if reason is None else replace(note, outcome="listed", why=reason)
 
 
 LLAMAFACTORY = Tool(

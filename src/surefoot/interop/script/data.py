@@ -163,11 +163,11 @@ def code_notes(
         theirs = first_text(script, call.args[0], made) if call.args and made is not None else None
         made = made if made is None or theirs is None else {**made, "text": theirs}
         shown = f".{name}({', '.join(script.text(one) for one in call.args)})"
-        yield Note(shown, "changed", (), _told(theirs, ours), where)
+        yield Note(shown, "changed", (), _difference(theirs, ours), where)
     if formatting is not None:
         theirs = None if made is None else first_text(script, formatting, made)
         shown = f"formatting_func={script.text(formatting)}"
-        yield Note(shown, "changed", (), _told(theirs, ours), script.where(formatting))
+        yield Note(shown, "changed", (), _difference(theirs, ours), script.where(formatting))
 
 
 def first_text(script: Script, function: ast.expr, record: Mapping[str, Any]) -> str | None:
@@ -185,7 +185,7 @@ def first_text(script: Script, function: ast.expr, record: Mapping[str, Any]) ->
     return next((text for given in _returned(filled) if (text := _text(inside, given)) is not None), None)
 
 
-def _told(theirs: str | None, ours: str | None) -> str:
+def _difference(theirs: str | None, ours: str | None) -> str:
     made = "what it makes of a record is not known here" if theirs is None else f"it makes {_cut(theirs)} of the first"
     trains = "`surefoot data` shows what is trained" if ours is None else f"surefoot trains {_cut(ours)}"
     return f"is code, and is not run: {made}; {trains}"

@@ -137,13 +137,13 @@ def _listed(script: Script, call: ast.Call) -> set[str] | None:
 
 def _by_switches(script: Script, call: ast.Call) -> set[str] | None:
     """What the older `torch.backends.cuda.sdp_kernel(enable_flash=…)` allows."""
-    asked = dict.fromkeys(_OLD_CONTEXT.values(), True)
+    requested = dict.fromkeys(_OLD_CONTEXT.values(), True)
     for name, value in [*zip(_OLD_CONTEXT, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]:
         held = script.value(value)
         if name not in _OLD_CONTEXT or not isinstance(held, bool):
             return None
-        asked[_OLD_CONTEXT[name]] = held
-    return {name for name, on in asked.items() if on}
+        requested[_OLD_CONTEXT[name]] = held
+    return {name for name, on in requested.items() if on}
 
 
 def _is_training(script: Script, node: ast.AST, trains: ast.expr | None) -> bool:
@@ -184,5 +184,5 @@ def _variable(
     machine.notes.append(replace(environment_note(said, held), where=script.where(node)))
 
 
-def _note(script: Script, machine: Machine, node: ast.AST, why: str, fate: Any = "changed") -> None:
-    machine.notes.append(Note(script.text(node), fate, (), why, script.where(node)))
+def _note(script: Script, machine: Machine, node: ast.AST, why: str, outcome: Any = "changed") -> None:
+    machine.notes.append(Note(script.text(node), outcome, (), why, script.where(node)))

@@ -14,7 +14,7 @@ from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.script.machine import KERNELS, read_machine
 from surefoot.interop.script.statements import Statements
 from surefoot.interop.settings import Row, carried, joint, listed, number, refused, text, whole
-from surefoot.interop.translation import Fate, Note
+from surefoot.interop.translation import Note, Outcome
 from surefoot.interop.words import Word
 from surefoot.system.errors import Fault, InputError
 
@@ -54,12 +54,12 @@ LOADED = {
 OF_THE_TRAINER = ("tokenizer", "processing_class", "compute_metrics", "preprocess_logits_for_metrics")
 OLD_TRL = ("max_seq_length", "max_length", "dataset_text_field", "packing", "neftune_noise_alpha")
 HANDLED = ("model", "args", "train_dataset", "eval_dataset", "peft_config", "model_init_kwargs")
-_END: tuple[Fate, str] = ("listed", "what is too long loses its end, here too (data.encoding: whole)")
-_UNCUT: tuple[Fate, str] = ("changed", "no text is cut there; here data.max_length cuts what is longer")
-_PADDED: tuple[Fate, str] = ("listed", "padding is masked by position, and changes no number")
-_START: tuple[Fate, str] = ("changed", "what is too long loses its begin there, and its end here")
-_WORDS: tuple[Fate, str] = ("changed", "surefoot takes the tokenizer as its files have it")
-TOKENIZING: Mapping[str, Mapping[str | bool | None, tuple[Fate, str]]] = {
+_END: tuple[Outcome, str] = ("listed", "what is too long loses its end, here too (data.encoding: whole)")
+_UNCUT: tuple[Outcome, str] = ("changed", "no text is cut there; here data.max_length cuts what is longer")
+_PADDED: tuple[Outcome, str] = ("listed", "padding is masked by position, and changes no number")
+_START: tuple[Outcome, str] = ("changed", "what is too long loses its begin there, and its end here")
+_WORDS: tuple[Outcome, str] = ("changed", "surefoot takes the tokenizer as its files have it")
+TOKENIZING: Mapping[str, Mapping[str | bool | None, tuple[Outcome, str]]] = {
     "truncation": {None: _END, False: _UNCUT, "do_not_truncate": _UNCUT},
     "truncation_side": {None: _START, "right": _END},
     "padding": {None: _PADDED},
@@ -68,7 +68,7 @@ TOKENIZING: Mapping[str, Mapping[str | bool | None, tuple[Fate, str]]] = {
     "add_special_tokens": {None: _WORDS, True: ("listed", "bos.prepend and EOS are as the tokenizer's files say")},
     **{name: {None: _WORDS} for name in ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")},
 }
-"""What a tokenizer is told where it is loaded or called: value, None for any other -> its fate."""
+"""What a tokenizer is told where it is loaded or called: value, None for any other -> its outcome."""
 
 ROWS: tuple[Row, ...] = (
     joint("dtype", "auto", ("precision.base",), "the type in which weights are held", type=text),
@@ -255,9 +255,9 @@ class Reader:
                 self.statements.read_callbacks(self.script.bound(word.value))
             elif name == "data_collator":
                 self.learned = self.statements.collator(word.value)
-                fate = "changed" if self.learned is None else "carried"
+                outcome = "changed" if self.learned is None else "carried"
                 self.notes.append(
-                    Note(f"{name}=…", fate, ("data.train_on",), _why(name) if fate == "changed" else "", where)
+                    Note(f"{name}=…", outcome, ("data.train_on",), _why(name) if outcome == "changed" else "", where)
                 )
             elif name == "formatting_func":
                 self.formatting = word.value
@@ -293,10 +293,10 @@ class Reader:
             self.notes.append(Note(shown, "changed", (), "max_length of SFTConfig decides", where))
 
     def _tokenizing_word(self, word: ast.keyword) -> None:
-        told = TOKENIZING[str(word.arg)]
+        outcomes = TOKENIZING[str(word.arg)]
         value, shown = self.script.value(word.value), f"{word.arg}={self.script.text(word.value)}"
-        fate, why = told.get(value, told[None]) if isinstance(value, str | bool) else told[None]
-        self.notes.append(Note(shown, fate, (), why, self.script.where(word.value)))
+        outcome, why = outcomes.get(value, outcomes[None]) if isinstance(value, str | bool) else outcomes[None]
+        self.notes.append(Note(shown, outcome, (), why, self.script.where(word.value)))
 
 
 def _what_runs_it(script: Script) -> tuple[str, str] | None:

@@ -129,12 +129,12 @@ class Statements:
         given = {word.arg: word.value for word in node.keywords}
         shown = self.script.text(node)
         if name == "train" and isinstance(node.func, ast.Attribute) and self._is_trainer(node.func.value):
-            asked = given.get("resume_from_checkpoint", node.args[0] if node.args else None)
-            if asked is not None:
-                self._word(node, "resume_from_checkpoint", asked, shown)
+            requested = given.get("resume_from_checkpoint", node.args[0] if node.args else None)
+            if requested is not None:
+                self._word(node, "resume_from_checkpoint", requested, shown)
         elif name == "gradient_checkpointing_enable" or name == "prepare_model_for_kbit_training":
-            asked = given.get("use_gradient_checkpointing", ast.Constant(True))
-            self._word(node, "gradient_checkpointing", asked, shown)
+            requested = given.get("use_gradient_checkpointing", ast.Constant(True))
+            self._word(node, "gradient_checkpointing", requested, shown)
         elif name == "gradient_checkpointing_disable":
             self._word(node, "gradient_checkpointing", ast.Constant(False), shown)
         elif callee == "torch.compile":
@@ -211,8 +211,8 @@ class Statements:
         else:
             self.words.append(Word(name, held, self.script.where(node), shown))
 
-    def _note(self, node: ast.AST, shown: str, why: str, fate: Any = "listed") -> None:
-        self.notes.append(Note(shown, fate, (), why, self.script.where(node)))
+    def _note(self, node: ast.AST, shown: str, why: str, outcome: Any = "listed") -> None:
+        self.notes.append(Note(shown, outcome, (), why, self.script.where(node)))
 
     def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
         self.faults.append(script_fault(self.script.where(node), what, fix))

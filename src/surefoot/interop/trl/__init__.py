@@ -60,7 +60,7 @@ _PROFILES: Mapping[str, Mapping[str, Any]] = {
     "zero3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
 }
 
-HELD = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
     carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
@@ -70,7 +70,7 @@ OWN_ROWS: tuple[Row, ...] = (
         ("precision.base",),
         "the type in which weights are held",
         type=text,
-        null=Refusal("null leaves the type to transformers", f"use one of {', '.join(HELD)}"),
+        null=Refusal("null leaves the type to transformers", f"use one of {', '.join(DTYPES)}"),
     ),
     joint("attn_implementation", None, ("attention.implementation",), type=text),
     joint("use_peft", False, ("adapter.kind",)),
@@ -219,9 +219,9 @@ def set_weights(draft: Draft) -> None:
 
 def set_base(draft: Draft, name: str, *, trained: bool) -> None:
     """The type in which weights are held. trained: all of them, which surefoot does in fp32 only."""
-    held = HELD.get(str(draft[name]).removeprefix("torch."))
+    held = DTYPES.get(str(draft[name]).removeprefix("torch."))
     if held is None:
-        draft.refuse(name, f"{draft[name]} is not a type to hold weights in", f"use {', '.join(HELD)}")
+        draft.refuse(name, f"{draft[name]} is not a type to hold weights in", f"use {', '.join(DTYPES)}")
     elif trained:
         fixed = (
             "weights that train are held in fp32: a scaler cannot unscale fp16 gradients, and bf16 loses small steps"
@@ -339,10 +339,10 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
 def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
     """(processes, keys of `parallel`, what became of the words) where TRL is told how to start itself. Raises
     InputError for several machines and for a profile that is none of TRL's."""
-    told = {word.name: word for word in words if word.name in _LAUNCH}
-    if (machines := told.get("num_machines")) is not None and machines.value != 1:
+    launch = {word.name: word for word in words if word.name in _LAUNCH}
+    if (machines := launch.get("num_machines")) is not None and machines.value != 1:
         raise command_error(machines.where, f"asks for {machines.value} machines", MORE)
-    count, profile = told.get("num_processes"), told.get("accelerate_config")
+    count, profile = launch.get("num_processes"), launch.get("accelerate_config")
     if profile is not None and profile.value not in _PROFILES:
         fix = f"it has {', '.join(_PROFILES)}; or write accelerate launch --config_file {profile.value} sft.py"
         raise setting_error(profile.where, f"TRL has no profile {profile.value}", fix)

@@ -92,8 +92,8 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
     kind, weighing: what the tool calls its losses and their weights; also: another setting that asks for the loss.
     Whether they could be given.
     """
-    asked, weights = draft[kind], draft[weighing]
-    losses = asked if isinstance(asked, list) else ["sigmoid"] if asked is None else [asked]
+    requested, weights = draft[kind], draft[weighing]
+    losses = requested if isinstance(requested, list) else ["sigmoid"] if requested is None else [requested]
     weights = weights if isinstance(weights, list) else [1.0] * len(losses) if weights is None else [weights]
     main = [loss for loss in losses if loss != "sft"]
     if len(main) != 1 or main[0] not in _LOSSES or len(losses) > 2:

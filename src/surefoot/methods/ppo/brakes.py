@@ -107,11 +107,11 @@ def ratio_brake(ratio: float | None, bound: float) -> Brake:
     return Brake(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
 
 
-def too_many_left_out(step: int, left_out: int, asked: int) -> Diverged | None:
+def too_many_left_out(step: int, left_out: int, requested: int) -> Diverged | None:
     """Of all answers of the run so far. A few say nothing of a share."""
-    if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * asked:
+    if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * requested:
         return None
-    what = f"{left_out} of {asked} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"
+    what = f"{left_out} of {requested} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"
     return Diverged(
         Fault(f"step {step}", what, "look at what ppo.reward returns for the answers in samples.jsonl", code="SF-PPO")
     )

@@ -1,6 +1,7 @@
-"""One rollout: prompts are answered, answers scored and weighed, and what came of it becomes episodes.
+"""One rollout: prompts are answered, their answers go through reward model, reference, actor and critic,
+and this experience becomes episodes.
 
-Every rank answers the prompts of its own places; then all ranks know all answers, share out their weighing, and know
+Every rank answers the prompts of its own places; then all ranks know all answers, share out their scoring, and know
 all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
 episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
 difference from the engine that drew the answers. Where the two were found to differ by rounding alone
@@ -53,8 +54,8 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """How answers go through the models.
+class Scoring:
+    """With what answers are scored: the models, and how they run.
 
     score: None where the models have a reward model.
     take_drawn: the engine's own log-probabilities stand for the actor's.
@@ -75,7 +76,7 @@ class Weighing:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Experience:
     """All tables [E, R], with 0 beyond an answer.
 
     scores: [E], NaN where there is none.
@@ -96,14 +97,14 @@ class Weighed:
         return response_mask(self.lengths, self.logprobs.shape[1])
 
 
-def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature: float) -> Weighed:
+def make_experience(prompts: Prompts, write: Write, how: Scoring, temperature: float) -> Experience:
     """Every rank must ask."""
     count = len(prompts.ids)
     places = range(how.rank, count, how.world)
     written = write([prompts.ids[place] for place in places], places)
     scores = [] if how.score is None else how.score(written)
     answers = answers_of_all(prompts.ids, written, places, how.totals)
-    found = dict(_weigh(answers, how, temperature))
+    found = dict(_pass_through(answers, how, temperature))
     numbers = [
         gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals) for part in range(4)
     ]
@@ -114,7 +115,7 @@ def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature:
     drawn = [answer.logprobs or [torch.nan] * len(answer.response) for answer in answers]
     if how.take_drawn:
         logprobs = drawn
-    return Weighed(
+    return Experience(
         answers,
         torch.tensor([row[0] if row else torch.nan for row in own_scores]),
         torch.tensor([len(answer.response) for answer in answers]),
@@ -122,23 +123,25 @@ def answer_and_weigh(prompts: Prompts, write: Write, how: Weighing, temperature:
     )
 
 
-def to_episodes(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[tuple[Episode, ...], Figures]:
+def to_episodes(
+    prompts: Prompts, experience: Experience, terms: Terms, *, kl: float
+) -> tuple[tuple[Episode, ...], Figures]:
     """Rewards, advantages and returns of a rollout's answers, and the figures of the rollout.
 
     kl: coefficient of the penalty. Answers without a token or a finite score are left out.
     """
-    kept = (weighed.scores.isfinite() & (weighed.lengths > 0)).nonzero().squeeze(1)
-    left_out = len(weighed.answers) - len(kept)
+    kept = (experience.scores.isfinite() & (experience.lengths > 0)).nonzero().squeeze(1)
+    left_out = len(experience.answers) - len(kept)
     if not len(kept):
         nothing = float("nan")
         return (), Figures(0, left_out, 0, nothing, nothing, nothing, nothing, nothing, nothing)
-    real, scores, lengths = weighed.real[kept], weighed.scores[kept], weighed.lengths[kept]
-    logprobs, reference, values = weighed.logprobs[kept], weighed.reference[kept], weighed.values[kept]
+    real, scores, lengths = experience.real[kept], experience.scores[kept], experience.lengths[kept]
+    logprobs, reference, values = experience.logprobs[kept], experience.reference[kept], experience.values[kept]
     rewards = token_rewards(logprobs, reference, scores, real, kl=kl, clip=terms.reward_clip)
     advantages, returns = advantages_and_returns(rewards, values, real, gamma=terms.gamma, lam=terms.lam)
     if terms.whiten:
         advantages = whiten(advantages, real)
-    answers = [weighed.answers[place] for place in kept.tolist()]
+    answers = [experience.answers[place] for place in kept.tolist()]
     figures = Figures(
         answers=len(kept),
         left_out=left_out,
@@ -164,24 +167,24 @@ def to_episodes(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) 
     return episodes, figures
 
 
-def pulled_back(prompts: Prompts, weighed: Weighed, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
+def pulled_back(prompts: Prompts, experience: Experience, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
     """The same answers with the KL penalty alone, for a policy too far from its reference. The critic expects scores as
     well, so it says nothing here and learns nothing: advantages are the penalties to come, returns its own values."""
     silent = replace(
-        weighed,
-        scores=weighed.scores.where(~weighed.scores.isfinite(), 0.0),
-        values=torch.zeros_like(weighed.values),
+        experience,
+        scores=experience.scores.where(~experience.scores.isfinite(), 0.0),
+        values=torch.zeros_like(experience.values),
     )
     episodes, _ = to_episodes(prompts, silent, replace(terms, whiten=False), kl=kl)
     return tuple(
         replace(one, values=own, returns=own)
         for one in episodes
-        for own in (weighed.values[one.place, : len(one.response)].clone(),)
+        for own in (experience.values[one.place, : len(one.response)].clone(),)
     )
 
 
-def _weigh(
-    answers: Sequence[Rollout], how: Weighing, temperature: float
+def _pass_through(
+    answers: Sequence[Rollout], how: Scoring, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
     """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
     Nothing of the actor where the drawn ones are taken."""

@@ -20,7 +20,7 @@ from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunIn
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
-from surefoot.methods.ppo.rollout import Terms, Weighing, answer_and_weigh, pulled_back, to_episodes
+from surefoot.methods.ppo.rollout import Scoring, Terms, make_experience, pulled_back, to_episodes
 from surefoot.methods.ppo.scores import Scores, make_scores
 from surefoot.methods.ppo.task import TextBatches, cycles_of, read_texts
 from surefoot.methods.rollouts import Prompts, RolloutEngine, Write, answer_seed, prompts_at, rollout_engine
@@ -72,7 +72,7 @@ def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         assert held_out is not None
         answering.follow()
         prompts = prompts_at(held_out, range(len(held_out)))
-        return evaluate_answers(step, prompts, cycle.greedy, cycle.weighing, tokenizer, give_up)
+        return evaluate_answers(step, prompts, cycle.greedy, cycle.scoring, tokenizer, give_up)
 
     measured = None if held_out is None else evaluate
     return replace(task, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
@@ -108,11 +108,11 @@ class _Cycle:
         return self._answer(prompts, places, temperature=0.0)
 
     @property
-    def weighing(self) -> Weighing:
+    def scoring(self) -> Scoring:
         settings, engine = self.loaded.settings, self.loaded.engine
         models = self.loaded.model
         assert isinstance(models, PPOModels)
-        return Weighing(
+        return Scoring(
             models=models,
             score=self.scores.score,
             take_drawn=False,
@@ -135,21 +135,22 @@ class _Cycle:
             return self._answer(prompts, places, temperature=ppo.temperature, top_p=ppo.top_p, seed=seed)
 
         self.engine.follow()
-        weighing = replace(self.weighing, take_drawn=self.memory.numbers.take_drawn)
-        weighed = answer_and_weigh(prompts, write, weighing, ppo.temperature)
+        scoring = replace(self.scoring, take_drawn=self.memory.numbers.take_drawn)
+        experience = make_experience(prompts, write, scoring, ppo.temperature)
         if step == 1:
             compute = self.run.plan.precision.compute.value
-            known = (weighed.real, weighed.logprobs, weighed.reference, weighed.drawn)
+            known = (experience.real, experience.logprobs, experience.reference, experience.drawn)
             kl, ratio = check_start("ppo", *known, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
             # A server can lose track of the weights later on; this process answers with the weights that learn.
-            if ppo.engine == "embedded" and drawn_suffice(weighed.real, weighed.logprobs, weighed.drawn, compute):
+            seen = (experience.real, experience.logprobs, experience.drawn)
+            if ppo.engine == "embedded" and drawn_suffice(*seen, compute):
                 self.memory.take_drawn()
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef
-        penalty = partial(pulled_back, prompts, weighed, terms, kl=kl)
-        self.memory.begin(step, *to_episodes(prompts, weighed, terms, kl=kl), penalty)
+        penalty = partial(pulled_back, prompts, experience, terms, kl=kl)
+        self.memory.begin(step, *to_episodes(prompts, experience, terms, kl=kl), penalty)
 
     def _answer(
         self,
@@ -171,7 +172,7 @@ def evaluate_answers(
     step: int,
     prompts: Prompts,
     write: Write,
-    how: Weighing,
+    how: Scoring,
     tokenizer: PreTrainedTokenizerBase,
     give_up: Callable[[], bool],
 ) -> Measured | None:
@@ -182,11 +183,11 @@ def evaluate_answers(
     if give_up():
         return None
     started = time.perf_counter()
-    weighed = answer_and_weigh(prompts, write, how, temperature=1.0)
-    scores, lengths = weighed.scores.double(), weighed.lengths.double()
+    experience = make_experience(prompts, write, how, temperature=1.0)
+    scores, lengths = experience.scores.double(), experience.lengths.double()
     known = scores.isfinite()
     reward = float(scores[known].mean()) if known.any() else float("nan")
-    kl = (weighed.logprobs - weighed.reference).where(weighed.real, 0.0).sum(dim=1).double().mean()
+    kl = (experience.logprobs - experience.reference).where(experience.real, 0.0).sum(dim=1).double().mean()
     report = EvalReport(
         step=step,
         loss=-reward,
@@ -198,12 +199,12 @@ def evaluate_answers(
             "reward": reward,
             "kl": float(kl),
             "response_length": float(lengths.mean()),
-            "ended": sum(answer.stopped for answer in weighed.answers) / len(weighed.answers),
+            "ended": sum(answer.stopped for answer in experience.answers) / len(experience.answers),
         },
         unit="response_tokens",
     )
     samples = [
         (str(tokenizer.decode(list(one.prompt))), str(tokenizer.decode(list(one.response), skip_special_tokens=True)))
-        for one in weighed.answers
+        for one in experience.answers
     ]
     return Measured(report, samples)

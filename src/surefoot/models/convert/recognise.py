@@ -77,18 +77,18 @@ def groups(target: Target) -> list[Group]:
         single = {linear.role: linear for linear in target.linears}
         if whole is not None:
             sizes = tuple(target.facts.size(part) for part in whole.outputs)
-            parts = tuple(tuple(beside(whole.path, leaf) for leaf in leaves) for leaves in part_names)
+            parts = tuple(tuple(sibling(whole.path, leaf) for leaf in leaves) for leaves in part_names)
             found.append(Group((whole.path,), parts, sizes, target.facts.size(whole.inputs), own_is_fused=True))
         elif all(role in single for role in roles):
             members = [single[role] for role in roles]
             sizes = tuple(target.facts.size(member.outputs[0]) for member in members)
             own = tuple(member.path for member in members)
-            fused = tuple(beside(own[0], leaf) for leaf in fused_names)
+            fused = tuple(sibling(own[0], leaf) for leaf in fused_names)
             found.append(Group(fused, (own,), sizes, target.facts.size(members[0].inputs), own_is_fused=False))
     return found
 
 
-def beside(path: str, leaf: str) -> str:
+def sibling(path: str, leaf: str) -> str:
     """self_attn.q_proj, qkv_proj -> self_attn.qkv_proj"""
     front, dot, _ = path.rpartition(".")
     return f"{front}{dot}{leaf}"

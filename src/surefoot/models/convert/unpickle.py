@@ -111,8 +111,8 @@ def _is_wanted(path: str, wanted: tuple[str, ...]) -> bool:
 
 def _reason(text: str) -> str:
     """What the file asked for, out of torch's page of advice, which also says how to open it after all."""
-    if asked := re.search(r"GLOBAL ([\w.]+\.\w+)", text):
-        return f"asks for {asked[1]} when it is opened, which is not a tensor: nothing of it was run"
+    if requested := re.search(r"GLOBAL ([\w.]+\.\w+)", text):
+        return f"asks for {requested[1]} when it is opened, which is not a tensor: nothing of it was run"
     if "weights_only" in text.lower() or "Weights only" in text:
         return "asks for more than tensors when it is opened: nothing of it was run"
     return f"is not a file of weights that torch can read: {' '.join(text.split())[:120]}"

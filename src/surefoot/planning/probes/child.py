@@ -89,9 +89,9 @@ def _one_child(
     request: Any, probe: Probe, program: Sequence[str], patience: float
 ) -> tuple[tuple[Any, ...] | None, str | None, str]:
     """(trials, None and empty) or (None, the part that ran last, why the process ended)."""
-    asked = TypeAdapter(probe.request).dump_json(request).decode()
+    requested = TypeAdapter(probe.request).dump_json(request).decode()
     try:
-        done = subprocess.run(program, input=asked, capture_output=True, text=True, timeout=patience)
+        done = subprocess.run(program, input=requested, capture_output=True, text=True, timeout=patience)
         said, why = done.stdout, _ending(done.returncode)
         if done.returncode > 0 and done.stderr.strip():  # Python's own last words
             why += f" ({done.stderr.strip().splitlines()[-1]})"

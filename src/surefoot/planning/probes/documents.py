@@ -81,8 +81,8 @@ def document_trials(
     device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
     groups = request.heads // request.kv_heads
     room = room_on(device, limits, free)
-    asked = (request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens)
-    taken = timed_documents(*asked, room)
+    requested = (request.mix, groups, request.kv_heads, head_dim, dtype, request.tokens)
+    taken = timed_documents(*requested, room)
     lengths, count = taken.lengths, taken.kv_heads
     make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
     with one_thread(), fp32_products("ieee"):
@@ -109,7 +109,7 @@ def document_trials(
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
     less = less_than_asked((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
-    at = timed_at(less, held=taken != timed_documents(*asked, room.alone))
+    at = timed_at(less, held=taken != timed_documents(*requested, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)
 
 

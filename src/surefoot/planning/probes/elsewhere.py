@@ -29,11 +29,11 @@ def rates_without(
     program: Sequence[str] = _PROGRAM,
 ) -> dict[DType, float]:
     """`product_rates` of a child without the variables `names`; empty where it does not answer. kind: cpu | cuda."""
-    asked = json.dumps({"shape": shape, "dtypes": list(dtypes), "kind": kind})
+    requested = json.dumps({"shape": shape, "dtypes": list(dtypes), "kind": kind})
     try:
         done = subprocess.run(
             program,
-            input=asked,
+            input=requested,
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
@@ -47,8 +47,12 @@ def rates_without(
 
 def main() -> None:
     """The child."""
-    asked = json.loads(sys.stdin.read())
-    print(json.dumps(product_rates([tuple(asked["shape"])], torch.device(asked["kind"]), dtypes=asked["dtypes"])))
+    requested = json.loads(sys.stdin.read())
+    print(
+        json.dumps(
+            product_rates([tuple(requested["shape"])], torch.device(requested["kind"]), dtypes=requested["dtypes"])
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ class Kept:
         lasting: whether an answer would be the same tomorrow; others are not kept.
         cores: that measuring takes.
         """
-        asked = _plain({"format": _FORMAT, "probe": name, "question": question, "machine": self.machine})
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        requested = _plain({"format": _FORMAT, "probe": name, "question": question, "machine": self.machine})
+        digest = hashlib.sha256(json.dumps(requested, sort_keys=True).encode()).hexdigest()
         path, adapter = self.folder / f"{name}-{digest[:16]}.json", TypeAdapter(kind)
-        known, crowded = _read(path, asked, adapter)
+        known, crowded = _read(path, requested, adapter)
         if known is not None and not (crowded and counters.is_quiet(cores)):
             return known
         before = counters.read_counters()
@@ -70,7 +70,7 @@ class Kept:
             return answer
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            record = {"asked": asked, "answer": adapter.dump_python(answer, mode="json"), "crowded": crowded}
+            record = {"asked": requested, "answer": adapter.dump_python(answer, mode="json"), "crowded": crowded}
             durable.write_json(path, record)
         except (
             OSError,
@@ -106,11 +106,11 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _read(path: Path, asked: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
+def _read(path: Path, requested: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
     """The answer, None where there is none to this question, and whether other programs had the cores meanwhile."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["asked"] != asked:
+        if content["asked"] != requested:
             return None, False
         return adapter.validate_python(content["answer"]), content["crowded"] is True
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):

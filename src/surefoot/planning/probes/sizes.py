@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.planning.measurements import HELD
+from surefoot.planning.measurements import MEMORY_TAKEN
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.matmul import TORCH_DTYPE
 from surefoot.planning.probes.timing import LIMITS, NO_ROOM, Limits
@@ -108,12 +108,12 @@ class Size:
 def timed_at(*less: str, held: bool) -> str:
     """less: how much of the run's shapes is timed, each empty where that is all. held: it would be more, were it not
     for other programs."""
-    return ", ".join(filter(None, (*less, HELD if held else "")))
+    return ", ".join(filter(None, (*less, MEMORY_TAKEN if held else "")))
 
 
 def less_than_asked(*taken: tuple[int, int, str]) -> str:
     """taken: (timed, asked for, of what). Empty where all of it was timed."""
-    less = [f"{timed} of {asked} {what}" for timed, asked, what in taken if timed < asked]
+    less = [f"{timed} of {requested} {what}" for timed, requested, what in taken if timed < requested]
     return f"at {' and '.join(less)}" if less else ""
 
 

@@ -68,8 +68,8 @@ def require_cast(rounding: float, dtype: DType) -> None:
         raise EnvironmentFault(Fault("cast model", what, "nothing was written; please report it", code="SF-EXPORT"))
 
 
-def reloaded_limit(dtype: DType, asked: float | None) -> float:
-    return RELOADED_LIMIT[dtype] if asked is None else asked
+def reloaded_limit(dtype: DType, requested: float | None) -> float:
+    return RELOADED_LIMIT[dtype] if requested is None else requested
 
 
 def require_reloaded(agreement: Agreement, dtype: DType, limit: float | None) -> None:

@@ -59,14 +59,14 @@ def add_gguf(
     dtype: DType = record["dtype"]
     file = folder / f"{out.name}-{_OUT_TYPES[dtype]}.gguf"
     tokenizer = load_tokenizer(folder)
-    asked = ChatSettings(
+    requested = ChatSettings(
         bos_id=parts.bos_id,
         stops=parts.tokens.stop.value,
         pad_id=parts.tokens.pad_id,
         chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
     )
     try:
-        write_gguf(folder, file, tokenizer, asked, name=out.name, window=parts.facts.window)
+        write_gguf(folder, file, tokenizer, requested, name=out.name, window=parts.facts.window)
         cautions = _check_tokenizer(folder, file, parts)
     except NotInGguf as reason:
         file.unlink(missing_ok=True)

@@ -66,9 +66,9 @@ def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> 
     """moved, plain: see `surefoot.runs.failures.replay.replay`. Raises InputError for a run whose last process ended
     by itself or in no step, and what `replay_run.take_again` does."""
     death = death_in_a_step(run)
-    asked = {"run": str(run), "begun": death.begun, "moved": list(moved), "plain": plain, "parent": os.getpid()}
+    requested = {"run": str(run), "begun": death.begun, "moved": list(moved), "plain": plain, "parent": os.getpid()}
     done = subprocess.run(
-        _PROGRAM, input=json.dumps(asked), capture_output=True, encoding="utf-8", errors="replace", check=False
+        _PROGRAM, input=json.dumps(requested), capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     heard = Heard.of(done.stdout, death.begun["begins"])
     if heard.fault is not None:

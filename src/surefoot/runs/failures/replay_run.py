@@ -159,8 +159,8 @@ class _Last(SilentObserver):
 
 def main() -> None:
     """The child."""
-    asked = json.loads(sys.stdin.read())
-    process.end_with(asked["parent"])
+    requested = json.loads(sys.stdin.read())
+    process.end_with(requested["parent"])
     faulthandler.enable(2)
     answers = os.dup(1)
     os.dup2(2, 1)  # for what libraries print
@@ -170,7 +170,9 @@ def main() -> None:
             out.write(f"{word} {' '.join(text.split())}\n".encode())
 
         try:
-            take_again(Path(asked["run"]), asked["begun"], tell, moved=asked["moved"], plain=asked["plain"])
+            take_again(
+                Path(requested["run"]), requested["begun"], tell, moved=requested["moved"], plain=requested["plain"]
+            )
         except SurefootError as error:
             faults = [[fault.where, fault.what, fault.fix] for fault in error.faults]
             tell("fault", json.dumps({"code": error.exit_code, "faults": faults}))

@@ -29,8 +29,8 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
         return settled
     config = as_settled(run.config, settled)
     again = settled.memory.gradient_checkpointing.value
-    asked = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
-    config = config.model_copy(update={"gradient_checkpointing": asked})
+    requested = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
+    config = config.model_copy(update={"gradient_checkpointing": requested})
     answer = config.rollout.max_new_tokens if config.method.rollouts else 0
     lengths = length_facts(run.task.data, answer, size=config.batch.size, micro=config.batch.micro)
     anew = make_plan(config, lengths=lengths, measurements=settled.measurements)

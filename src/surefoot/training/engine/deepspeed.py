@@ -257,7 +257,9 @@ class Gate(torch.optim.Optimizer):
             return
         for part in self._parts:
             groups = part.param_groups
-            part.param_groups = [group for group in groups if any(group is asked for asked in self.param_groups)]
+            part.param_groups = [
+                group for group in groups if any(group is requested for requested in self.param_groups)
+            ]
             part.step()
             part.param_groups = groups
 
