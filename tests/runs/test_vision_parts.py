@@ -27,7 +27,7 @@ from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
 from surefoot.models.shared_backbone import SharedBackbone
-from surefoot.models.wrapped import beside, train_sight
+from surefoot.models.wrapped import train_sight, wrapper_parameters
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes
@@ -45,7 +45,7 @@ def made(name, folder):
 @pytest.mark.parametrize("name", [*FAMILIES, *QWEN])
 def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
     model = AutoModelForImageTextToText.from_pretrained(made(name, tmp_path / "base"))
-    names = [one for one in beside(model) if part_of(one)]
+    names = [one for one in wrapper_parameters(model) if part_of(one)]
     for part in PARTS:
         modules = modules_of(part, names)
         assert modules
@@ -55,7 +55,7 @@ def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
     whole = dict(model.named_modules())
     for one in (*modules_of("tower", names), *modules_of("projector", names)):  # PEFT goes by the ends of names
         assert [own for own in whole if own.endswith(one)] == [one]
-    left = beside(model).keys() - set(names)
+    left = wrapper_parameters(model).keys() - set(names)
     assert all(part_of(one) is None for one in left)
     assert left == ({"model.image_newline"} if name == "llava_next" else set())
 
