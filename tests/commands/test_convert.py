@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers import zoo
-from helpers.faults import gives, prints_fault, raises_fault
+from helpers.faults import prints_fault
 from helpers.tiers import diagonal, representatives
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import bos_file, read_bos_scale
@@ -83,7 +83,7 @@ def test_every_family_goes_out_loads_and_comes_back(models, tmp_path, name):
         assert not equal(weights(out), weights(folder))
         said = []
         assert torch.equal(logits(load(out, said)), plain)
-        assert gives(said[0], layout)
+        assert f"is in another layout ({layout})" in said[0]
         again = call(out, "--out", back)
         assert again.exit_code == 0
         assert layouts_of(back) == [layout]  # twin
@@ -183,11 +183,8 @@ def old_dora(folder, target):
 def test_an_old_dora_adapter_gives_pefts_logits(models, tmp_path):
     folder = models["llama3"]
     expected = old_dora(folder, tmp_path / "old")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"surefoot convert .*old --out .*old-safetensors"):
         read_adapter(tmp_path / "old")
-    (fault,) = caught.value.faults
-    old, new = tmp_path / "old", tmp_path / "old-safetensors"
-    assert f"surefoot convert {old} --out {new}" in fault.fix
     assert call(tmp_path / "old", "--out", tmp_path / "new").exit_code == 0
     base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     assert torch.equal(logits(PeftModel.from_pretrained(base, tmp_path / "new").eval()), expected)
@@ -277,7 +274,7 @@ def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path
     patterns = {"rank_pattern": dict.fromkeys(["q_proj", "k_proj", "v_proj"], 2), "alpha_pattern": {"q_proj": 3}}
     peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out")
-    assert all(gives(refused.stderr, value) for value in ("alpha_pattern", "q_proj", 3, "k_proj", 8)), refused.stderr
+    assert "alpha_pattern gives the parts of one matrix different values: q_proj 3, k_proj 8" in refused.stderr
     patterns["alpha_pattern"] = dict.fromkeys(["q_proj", "k_proj", "v_proj"], 3)
     expected = peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     assert call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out").exit_code == 0
@@ -295,7 +292,7 @@ def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path
     patterns = {"rank_pattern": {path: 2}}
     peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "no")
-    assert all(gives(refused.stderr, value) for value in ("rank_pattern", path)), refused.stderr
+    assert f"rank_pattern names {path}, which would change" in refused.stderr
 
 
 def test_what_there_is_nothing_of_to_change_is_said_truly(models, tmp_path):
@@ -356,12 +353,12 @@ def test_the_factor_of_the_base_is_not_the_sources(models, tmp_path):
     (base / "bos_zero_config.json").write_text(json.dumps(bos_file(0.1)))
     result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "bos_zero_config.json").exists()
-    left = [line for line in result.stdout.splitlines() if line.startswith("note: ") and "bos_zero_config.json" in line]
-    assert len(left) == 1, result.stdout
+    assert "bos_zero_config.json of" in result.stdout
+    assert "is not taken" in result.stdout
     (own / "bos_zero_config.json").write_text(json.dumps(bos_file(0.3)))  # twin: its own is
     result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "own-out")
     assert read_bos_scale(tmp_path / "own-out") == 0.3
-    assert not [line for line in result.stdout.splitlines() if line.startswith("note: ") and str(base) in line]
+    assert "is not taken" not in result.stdout
 
 
 def test_a_bias_that_is_no_mask_is_not_dropped(models, tmp_path):
@@ -376,7 +373,7 @@ def test_a_bias_that_is_no_mask_is_not_dropped(models, tmp_path):
             load(other)
             continue
         assert prints_fault(result.stderr, "SF-MODEL-KEYS", other, 1, "transformer.h.0.attn.bias")
-        with raises_fault("SF-MODEL-KEYS", other, 1, "transformer.h.0.attn.bias"):
+        with pytest.raises(InputError, match=r"does not know: transformer\.h\.0\.attn\.bias"):
             load(other)
 
 

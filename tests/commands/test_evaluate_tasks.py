@@ -158,7 +158,7 @@ def test_answers_that_ended_elsewhere_are_another_evaluations(place, tmp_path):
     wanted = ("--adapter", run, "--template", "trained", "--max-samples", 1)
     assert call(place, tmp_path / "out", *wanted).exit_code == 0
     again = call(place, tmp_path / "out", *wanted)
-    assert again.stdout.count("1 of 1 ") == 2
+    assert again.stdout.count("1 of 1 were answered before") == 2
     longer = replace(plan, tokenizer=replace(plan.tokenizer, stop=choice((321, 65))))
     (run / "plan.json").write_text(json.dumps({"plan": plan_to_json(longer)}))
     result = call(place, tmp_path / "out", *wanted)
@@ -276,7 +276,7 @@ def test_a_row_without_room_is_wrong_and_the_others_are_answered(place, with_lon
     out = with_long_rows / "out"
     result = call(with_long_rows, out, "--mode", mode, "--batch-size", size)
     assert result.exit_code == 0, result.stderr
-    assert "(boolq 2 of 7)" in " ".join(result.stdout.split())
+    assert "positions count as wrong (boolq 2 of 7)" in " ".join(result.stdout.split())
     found = answers(out)
     assert ["too_long" in one for one in found] == [True, False, False, True, False, False, False]
     assert [one["flag"] for one in found if "too_long" in one] == [False, False]
@@ -288,7 +288,7 @@ def test_a_row_without_room_is_wrong_and_the_others_are_answered(place, with_lon
 
 
 def test_twin_without_a_long_row_nothing_is_said_of_it(place, tmp_path):
-    assert "(boolq " not in call(place, tmp_path, "--mode", "fast").stdout
+    assert "count as wrong" not in call(place, tmp_path, "--mode", "fast").stdout
 
 
 def test_a_set_of_which_no_prompt_fits_is_refused_before_the_first_question(with_long_rows):

@@ -112,23 +112,19 @@ def test_a_command_behind_dashes_and_as_json(words):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "said"),
     [
-        (["nothing.yaml"], "SF-TRANSLATE-SETTING", "nothing.yaml"),
-        (["--", "ls", "-l"], "SF-TRANSLATE-COMMAND", "ls"),
-        (["--", "llamafactory-cli", "train", "--lora_rnk", "8"], "SF-TRANSLATE-SETTING", "lora_rank"),
-        (["--", "llamafactory-cli", "eval"], "SF-TRANSLATE-COMMAND", "surefoot evaluate"),
-        (
-            ["--", "torchrun", "--nproc_per_node", "4", "llamafactory-cli", "train"],
-            "SF-TRANSLATE-SETTING",
-            "error: dataset: ",
-        ),
+        (["nothing.yaml"], "cannot be read"),
+        (["--", "ls", "-l"], "is a program that surefoot does not understand"),
+        (["--", "llamafactory-cli", "train", "--lora_rnk", "8"], "did you mean lora_rank?"),
+        (["--", "llamafactory-cli", "eval"], "surefoot evaluate"),
+        (["--", "torchrun", "--nproc_per_node", "4", "llamafactory-cli", "train"], "dataset: is required"),
     ],
 )
-def test_wrong_words_end_in_one_line_each(arguments, code, said):
+def test_wrong_words_end_in_one_line_each(arguments, said):
     result = translate(*arguments)
     assert result.exit_code == 2
-    assert any(said in line and line.endswith(f"[{code}]") for line in result.stderr.splitlines()), result.stderr
+    assert said in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import re
 
 import pytest
 import rich.console
 from transformers import AutoTokenizer
 
-from helpers.faults import gives
 from helpers.tiny_models import llama3_tokenizer
 from surefoot.data.audit import Sample, SamplePart
 from surefoot.data.prepare import PreparedData, prepare_data
@@ -55,12 +53,10 @@ def test_plain_text_marks_what_is_learned(data):
     assert "\x1b" not in text
     assert "\r" not in text
     assert text.startswith(f"training data: {data.audit.source.file}\n")
-    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert re.findall(r"\d+", rows["examples"]) == ["8", "11", "3", "0", "0"]  # used, there, held out, dropped, cut
-    assert "<|begin_of_text|>" in rows["BOS"]
-    assert re.findall(r"\d+", rows["stop"]) == ["8", "8"]
-    assert re.findall(r"<.*?>", rows["stop"]) == ["<|end_of_text|>", "<|eot_id|>"]
-    assert "<|end_of_text|>" in rows["PAD"]
+    assert "examples  8 of 11 records, without 3 held out for evaluation, 0 dropped, 0 cut to length" in text
+    assert "BOS       <|begin_of_text|>, exactly once, at the start of every example" in text
+    assert "stop      8 of 8 answers end with a learned <|end_of_text|> or <|eot_id|>" in text
+    assert "PAD       <|end_of_text|>, masked by position" in text
     first = data.audit.samples[0].number - 1
     assert f"\n\n    ⟦It is\n    {first + 1}.<|eot_id|>⟧" in text
     assert text.count("⟦") == text.count("⟧") == 4  # three samples and the line that explains the marks
@@ -85,7 +81,7 @@ def test_long_stretches_are_shortened_and_say_so(data):
     text = as_plain_text(
         audit_report(dataclasses.replace(data, audit=dataclasses.replace(data.audit, samples=(long,))))
     )
-    assert gives(text, "1,560")  # characters that are left out
+    assert "(1,560 more characters)" in text.replace("\n", " ")
 
 
 def test_json_is_plain_and_free_of_machine_paths(data):
