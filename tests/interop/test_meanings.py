@@ -127,14 +127,19 @@ def test_int4_weights_with_int8_activations_are_rounded_as_torchtune_does():
     assert found.config["precision"] | {"compute": ""} == {"compute": "", "qat": "int8-int4", "qat_group_size": 256}
     assert "qat" not in tune("").config["precision"]
     for more in (QUANTIZER.format("Int4WeightOnlyQATQuantizer", 256), "fake_quant_after_n_steps: 10\n"):
-        assert refused_settings(lambda more=more: tune(more))
+        with pytest.raises(InputError) as caught:
+            tune(more)
+        last = len((TUNE + more).splitlines())  # where the setting stands
+        assert [(one.code, one.where.split(":")[1]) for one in caught.value.faults] == [
+            ("SF-TRANSLATE-SETTING", str(last))
+        ]
 
 
 def test_axolotls_two_grids_are_told():
     found = axolotl("qat: {weight_dtype: int4, activation_dtype: int8, group_size: 64}\n")
     assert found.config["precision"]["qat"] == "int8-int4"
     assert found.config["precision"]["qat_group_size"] == 64
-    assert next(note.fate for note in found.notes if note.word.startswith("qat")) == "changed"
+    assert next(note.outcome for note in found.notes if note.word.startswith("qat")) == "changed"
 
 
 @pytest.mark.parametrize(
@@ -149,4 +154,5 @@ def test_axolotls_two_grids_are_told():
     ],
 )
 def test_what_axolotl_rounds_otherwise_is_refused(said):
-    assert refused_settings(lambda: axolotl(f"qat: {{{said}}}\n")) == ["qat"]
+    more = f"qat: {{{said}}}\n"
+    assert refused_settings(lambda: axolotl(more), text=AXOLOTL + more) == ["qat"]

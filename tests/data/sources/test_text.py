@@ -197,7 +197,7 @@ def test_batches_hold_so_many_conversations(tmp_path, monkeypatch):
 
 def _without_pictures(one: dict) -> dict:
     """As conversations were before they could have some: what runs learned from goes on having its digest."""
-    del one["images"], one["pictures"]
+    del one["images"], one["pictures"], one["record"]
     for turn in one["turns"]:
         del turn["images"], turn["thought"]
     return one
