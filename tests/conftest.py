@@ -100,5 +100,6 @@ def _what_this_file_costs(request):
         return (yield)
     before = _processor_seconds()
     yield
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path, "a", encoding="utf-8") as out:
         out.write(f"{_processor_seconds() - before:7.1f} {request.path.relative_to(request.config.rootpath)}\n")
