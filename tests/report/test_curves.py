@@ -1,4 +1,4 @@
-"""Rows as curves: what is not finite is a gap, thinning loses no spike, and added points complete what was sent."""
+"""Rows as curves: what is not finite is a gap, and thinning loses no spike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from helpers.run_folders import log_rows, train_row
 from surefoot.report import curves
-from surefoot.report.curves import charts_of, described, shape, since, thin, thinned, to_json
-from surefoot.report.pictures.plots import SMOOTH_FROM, evaluates_rewards, smooth
+from surefoot.report.curves import charts_of, described, thin, thinned, to_json
+from surefoot.report.pictures.plots import evaluates_rewards, smooth
 
 
 def lines(rows):
@@ -84,25 +84,6 @@ def test_a_log_of_gaps_only_stays_within_the_limit():
     charts = thinned(charts_of(rows))
     assert max(len(line.points) for chart in charts for line in chart.lines) <= curves.MOST_POINTS
     assert "9000 not finite" in described(charts_of(rows)[0])
-
-
-FIRST_EVALUATION = 10  # row of `log_rows`; the evaluation's own comes behind it
-
-
-@pytest.mark.parametrize("sent", [1, 10, 11, 299, 300])
-def test_sent_and_added_are_the_whole(sent):
-    rows = log_rows(300)
-    before = charts_of(rows[:sent])
-    charts = charts_of(rows)
-    if shape(before) != shape(charts):
-        assert sent <= max(FIRST_EVALUATION, SMOOTH_FROM)  # no evaluation yet, or too few points for a smoothed line
-        return
-    added = since(charts, before)
-    for chart, old, new in zip(charts, before, added, strict=True):
-        for line, old_line, new_line in zip(chart.lines, old.lines, new.lines, strict=True):
-            assert [step for step, _ in (*old_line.points, *new_line.points)] == [step for step, _ in line.points]
-            if line.style != "smooth":  # it looks ahead, and farther as the curve grows
-                assert (*old_line.points, *new_line.points) == line.points
 
 
 def test_the_page_gets_plain_json():

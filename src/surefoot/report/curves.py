@@ -132,25 +132,6 @@ def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:
     ]
 
 
-def since(charts: Sequence[Chart], before: Sequence[Chart]) -> list[Chart]:
-    """What `charts` have more than `before`, which was made of fewer rows of the same log and has the same lines."""
-    return [
-        replace(
-            new,
-            lines=tuple(
-                replace(line, points=line.points[len(old_line.points) :])
-                for line, old_line in zip(new.lines, old.lines, strict=True)
-            ),
-        )
-        for new, old in zip(charts, before, strict=True)
-    ]
-
-
-def shape(charts: Sequence[Chart]) -> list[tuple[str, ...]]:
-    """Which lines there are; `since` needs two that are equal in this."""
-    return [(chart.key, *(line.name for line in chart.lines)) for chart in charts]
-
-
 def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
     """At most `most` points: of each stretch the lowest, the highest and a gap, if it has one, in order."""
     if len(points) <= most:

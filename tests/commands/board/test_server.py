@@ -154,33 +154,31 @@ def test_every_answer_says_what_a_browser_may_do(board):
 class Listener:
     """A stream of server-sent events, read by hand."""
 
-    def __init__(self, board, target, last_id=""):
+    def __init__(self, board, target):
         self._connection = socket.create_connection(("127.0.0.1", board.server_port), timeout=5)
         head = (
             f"GET {target} HTTP/1.1\r\nHost: localhost:{board.server_port}\r\nCookie: {board.cookie}={board.token}\r\n"
         )
-        self._connection.sendall(f"{head}Last-Event-ID: {last_id}\r\n\r\n".encode())
+        self._connection.sendall(f"{head}\r\n".encode())
         self._file = self._connection.makefile("rb")
         while self._file.readline() not in (b"\r\n", b""):
             pass
 
     def next(self, event):
-        """Data and id of the next event of this name; "" for a comment."""
-        found, data, place = "", None, ""
+        """Data of the next event of this name; None for a comment, whose name is ""."""
+        found, data = "", None
         for line in self._file:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             if name == "event":
                 found = value
             elif name == "data":
                 data = json.loads(value)
-            elif name == "id":
-                place = value
             elif name == "" and value:
                 found = ""
             elif name == "":
                 if found == event:
-                    return data, place
-                data, place = None, ""
+                    return data
+                data = None
         raise AssertionError("the stream ended")
 
     def close(self):
@@ -188,25 +186,18 @@ class Listener:
         self._connection.close()
 
 
-def test_a_row_arrives_and_a_lost_connection_goes_on(board, root):
-    target = f"{run_path(board)}/events"
-    listener = Listener(board, target)
+def test_a_row_arrives(board, root):
+    listener = Listener(board, f"{run_path(board)}/events")
     listener.next("curves")
     log_more(root / "a", [train_row(21, 30, 0.5)])
-    second, place = listener.next("curves")
-    assert second["charts"][0]["lines"][0]["x"][-1] == 21
+    assert listener.next("curves")["charts"][0]["lines"][0]["x"][-1] == 21
     listener.close()
-    log_more(root / "a", log_rows(300, 900)[-5:])
-    again = Listener(board, target, place)
-    third, _ = again.next("curves")
-    assert third["charts"][0]["lines"][0]["x"][-1] == 300
-    again.close()
 
 
 def test_silence_is_broken_by_a_heartbeat(board):
     listener = Listener(board, "/events")
     listener.next("parts")
-    assert listener.next("") == (None, "")
+    assert listener.next("") is None
     listener.close()
 
 

@@ -1,23 +1,19 @@
-"""The runs in a folder, a row of the overview for each, and `Tail`, which follows a growing file of JSON lines.
+"""The runs in a folder, and a row of the overview for each.
 
 A run is named by an id made of its folder's name; what a request says is looked up in the list and never becomes a
-path. A place in a file is its length so far with a checksum of all before it, so a reader that comes back is told truly
-whether what it has is still the beginning of the file: a resumed run cuts its log and may write other rows to the same
-length.
+path.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.report.events import EVENTS
+from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.html import MANIFEST
 from surefoot.report.journal import Record, parse
 from surefoot.report.record import is_plain, results_of, sound_events, sound_rows
@@ -26,67 +22,6 @@ from surefoot.report.status import WORDS, Status, progress, status_of
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.views import figures, guarded
 from surefoot.system import folder_lock
-
-_PLACE = re.compile(r"([0-9]{1,15})-([0-9]{1,10})")
-
-
-class Tail:
-    """records: of all whole lines so far; damaged ones are left out."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._reset()
-
-    def _reset(self) -> None:
-        self.records: list[Record] = []
-        self._length = self._checksum = 0
-        self._file: tuple[int, int] | None = None  # device and inode
-
-    @property
-    def place(self) -> str:
-        return f"{self._length}-{self._checksum}"
-
-    def resume(self, place: str) -> bool:
-        """Take in what lies before a place that an earlier reader had. False, and nothing taken, where the file no
-        longer begins so. Call it first."""
-        found = _PLACE.fullmatch(place)
-        if found is None:
-            return False
-        self._read(most=int(found[1]))
-        if self.place == place:
-            return True
-        self._reset()
-        return False
-
-    def read(self) -> bool:
-        """Take in what is new. Whether the file was cut or replaced, so that `records` begin anew."""
-        return self._read(most=None)
-
-    def _read(self, most: int | None) -> bool:
-        if not is_plain(self._path):
-            cut = self._length > 0
-            self._reset()
-            return cut
-        with self._path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            identity = (status.st_dev, status.st_ino)
-            cut = self._length > 0 and (status.st_size < self._length or identity != self._file)
-            if cut:
-                self._reset()
-            self._file = identity
-            file.seek(self._length)
-            self._take(file.read() if most is None else file.read(most))
-        return cut
-
-    def _take(self, data: bytes) -> None:
-        """Whole lines; the half one at the end waits for its rest."""
-        whole = data[: data.rfind(b"\n") + 1]
-        self._length += len(whole)
-        self._checksum = zlib.crc32(whole, self._checksum)
-        for line in whole.decode("utf-8", errors="replace").split("\n")[:-1]:
-            record = parse(line)
-            if record is not None:
-                self.records.append(record)
 
 
 def last_records(path: Path, most: int = 1 << 16) -> list[Record]:
@@ -166,7 +101,7 @@ class Overview:
     """Looks at all runs; what has not changed is not read again."""
 
     root: Path
-    _known: dict[str, tuple[tuple[object, ...], Glance]] = field(default_factory=dict)
+    _known: dict[str, tuple[object, Glance]] = field(default_factory=dict)
 
     def glances(self) -> list[Glance]:
         """Running ones first, then by the time of their last entry."""
@@ -174,12 +109,9 @@ class Overview:
         return sorted(found, key=lambda glance: (_ORDER.index(glance.status) > 0, -glance.changed, glance.name))
 
     def _glance(self, run: Run) -> Glance:
-        paths = [run.folder / name for name in (LOG, EVENTS, ALL, MANIFEST)]
-        signature = (*map(_signature, paths), folder_lock.is_in_use(run.folder))
-        known = self._known.get(run.id)
-        if known is None or known[0] != signature:
-            known = (signature, _look(run))
-            self._known[run.id] = known
+        now, known = signature(run.folder), self._known.get(run.id)
+        if known is None or known[0] != now:
+            known = self._known[run.id] = (now, _look(run))
         return known[1]
 
 
@@ -194,7 +126,7 @@ def _look(run: Run) -> Glance:
     without_mean = {key: value for key, value in results.items() if key != "train_loss"}
     found = guarded("the row of figures", lambda: figures(rows, status, without_mean), [], [])
     shown = {one.name: one.value for one in found}
-    changed = _signature(run.folder / LOG) or _signature(run.folder / "plan.json")
+    changed = _file_state(run.folder / LOG) or _file_state(run.folder / "plan.json")
     return Glance(
         id=run.id,
         name=run.name,
@@ -218,7 +150,15 @@ def _is_candidate(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
 
 
-def _signature(path: Path) -> tuple[int, int, float] | None:
+def signature(run: Path) -> tuple[object, ...]:
+    """What differs after anything that a live page shows has changed: files, and whether a process is at work."""
+    return (
+        *(_file_state(run / name) for name in (LOG, EVENTS, SAMPLES, ALL, MANIFEST)),
+        folder_lock.is_in_use(run),
+    )
+
+
+def _file_state(path: Path) -> tuple[int, int, float] | None:
     """Inode, size and time of a plain file."""
     try:
         status = os.lstat(path)

@@ -158,17 +158,16 @@ class _Handler(BaseHTTPRequestHandler):
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.server.token.encode())
 
     def _answer(self, path: str) -> None:
-        last_id = self.headers.get("Last-Event-ID", "")
         if path == "/":
             return self._page(_overview_page(self.server.root))
         if path == "/events":
-            return self._stream(follow_all(self.server.root, last_id))
+            return self._stream(follow_all(self.server.root))
         found = _RUN.fullmatch(path)
         run = _find(self.server.root, found[1]) if found else None
         if found is None or run is None:
             return self._say(404, "There is no such page, or the run is gone.")
         if found[2]:
-            return self._stream(follow_run(run.folder, last_id))
+            return self._stream(follow_run(run.folder))
         return self._page(_run_page(run))
 
     def _page(self, html: str) -> None:

@@ -180,17 +180,16 @@
     }
   }
 
-  // Points that came since the last picture. What the reader has zoomed into stays where it is.
-  function extend(charts) {
-    for (const part of charts) {
-      const { chart, plot, place, figure } = drawn.get(part.key);
+  // What the reader has zoomed into stays where it is, as long as the lines are the same.
+  function update(charts) {
+    const lines = (all) => JSON.stringify(all.map((chart) => [chart.key, chart.lines.map((line) => [line.name, line.style])]));
+    if (lines(charts) !== lines([...drawn.values()].map(({ chart }) => chart))) return draw(charts);
+    for (const now of charts) {
+      const { chart, plot, place, figure } = drawn.get(now.key);
       const steps = plot.data[0];
       const zoomed = plot.scales.x.min > steps[0] || plot.scales.x.max < steps[steps.length - 1];
-      part.lines.forEach((line, k) => {
-        chart.lines[k].x.push(...line.x);
-        chart.lines[k].y.push(...line.y);
-      });
-      place.setAttribute("aria-label", part.label);
+      Object.assign(chart, now);
+      place.setAttribute("aria-label", chart.label);
       figure.lastChild.replaceWith(keys(chart));
       plot.setData(table(chart), !zoomed);
       if (zoomed) plot.redraw();
@@ -232,7 +231,7 @@
     source.addEventListener("curves", (event) => {
       const curves = JSON.parse(event.data);
       marks = curves.marks;
-      curves.added ? extend(curves.charts) : draw(curves.charts);
+      update(curves.charts);
     });
   }
 })();
