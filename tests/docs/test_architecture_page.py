@@ -1,5 +1,7 @@
-"""docs/architecture.md: the rooms as their packages say, and each walk in the order in which a real run goes it."""
+"""docs/architecture.md: the rooms as their packages say, no cycle of imports between modules, and each walk in the
+order in which a real run goes it."""
 
+import ast
 import itertools
 import json
 import os
@@ -32,6 +34,42 @@ def test_the_rooms_are_the_packages_with_their_own_words():
 
 def test_no_module_lies_loose_beside_the_rooms():
     assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def modules_of(source):
+    """Name -> file of every module; a package by its own name."""
+    named = {".".join(file.relative_to(source.parent).with_suffix("").parts): file for file in source.rglob("*.py")}
+    return {name.removesuffix(".__init__"): file for name, file in named.items()}
+
+
+def imported(text, modules):
+    """The modules that a source text imports anywhere: in functions and for types as well."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            wholes = [f"{node.module}.{one.name}" for one in node.names]
+            yield from ({one if one in modules else node.module for one in wholes} & modules.keys())
+
+
+def on_cycles(graph):
+    """Modules on a cycle of imports, or above one: what is left when those without open imports go, over and over."""
+    left = {name: targets - {name} for name, targets in graph.items()}
+    while done := {name for name, targets in left.items() if not targets}:
+        left = {name: targets - done for name, targets in left.items() if name not in done}
+    return sorted(left)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    modules = modules_of(SOURCE)
+    texts = {name: file.read_text(encoding="utf-8") for name, file in modules.items()}
+    graph = {name: {*imported(text, modules)} for name, text in texts.items()}
+    assert on_cycles(graph) == []
+    # twins: back from the layer below, for a type alone or within a function
+    later = {"if TYPE_CHECKING:\n    from surefoot.runs.run import train_run", "def f():\n    import surefoot.runs.run"}
+    for line in later:
+        back = {"surefoot.runs.prepare": {*graph["surefoot.runs.prepare"], *imported(line, modules)}}
+        assert "surefoot.runs.run" in on_cycles(graph | back)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -204,42 +203,3 @@ def test_the_page_names_the_losses_of_the_rows():
     assert {key: " or ".join(f"`{name}`" for name in read_by(key, PAIR_LOSSES)) for _, key in rows} == {
         key: names for names, key in rows
     }
-
-
-def imports(file: Path) -> set[str]:
-    """Modules of surefoot that a file imports anywhere, for types as well."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("surefoot"):
-            for one in node.names:
-                whole = f"{node.module}.{one.name}"
-                found.add(whole if _file(whole) else node.module)
-    return found
-
-
-def _file(module: str) -> Path | None:
-    base = ROOT / "src" / Path(*module.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
-
-
-def cycles(graph: dict[str, set[str]]) -> list[str]:
-    """What is left of a graph once every module without open imports is taken away, over and over: on cycles, or above
-    one."""
-    left = {module: {one for one in targets if one in graph and one != module} for module, targets in graph.items()}
-    while done := {module for module, targets in left.items() if not targets}:
-        left = {module: targets - done for module, targets in left.items() if module not in done}
-    return sorted(left)
-
-
-def room(prefix: str) -> dict[str, set[str]]:
-    files = (SRC / prefix).rglob("*.py")
-    modules = {".".join(file.relative_to(ROOT / "src").with_suffix("").parts): file for file in files}
-    return {module: imports(file) for module, file in modules.items() if not module.endswith("__init__")}
-
-
-@pytest.mark.parametrize("name", ["methods", "method_facts"])
-def test_no_module_of_the_room_imports_itself_by_way_of_others(name):
-    graph = room(name)
-    assert cycles(graph) == []
-    first, second = sorted(graph)[:2]
-    assert cycles({**graph, first: graph[first] | {second}, second: graph[second] | {first}})  # twin
