@@ -25,7 +25,7 @@ from surefoot.report.console import Console
 from surefoot.runs.custom import NOTHING, Custom
 from surefoot.runs.load_models import load_models
 from surefoot.runs.prepare import prepare
-from surefoot.runs.run import train_run
+from surefoot.runs.run import RunOptions, train_run
 from surefoot.runs.run_folder import inspect_folder
 from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.training.interrupt import StopRequest
@@ -138,7 +138,7 @@ def whole_run(config: RunConfig, base: Path) -> torch.Tensor:
         seen.append(logits(model, base, TEXT))
         return {}
 
-    assert train_run(config, "new", _silent(), typed=[], figures=look) == 0
+    assert train_run(config, "new", _silent(), RunOptions(figures=look)) == 0
     return seen[0]
 
 
@@ -155,9 +155,9 @@ def stopped_and_resumed(config: RunConfig) -> None:
         return sft_loss(model, batch)
 
     custom = Custom(objective=loss)
-    code = train_run(config, "new", _silent(), typed=[], custom=custom)
+    code = train_run(config, "new", _silent(), RunOptions(custom=custom))
     assert code == STOPPED_EXIT_CODE, f"the run was to be stopped and ended with {code}"
-    assert train_run(config, "resume", _silent(), typed=[], custom=custom) == 0
+    assert train_run(config, "resume", _silent(), RunOptions(custom=custom)) == 0
 
 
 def _silent() -> Console:

@@ -113,7 +113,7 @@ def test_trains_and_learns_exactly_the_answers(models, family, file, tmp_path):
     data = run.task.data
     records = json.loads((DATA / file).read_text(encoding="utf-8"))[:SAMPLES]
     check_masks([data.train[n] for n in range(len(data.train))], records, run.tokenizer, data.template.stop_ids)
-    assert train_run(config, "new", console, typed=[]) == 0
+    assert train_run(config, "new", console) == 0
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
 
 

@@ -81,7 +81,7 @@ def config(workplace, output, **changes):
 
 def train(config, mode: Mode = "new"):
     screen = io.StringIO()
-    assert train_run(config, mode, Console(screen), typed=()) == 0
+    assert train_run(config, mode, Console(screen)) == 0
     return screen.getvalue()
 
 

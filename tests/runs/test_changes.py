@@ -57,7 +57,7 @@ def start(folder: Path, mode, *overrides: str) -> str:
     said = io.StringIO()
     typed = ["surefoot", "train", "my-run.yaml"]
     config = load_config(folder / "my-run.yaml", overrides).config
-    assert run.train_run(config, mode, Console(said), typed=typed) == 0, said.getvalue()
+    assert run.train_run(config, mode, Console(said), run.RunOptions(typed)) == 0, said.getvalue()
     return said.getvalue()
 
 

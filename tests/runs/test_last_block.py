@@ -44,7 +44,7 @@ def train(workplace, output, stage="sft", mode: Mode = "new", **way):
     data = {"train": str(workplace / f"{stage}.json"), "eval": 2, "max_length": 64}
     wanted = run_config(stage=stage, model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
     screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    assert train_run(wanted, mode, Console(screen)) == 0
     return " ".join(screen.getvalue().split())
 
 

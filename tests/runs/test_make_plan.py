@@ -14,8 +14,7 @@ from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.measurements import AttentionTrial, LengthFacts
 from surefoot.planning.probes.sizes import AttentionRequest
-from surefoot.runs import make_plan as planning
-from surefoot.runs.make_plan import draft_before_torch, draft_plan, make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.system import hardware as machine
 from surefoot.system.hardware import Hardware, preset
 
@@ -224,21 +223,3 @@ def test_a_config_that_would_fetch_code_is_refused_before_anything_is_planned(fo
     model_facts(Path(folder), WIDE | {"_attn_implementation": "someone/kernels"})
     with raises_fault("SF-MODEL-KIND", f"{folder}/config.json"):
         make_plan(run_config(model=folder), hardware=preset("cpu"))
-
-
-def test_a_draft_from_before_torch_holds_for_its_config_and_machine(folder, monkeypatch):
-    monkeypatch.setattr(machine, "glance", lambda: HERE)
-    monkeypatch.setattr(machine, "detect", lambda: replace(HERE, free=1, cores=1))
-    config = run_config(model=folder)
-    early = draft_before_torch(config)
-    resolved, whole = [], planning.resolve
-    monkeypatch.setattr(planning, "resolve", lambda *args, **kw: resolved.append(args[3]) or whole(*args, **kw))
-    assert draft_plan(config, early) is early.plan
-    assert resolved == []
-    other = run_config(model=folder, data=SHORT)  # twin: made anew, and by what is asked for now
-    assert draft_plan(other, early) == make_plan(other, measure=False) != early.plan
-    large = replace(HERE, memory=2**36)
-    monkeypatch.setattr(machine, "detect", lambda: large)
-    resolved.clear()
-    assert draft_plan(config, early).memory.available > early.plan.memory.available
-    assert resolved == [large]

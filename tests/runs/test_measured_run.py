@@ -35,7 +35,7 @@ def train(workplace, output, mode: Mode = "new"):
         checkpoint={"every": "1 step", "keep": STEPS},
         output=str(output),
     )
-    assert train_run(wanted, mode, Console(io.StringIO()), typed=()) == 0
+    assert train_run(wanted, mode, Console(io.StringIO())) == 0
     return json.loads((output / "plan.json").read_text())["plan"]
 
 

@@ -106,17 +106,17 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
 
     monkeypatch.setattr(steps, "run_loop", train)
     with raises_fault("SF-MEMORY", "training"):
-        stage.train_run(config, "new", Console(io.StringIO()), typed=())
+        stage.train_run(config, "new", Console(io.StringIO()))
     assert (tmp_path / "run" / "checkpoint-2" / "MANIFEST.json").is_file()
     assert not (tmp_path / "run" / "checkpoint-3").exists()
     assert "out of memory" in (tmp_path / "run" / "run.log").read_text()
     monkeypatch.undo()
-    assert stage.train_run(config, "resume", Console(io.StringIO()), typed=()) == 0
+    assert stage.train_run(config, "resume", Console(io.StringIO())) == 0
     assert (tmp_path / "run" / "checkpoint-4").is_dir()
 
 
 def test_a_run_that_runs_out_in_set_up_leaves_no_folder(config, monkeypatch, tmp_path):
     monkeypatch.setattr(steps, "load_models", lambda *_: torch.empty(HUGE))
     with raises_fault("SF-MEMORY", "set-up"):
-        stage.train_run(config, "new", Console(io.StringIO()), typed=())
+        stage.train_run(config, "new", Console(io.StringIO()))
     assert not (tmp_path / "run").exists()

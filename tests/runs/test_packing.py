@@ -59,7 +59,7 @@ def config(workplace, output, *, packing="on", data=(), steps=STEPS, **way):
 
 def train(wanted, mode: Mode = "new"):
     screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    assert train_run(wanted, mode, Console(screen)) == 0
     return screen.getvalue()
 
 

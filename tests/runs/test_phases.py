@@ -50,7 +50,7 @@ def test_a_run_tells_its_phases_and_records_them(tmp_path):
         output=str(tmp_path / "run"),
     )
     screen = io.StringIO()
-    assert train_run(config, "new", Console(screen), typed=()) == 0
+    assert train_run(config, "new", Console(screen)) == 0
     [rank] = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
     assert rank["start_seconds"].keys() == {"planning", "data", "probes", "model", "comparison"}
     [told] = re.findall(r"ready in ([\d.]+) s", screen.getvalue())

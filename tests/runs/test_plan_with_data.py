@@ -8,18 +8,15 @@ import pytest
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
-from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
 from surefoot.runs import make_plan as planning
 from surefoot.runs import plan_with_data as with_data
-from surefoot.runs import prepare as preparing
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.plan_with_data import plan_with_data
-from surefoot.runs.precheck import check_before_torch
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import inspect_folder
@@ -54,10 +51,8 @@ def test_what_is_shown_is_what_a_run_goes_by(config):
     assert plan_to_json(blind) != plan_to_json(run.plan)
 
 
-@pytest.mark.parametrize("command", representatives([False, True], True))
-def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch, command):
-    """And a draft before it reads the data, whose conflicts it refuses; the draft knows no lengths of examples. A
-    command makes it before it imports torch, and the run goes on with that one."""
+def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch):
+    """And a draft before it reads the data, whose conflicts it refuses; the draft knows no lengths of examples."""
 
     def resolved(output):
         known = []
@@ -67,18 +62,14 @@ def test_a_run_resolves_its_plan_once(config, tmp_path, monkeypatch, command):
                 planning, "resolve", lambda *args, **kw: known.append(kw["lengths"]) or original(*args, **kw)
             )
             here = config.model_copy(update={"output": str(output)})
-            checked = check_before_torch(here, "new") if command else None
-            assert train_run(here, "new", Console(io.StringIO()), typed=(), checked=checked) == 0
+            assert train_run(here, "new", Console(io.StringIO())) == 0
         return ["draft" if lengths is None else "plan" for lengths in known]
 
     assert resolved(tmp_path / "once") == ["draft", "plan"]
-    # Twins: whoever asks for the plan twice is seen, and so is a run that does not take the draft.
+    # Twin: whoever asks for the plan twice is seen.
     once = with_data.make_plan
-    with monkeypatch.context() as twice:
-        twice.setattr(with_data, "make_plan", lambda *args, **kw: (once(*args, **kw), once(*args, **kw))[1])
-        assert resolved(tmp_path / "twice") == ["draft", "plan", "plan"]
-    monkeypatch.setattr(preparing, "draft_plan", lambda config, draft: planning.draft_plan(config))
-    assert resolved(tmp_path / "anew") == (["draft", "draft", "plan"] if command else ["draft", "plan"])
+    monkeypatch.setattr(with_data, "make_plan", lambda *args, **kw: (once(*args, **kw), once(*args, **kw))[1])
+    assert resolved(tmp_path / "twice") == ["draft", "plan", "plan"]
 
 
 def test_data_that_cannot_be_read_are_told_and_do_not_keep_the_plan(config, tmp_path):

@@ -73,7 +73,7 @@ def config(workplace, output, **way):
 
 def train(config, mode):
     screen = io.StringIO()
-    assert train_run(config, mode, Console(screen), typed=()) == 0
+    assert train_run(config, mode, Console(screen)) == 0
     return screen.getvalue()
 
 

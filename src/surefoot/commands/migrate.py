@@ -226,7 +226,7 @@ def _tried(config: Mapping[str, Any], console: Console) -> Check:
         plain["data"] = {**config["data"], "max_samples": _TRIED_RECORDS}
         plain["batch"] = {**config.get("batch", {}), "size": 2}
         try:
-            train_run(check_config(plain), "new", console, typed=())
+            train_run(check_config(plain), "new", console)
         except SurefootError as error:
             fault: Fault = error.faults[0]
             return Check("a small test run", "failed", str(fault))

@@ -167,14 +167,14 @@ def _launch(
         console = open_console(stream, process.terminal_wishes(), full=flags.full or flags.dry_run)
         if origin is not None:
             console.say(_read_as(origin, read_from))
-        checked = None
+        commits = None
         if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
             from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 
             console.say(_beginning(config))
             with captured_libraries(console):
-                checked = check_before_torch(config, mode)
+                commits = check_before_torch(config, mode)
             if count > 1:
                 from surefoot.commands.launching import start_ranks
 
@@ -185,23 +185,21 @@ def _launch(
             if launch.parent is not None:
                 process.end_with(launch.parent)
         from surefoot.runs.profiling import ProfileOptions
-        from surefoot.runs.run import train_run
+        from surefoot.runs.run import RunOptions, train_run
 
         push = flags.push if first else None
         if push is not None:
             from surefoot.commands.push import check_push
 
             check_push(config, push)
-        code = train_run(
-            config,
-            mode,
-            console,
+        options = RunOptions(
             typed=_typed(origin),
             dry_run=flags.dry_run,
             profile=ProfileOptions(flags.time_every, flags.profile),
             origin=origin,
-            checked=checked,
+            commits=commits,
         )
+        code = train_run(config, mode, console, options)
         if push is not None and code == 0 and not flags.dry_run:
             from surefoot.commands.push import push_run
 

@@ -34,7 +34,7 @@ from surefoot.report.results import ALL
 from surefoot.runs.custom import Custom
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.plan_with_data import plan_with_data
-from surefoot.runs.run import train_run
+from surefoot.runs.run import RunOptions, train_run
 from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.training.evaluation import Metric
@@ -98,7 +98,7 @@ def train(
     custom = Custom(objective, metrics or {}, read_record, reward)
     with _restored_torch_settings(), _python_advice():
         mode = "resume" if resume else "overwrite" if overwrite else "new"
-        code = train_run(chosen, mode, console, typed=(), custom=custom)
+        code = train_run(chosen, mode, console, RunOptions(custom=custom))
     folder = Path(chosen.output)
     return TrainResult(folder, code == 0, read_json(folder / ALL) if code == 0 else {})
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +67,8 @@ def make_plan(
 
     config: the run's.
     hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
-    measure: whether this machine may be measured.
+    measure: whether this machine may be measured. A draft of the plan, which settles the tokenizer and raises all
+        conflicts of the config, does without.
     measurements: those of an earlier plan; then nothing is measured.
     lengths: of the examples, where they are known. They come from data that were tokenised by an earlier plan without
         them, so that the conflicts of the config are known to be none: the plan is resolved once.
@@ -96,39 +97,6 @@ def make_plan(
         seen = _measure(config, model, found, environment, lengths, cache(lambda: resolved(measurements=None).batch))
         machine.forget_peak(found.kind)  # of the probes
     return resolved(measurements=seen)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A plan without data and measurements, and what it was made from."""
-
-    config: RunConfig
-    hardware: Hardware
-    plan: RunPlan
-
-
-def draft_before_torch(config: RunConfig) -> Draft:
-    """The draft for this machine as far as it shows without torch. Raises as `make_plan` does."""
-    seen = machine.glance()
-    return Draft(config, seen, make_plan(config, hardware=seen, measure=False))
-
-
-def draft_plan(config: RunConfig, early: Draft | None = None) -> RunPlan:
-    """The plan without data and measurements, which settles the tokenizer and raises all conflicts of the config.
-
-    early: one that was made before torch was imported; it holds where config and machine are the same.
-    """
-    found = machine.detect()
-    if early is None or early.config != config or _lasting(early.hardware) != _lasting(found):
-        return make_plan(config, measure=False)
-    require_libraries(config, found.kind)
-    require_trackers(config.report_to)
-    return early.plan
-
-
-def _lasting(hardware: Hardware) -> Hardware:
-    """Without what a draft does not depend on: memory that is free at the moment, and torch's own count of threads."""
-    return replace(hardware, free=None, cores=0)
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:

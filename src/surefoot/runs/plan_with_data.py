@@ -29,7 +29,7 @@ from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import PLAIN, Choice, RunPlan, TokenizerPlan
 from surefoot.runs.load_models import planned_tokenizer
-from surefoot.runs.make_plan import draft_plan, make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import SWITCHED
 from surefoot.runs.requirements import ranks_facts
 from surefoot.runs.run_folder import FolderState
@@ -41,7 +41,7 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
 
     Raises as `make_plan` does. Records that the caller's own function would read are not."""
     config = settled(config)
-    draft = draft_plan(config)  # all conflicts, before anything takes time
+    draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
     try:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)
         data = functions_of(config.stage).prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))

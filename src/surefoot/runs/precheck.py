@@ -1,15 +1,15 @@
 """What would refuse a run and shows without torch, which takes seconds to import: the folder, conflicts of the config,
 the model's config and the headers of its weights, room on the disk, the first record of each data source.
 
-    checked = check_before_torch(config, mode)
+    commits = check_before_torch(config, mode)
     from surefoot.runs.run import train_run
 
-The run goes on with what was found here, and checks the rest again with the same functions and words.
+The run asks the hub no second time, and checks the rest again with the same functions: that takes some milliseconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.schema import RunConfig
@@ -18,9 +18,10 @@ from surefoot.data.sources.resolve import files_of, first_row
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.runs.make_plan import Draft, draft_before_torch
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
 from surefoot.runs.revisions import Commits, hub_data_name, pin
+from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import looks_local
 
@@ -28,30 +29,18 @@ _LARGE = 64 << 20  # bytes of described data that are not looked into here: they
 _OWN = "custom"  # the format of records that a Python caller's function reads
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What need not be found out twice.
-
-    commits: what names on the hub mean; None where nobody asked.
-    draft: of the plan; None where it takes torch.
-    """
-
-    commits: Commits | None = None
-    draft: Draft | None = None
-
-
-def check_before_torch(config: RunConfig, mode: Mode) -> Checked:
-    """Raises as `train_run` would."""
+def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
+    """What names on the hub mean; None where nobody asked. Raises as `train_run` would."""
     folder = Path(config.output)
     refused: tuple[Fault, ...] = ()
     try:
         if require_free(config, mode) and mode == "resume":
-            return Checked()  # what it was started with decides, and it may be finished
+            return None  # what it was started with decides, and it may be finished
     except InputError as error:
         if config.metrics.names:  # whether they exist only torch's users know, and all is told together
-            return Checked()
+            return None
         refused = error.faults
-    checked = _planned(config, folder, refused)
+    commits = _check_plan(config, folder, refused)
     kind, data = config.method.records, config.data
     for sources, specs in ((data.train, trained_specs(config)), (data.eval, evaluated_specs(config))):
         for source, spec in zip(sources if isinstance(sources, tuple) else (), specs, strict=True):
@@ -60,15 +49,16 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Checked:
                 rows, texts = retag([row], found.tags), config.method.plain_texts
                 if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
                     look(kind, found.format, rows, found.name, texts=texts)
-    return checked
+    return commits
 
 
-def _planned(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Checked:
+def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Commits:
     """refused: faults of the folder, which hide none of the config's."""
     try:
         require_trackers(config.report_to)
         pinned, commits = pin(config, {})
-        draft = None if config.method.rollouts else draft_before_torch(pinned)  # PPO's models are looked at with torch
+        # PPO's models are looked at with torch. Without it nothing is known of a GPU but that there is one.
+        draft = None if config.method.rollouts else make_plan(pinned, hardware=hardware.glance(), measure=False)
     except SurefootError as error:
         if not refused:
             raise
@@ -78,8 +68,8 @@ def _planned(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Che
     if looks_local(config.model.path):
         stored_tensors(Path(config.model.path))
     if draft is not None and looks_local(config.model.path):
-        list(check_disk(folder, disk_of(pinned, draft.plan)))
-    return Checked(commits, draft)
+        list(check_disk(folder, disk_of(pinned, draft)))
+    return commits
 
 
 def _size(path: Path) -> int:

@@ -28,7 +28,7 @@ from surefoot.runs.custom import Custom, check_custom
 from surefoot.runs.evaluating import check_answers
 from surefoot.runs.identity import check_identity, require_base, run_identity
 from surefoot.runs.load_models import planned_tokenizer
-from surefoot.runs.make_plan import Draft, draft_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import check_disk, disk_of
 from surefoot.runs.plan_with_data import carry_template, lengths_of, other_kernels, plan_of, with_template
 from surefoot.runs.prepared import PreparedRun, Timetable, make_schedule, make_task, make_timetable
@@ -49,7 +49,6 @@ def prepare(
     console: Console,
     custom: Custom,
     commits: Commits | None = None,
-    draft: Draft | None = None,
     phases: Phases | None = None,
     origin: Origin | None = None,
 ) -> PreparedRun:
@@ -58,7 +57,6 @@ def prepare(
     Every refusal that needs no weights happens here.
 
     commits: those that another rank found, in place of the hub's answer.
-    draft: of the plan, from before torch was imported.
     phases: records how long each part took.
     origin: as in RunPlan.
     """
@@ -68,7 +66,7 @@ def prepare(
         _say_what_was_found(console, existing)
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
         config, commits = pin(requested, known if commits is None else commits)
-        first = existing.plan or draft_plan(config, draft)  # all conflicts, before anything takes time
+        first = existing.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
     if existing.checkpoint is not None:
@@ -126,7 +124,7 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
     when the run comes to it."""
     try:
         with _with_faults_of(lambda: check_custom(config, custom)):
-            draft_plan(config)
+            make_plan(config, measure=False)
     except InputError as error:
         return error.faults
     except SurefootError:

@@ -40,13 +40,12 @@ from surefoot.runs.identity import Digests, check_base, hashed_beside, keep_base
 from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.plan_with_data import is_on_texts
-from surefoot.runs.precheck import Checked
 from surefoot.runs.prepare import conflicts, prepare
 from surefoot.runs.prepared import PreparedRun, make_task
 from surefoot.runs.profiling import NO_PROFILE, START, Phases, ProfileOptions
 from surefoot.runs.publish import Published, is_published, publish
 from surefoot.runs.requirements import check_several, find_ranks
-from surefoot.runs.revisions import HUB, commits_to_json
+from surefoot.runs.revisions import HUB, Commits, commits_to_json
 from surefoot.runs.rollback import note_rollbacks, roll_back
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder, note_changes, reminder, write_records
 from surefoot.runs.steps import load_and_check, take_steps
@@ -66,21 +65,9 @@ if TYPE_CHECKING:
 Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
 
-def train_run(
-    config: RunConfig,
-    mode: Mode,
-    console: Console,
-    *,
-    typed: Sequence[str],
-    dry_run: bool = False,
-    figures: Figures | None = None,
-    prompt: str | None = None,
-    custom: Custom = NOTHING,
-    profile: ProfileOptions = NO_PROFILE,
-    origin: Translation | None = None,
-    checked: Checked | None = None,
-) -> int:
-    """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise.
+@dataclass(frozen=True)
+class RunOptions:
+    """What a caller of `train_run` wants besides the config.
 
     typed: the words of the command, for the resume hint; none where there was no command.
     dry_run: everything up to the run folder, then stop.
@@ -89,22 +76,38 @@ def train_run(
     custom: functions of the caller's own.
     profile: which steps are timed.
     origin: the words of another tool that the config came from; its log lines are printed besides surefoot's.
-    checked: what `check_before_torch` has found.
+    commits: what `check_before_torch` has found names on the hub to mean.
     """
-    imports = hardware.process_seconds() if typed else 0.0
-    custom = with_named(config, custom)
+
+    typed: Sequence[str] = ()
+    dry_run: bool = False
+    figures: Figures | None = None
+    prompt: str | None = None
+    custom: Custom = NOTHING
+    profile: ProfileOptions = NO_PROFILE
+    origin: Translation | None = None
+    commits: Commits | None = None
+
+    @property
+    def tool_log(self) -> ToolLog:
+        return find_tool_log(self.origin)
+
+
+def train_run(config: RunConfig, mode: Mode, console: Console, options: RunOptions = RunOptions()) -> int:
+    """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise."""
+    phases = Phases(hardware.process_seconds() if options.typed else 0.0)
+    options = replace(options, custom=with_named(config, options.custom))
     ranks, launcher = find_ranks(config)
     with CrashTraces() as traces, open_session(ranks, config.parallel.timeout, launcher) as session:
         if not ranks.is_first:
             with silent_console() as silence, captured_libraries(silence):
-                while (code := follow(config, session, custom, silence, profile)) is None:
+                while (code := follow(config, session, options.custom, silence, options.profile)) is None:
                     gc.collect()
                 return code
-        options = RunOptions(typed, dry_run, figures, prompt, custom, profile, origin, checked, imports)
         with captured_libraries(console):
             _say(console, options.tool_log.started())
-            while (code := _lead_run(config, mode, console, session, options, traces)) is None:
-                options = replace(options, imports=0.0, checked=None)
+            while (code := _lead_run(config, mode, console, session, options, phases, traces)) is None:
+                phases, options = Phases(), replace(options, commits=None)
                 mode = "resume"  # as the next process would, had this one been killed here
                 gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
             return code
@@ -118,47 +121,25 @@ def _origin(translation: Translation | None) -> Origin | None:
     return Origin(translation.tool, said_keys(translation))
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """What a caller of `train_run` wants besides the config."""
-
-    typed: Sequence[str]
-    dry_run: bool
-    figures: Figures | None
-    prompt: str | None
-    custom: Custom
-    profile: ProfileOptions
-    origin: Translation | None
-    checked: Checked | None
-    imports: float
-
-    @property
-    def tool_log(self) -> ToolLog:
-        return find_tool_log(self.origin)
-
-
 def _lead_run(
-    config: RunConfig, mode: Mode, console: Console, session: Session, options: RunOptions, traces: CrashTraces
+    config: RunConfig,
+    mode: Mode,
+    console: Console,
+    session: Session,
+    options: RunOptions,
+    phases: Phases,
+    traces: CrashTraces,
 ) -> int | None:
     """The run, on the rank that owns its folder; it may be the only one.
 
     Returns the exit code, or None where the run went back to a checkpoint and is to be resumed.
     """
-    phases, checked = Phases(options.imports), options.checked or Checked()
     with session.activity.during("planning and reading the data"):
         existing = _inspect(config, mode, options.custom)
         if _is_untouched(existing):
             return _nothing_to_do(existing, console, session)
-        origin = _origin(options.origin)
         run = prepare(
-            config,
-            existing,
-            console,
-            options.custom,
-            checked.commits,
-            draft=checked.draft,
-            phases=phases,
-            origin=origin,
+            config, existing, console, options.custom, options.commits, phases=phases, origin=_origin(options.origin)
         )
     if _is_done(run):
         return _nothing_to_do(run.existing, console, session)

@@ -59,7 +59,7 @@ def train(workplace, output, **way):
         **(defaults | way),
     )
     screen = io.StringIO()
-    assert train_run(config, "new", Console(screen), typed=()) == 0
+    assert train_run(config, "new", Console(screen)) == 0
     [rank] = json.loads((output / "environment.json").read_text())["ranks"]
     return rank["fast_paths"], (output / "adapter_model.safetensors").read_bytes()
 

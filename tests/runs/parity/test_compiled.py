@@ -39,7 +39,7 @@ def train(workplace, output, **way):
         **({"compile": "default", "duration": "2 steps"} | way),
     )
     screen = io.StringIO()
-    assert train_run(config, mode, Console(screen), typed=()) == 0
+    assert train_run(config, mode, Console(screen)) == 0
     verified = json.loads((output / "plan.json").read_text())["verified"]
     return verified, " ".join(screen.getvalue().split())
 

@@ -50,7 +50,7 @@ def settled(workplace, tmp_path):
             output=str(tmp_path / name),
         )
         screen = io.StringIO()
-        assert train_run(config, "new", Console(screen), typed=()) == 0
+        assert train_run(config, "new", Console(screen)) == 0
         [rank] = json.loads((tmp_path / name / "environment.json").read_text())["ranks"]
         return " ".join(screen.getvalue().split()), rank["fast_paths"]
 

@@ -50,7 +50,7 @@ def config(workplace, output, *, rows="rows.json", **way):
 
 def train(wanted, mode: Mode = "new"):
     screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen), typed=()) == 0
+    assert train_run(wanted, mode, Console(screen)) == 0
     return " ".join(screen.getvalue().split())
 
 

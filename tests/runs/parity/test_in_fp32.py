@@ -46,7 +46,7 @@ def train(workplace, output, mode="new", **way):
     data = {"train": str(workplace / way.pop("rows", "rows.json")), "max_length": 64}
     config = run_config(model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
     screen = io.StringIO()
-    assert train_run(config, mode, Console(screen), typed=()) == 0
+    assert train_run(config, mode, Console(screen)) == 0
     [rank] = json.loads((output / "environment.json").read_text())["ranks"]
     weights = (output / "adapter_model.safetensors").read_bytes()
     return " ".join(screen.getvalue().split()), rank["fast_paths"], weights
@@ -152,7 +152,7 @@ def test_a_run_that_was_looked_at_is_the_run_that_nobody_looked_at(workplace, tm
             batch={"size": 8, "micro": 4},
             **({"precision": "bf16", "adapter": {"kind": "lora", "rank": 4}} | keys),
         )
-        assert train_run(config, "new", Console(io.StringIO()), typed=()) == 0
+        assert train_run(config, "new", Console(io.StringIO())) == 0
         file = "model.safetensors" if given.get("adapter", 1) is None else "adapter_model.safetensors"
         return (tmp_path / name / file).read_bytes()
 
@@ -204,7 +204,7 @@ def reward(pairs, output, seed):
         output=str(output),
         seed=seed,
     )
-    assert train_run(config, "new", Console(io.StringIO()), typed=()) == 0
+    assert train_run(config, "new", Console(io.StringIO())) == 0
     [rank] = json.loads((output / "environment.json").read_text())["ranks"]
     return rank["fast_paths"]
 

@@ -46,7 +46,7 @@ def config(workplace, output, **way):
 
 def run(wanted):
     screen = io.StringIO()
-    assert train_run(wanted, "new", Console(screen, width=1000), typed=()) == 0
+    assert train_run(wanted, "new", Console(screen, width=1000)) == 0
     saved = json.loads((Path(wanted.output) / "plan.json").read_text())
     return plan_from_json(saved["plan"]), screen.getvalue()
 

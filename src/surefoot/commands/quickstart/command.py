@@ -75,7 +75,7 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
     """
     from surefoot.commands.quickstart.score import score
     from surefoot.methods.open_model import open_for_use
-    from surefoot.runs.run import train_run
+    from surefoot.runs.run import RunOptions, train_run
     from surefoot.runs.run_folder import inspect_folder
 
     questions = output.with_name(f"{output.name}-data")
@@ -102,7 +102,8 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
             "exact_after": after.exact,
         }
 
-    code = train_run(config, mode, console, typed=typed, figures=figures, prompt="Where is the owl?")
+    options = RunOptions(typed, figures=figures, prompt="Where is the owl?")
+    code = train_run(config, mode, console, options)
     if trained:
         run = shlex.quote(str(output))
         console.say(f"  surefoot train {run}/config.yaml output={run}-again batch.size=16")
