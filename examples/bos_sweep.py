@@ -57,7 +57,7 @@ def sweep(asked: argparse.Namespace) -> dict[str, Any]:
     for scale in asked.scales:
         folder = asked.out / f"scale-{scale:g}"
         surefoot.train(run_config(asked, scale, folder), resume=folder.exists())
-        measured = measure_model_norms(str(folder), data=asked.data, texts=asked.texts)
+        measured = measure_model_norms(str(folder), data=asked.data, max_samples=asked.texts)
         runs[f"{scale:g}"] = {
             "scale": scale,
             "log": read_rows(folder / LOG),

@@ -66,14 +66,15 @@ def test_the_base_beside_an_adapter_is_the_base_alone(tmp_path):
 def test_records_are_laid_out_as_in_training_or_by_a_template(base, tmp_path):
     data = tmp_path / "data.json"
     data.write_text(json.dumps([{"instruction": "Where? " * n, "output": "There, by the water."} for n in (1, 3, 5)]))
-    found = measure_model_norms(str(base), data=str(data), texts=2).reports["model"]
-    other = measure_model_norms(str(base), data=str(data), texts=2, template="alpaca").reports["model"]
+    found = measure_model_norms(str(base), data=str(data), max_samples=2).reports["model"]
+    other = measure_model_norms(str(base), data=str(data), max_samples=2, template="alpaca").reports["model"]
     assert found.texts == other.texts == 2
     assert found.tokens < other.tokens
 
 
 def test_files_pictures_and_samples(base, scaled, tmp_path):
-    found = measure_model_norms(str(base), adapter=str(scaled), out=tmp_path / "out", generate_samples=True, texts=3)
+    out = tmp_path / "out"
+    found = measure_model_norms(str(base), adapter=str(scaled), out=out, generate_samples=True, max_samples=3)
     written = json.loads((tmp_path / "out" / "norms.json").read_text())
     assert written["results"].keys() == {"base", "adapter"}
     assert len(written["results"]["base"]["layers"]) == 3

@@ -63,7 +63,9 @@ def test_twin_a_flag_that_is_not_heard_compares_nothing(phi3, tmp_path, monkeypa
 
 
 def test_norms_begin_as_asked_too(phi3, tmp_path):
-    plain, begun = (measure_model_norms(str(phi3), out=tmp_path / str(bos), bos=bos, texts=3) for bos in (None, True))
+    plain, begun = (
+        measure_model_norms(str(phi3), out=tmp_path / str(bos), bos=bos, max_samples=3) for bos in (None, True)
+    )
     assert begun.reports["model"].tokens == plain.reports["model"].tokens + 3
     assert [told(one.opened.cautions) for one in (plain, begun)] == [1, 0]
     asked = [json.loads((tmp_path / name / "norms.json").read_text())["asked"] for name in ("None", "True")]

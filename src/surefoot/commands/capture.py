@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,21 +34,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A capture to compare to."
 )
 @click.option("--overwrite", is_flag=True, help="Replace a capture in --out.")
-def capture(
-    model: str,
-    adapter: str | None,
-    out: Path,
-    seq_len: int | None,
-    layers: str,
-    text: Path | None,
-    data: str | None,
-    template: str | None,
-    bos: bool | None,
-    attention: bool,
-    dtype: str | None,
-    against: Path | None,
-    overwrite: bool,
-) -> None:
+def capture(model: str, out: Path, against: Path | None, overwrite: bool, **options: Any) -> None:
     """Run MODEL once and store, for each layer, norms, matrices and activations with statistics and heat maps.
 
     The same token ids go into captures that are compared: --against takes them from the earlier one. Where MODEL is
@@ -76,15 +62,16 @@ def capture(
                     code="SF-USE-FOLDER",
                 )
             )
-        if adapter or seq_len or text or data or template or attention or dtype or layers != "all" or bos is not None:
+        if any(value not in (None, False, "all") for value in options.values()) or options["bos"] is not None:
             raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
         _compare(against, Path(model), out, overwrite)
         return
+    text, data, template, seq_len = (options[name] for name in ("text", "data", "template", "seq_len"))
     if text and data:
         raise click.UsageError("give a text by --text or records by --data, not both")
     if template is not None and data is None:
         raise click.UsageError("--template lays out the records of --data, and none are named")
-    named = check_models(model, adapter)
+    named = check_models(model, options["adapter"])
     if data is not None:
         check_request(DataRequest(data, template))
     require_room(out, overwrite, against)
@@ -93,30 +80,16 @@ def capture(
         written_text(text)
     if named is not None:
         positions = named.facts.max_positions
-        layer_numbers(layers, named.facts.layers)
+        layer_numbers(options["layers"], named.facts.layers)
         require_positions("--seq-len", seq_len or 1, positions)
-        if attention and text is None and data is None:
+        if options["attention"] and text is None and data is None:
             requested = seq_len or (len(reference.ids) if reference else usual_tokens(positions))
             require_maps(named.facts, requested)
 
     from surefoot.evaluate.capture import capture as run_capture
     from surefoot.report.capture import layer_table, warning_lines
 
-    captured = run_capture(
-        model,
-        out,
-        adapter=adapter,
-        seq_len=seq_len,
-        layers=layers,
-        text=text,
-        data=data,
-        template=template,
-        bos=bos,
-        attention=attention,
-        dtype=dtype,  # pyright: ignore[reportArgumentType]
-        against=against,
-        overwrite=overwrite,
-    )
+    captured = run_capture(model, out, against=against, overwrite=overwrite, **options)
     console = screen()
     console.say(captured.described)
     for caution in captured.cautions:
@@ -147,7 +120,6 @@ def _compare(reference: Path, other: Path, out: Path, overwrite: bool) -> None:
 
 
 def _show_comparison(found: CaptureComparison, out: Path) -> None:
-
     from surefoot.report.capture import difference_table
 
     console = screen()

@@ -23,9 +23,9 @@ from surefoot.families.files import read_json
 from surefoot.models.convert.layouts import ADAPTER_TARGETS, LAYOUTS, MODEL_TARGETS, TARGETS, adapter_rules_to, rules_to
 from surefoot.models.convert.recognise import VALUE_HEAD, Target, recognise
 from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recognise_adapter
-from surefoot.models.convert.rules import Rule, apply
+from surefoot.models.convert.rules import KINDS, Rule, apply
 from surefoot.models.convert.safetensors_file import lazy_tensors, write_file, write_model
-from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source
+from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source, weight_files
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 from surefoot.models.facts import facts_of, model_config
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
@@ -37,8 +37,6 @@ from surefoot.system.folders import require_replaceable
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from surefoot.models.convert.rules import KINDS
-
     echo("layouts, and the rules that lead from each to transformers' or PEFT's (* --to writes it)")
     for layout in LAYOUTS:
         rules = f"  [{', '.join(layout.rules)}]" if layout.rules else ""
@@ -70,17 +68,13 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     checkpoints are opened in a child process that can run nothing. convert.json records what was done.
     """
     from surefoot.config.paths import nearest_path
-    from surefoot.system.errors import Fault, InputError
 
     if not source.exists():
         raise InputError(Fault(str(source), "no such file or folder", nearest_path(source, ()), code="SF-FILE-MISSING"))
     if out is None and not dry_run:
         raise click.UsageError("missing option '--out'; or look first with --dry-run")
 
-    from surefoot.models.convert.source import weight_files
-
     weight_files(source)
-
     result = convert_weights(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
     own = "transformers' own layout" if result.kind == "model" else "PEFT's own layout"
     found = ", ".join(result.layouts) or own
@@ -96,16 +90,15 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
         echo(f"{count} weights written as {result.to} to {out}: {', '.join(result.files)}, {RECORD}")
 
 
-def _settings_line(settings: object) -> str:
+def _settings_line(settings: Mapping[str, Any]) -> str:
     """A rule's settings in one line; long lists by their first items."""
-    assert isinstance(settings, dict)
     shown = []
     for key, value in settings.items():
+        if value == []:
+            continue
         if isinstance(value, list):
             items = [repr(item) if item == "" else str(item) for item in value[:4]]
             value = "[" + ", ".join(items + ["…"] * (len(value) > 4)) + "]"
-            if value == "[]":
-                continue
         shown.append(f"{key} {value}")
     return ", ".join(shown) or "all"
 
@@ -162,7 +155,6 @@ def convert_weights(
         result = _converted(opened, source, to, base)
         if out is not None:
             _write(result, folder, opened, base)
-        shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     return result
 
 

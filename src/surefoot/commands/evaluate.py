@@ -176,12 +176,10 @@ def norms(
     adapter: str | None,
     data: str | None,
     template: str | None,
-    bos: bool | None,
-    max_samples: int,
-    generate_samples: bool,
     as_json: bool,
     out: Path | None,
     overwrite: bool,
+    **measured: Any,
 ) -> None:
     """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
     first position gets. With an adapter the base stands beside it.
@@ -193,23 +191,15 @@ def norms(
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))
-    requested = norms_request(model, adapter, data, template, max_samples, generate_samples, bos)
+    request = norms_request(model, adapter, data, template, **measured)
     if out is not None:
-        claim_out(out / "norms.json", requested, overwrite)
+        claim_out(out / "norms.json", request, overwrite)
 
     from surefoot.evaluate.norms import measure_model_norms, norms_to_json, results_to_json
     from surefoot.report.pictures.norms import layer_table, norm_table
 
     found = measure_model_norms(
-        model,
-        adapter=adapter,
-        data=data,
-        template=template,
-        bos=bos,
-        out=out,
-        generate_samples=generate_samples,
-        texts=max_samples,
-        overwrite=overwrite,
+        model, adapter=adapter, data=data, template=template, out=out, overwrite=overwrite, **measured
     )
     introduce(found.opened, template=False)
     if as_json:

@@ -17,7 +17,7 @@ from surefoot.system.errors import Fault, InputError
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
     from surefoot.methods.open_model import OpenModel
-    from surefoot.models.generate import Decoding, Generated
+    from surefoot.models.generate import Decoding
 
 
 _TOGETHER = 8  # prompts per batch
@@ -39,10 +39,9 @@ def generate(
     system: str | None,
     raw: bool,
     max_new_tokens: int | None,
-    temperature: float,
-    top_p: float,
     seed: int,
     as_json: bool,
+    **sampling: float,
 ) -> None:
     """Answer prompts with MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
@@ -73,25 +72,18 @@ def generate(
             max_new_tokens=room_for(opened, batch, max_new_tokens),
             stop_ids=opened.template.stop_ids,
             pad_id=opened.pad_id,
-            temperature=temperature,
-            top_p=top_p,
             seed=seed + start,
+            **sampling,
         )
         with opened.context():
             answers = generate_answers(opened.model, opened.tokenizer, batch, **vars(decoding))
         for text, answer in zip(texts[start:], answers, strict=False):
             if as_json:
-                echo_json(_record(text, answer), indent=None)
+                tokens = len(answer.ids)
+                found = {"prompt": text, "answer": answer.text, "stopped": answer.stopped, "tokens": tokens}
+                echo_json(found, indent=None)
             else:
-                echo(_as_text(text, answer, alone=len(texts) == 1))
-
-
-def _record(prompt: str, answer: Generated) -> dict[str, object]:
-    return {"prompt": prompt, "answer": answer.text, "stopped": answer.stopped, "tokens": len(answer.ids)}
-
-
-def _as_text(prompt: str, answer: Generated, alone: bool) -> str:
-    return answer.text if alone else f"> {prompt}\n{answer.text}\n"
+                echo(answer.text if len(texts) == 1 else f"> {text}\n{answer.text}\n")
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -125,13 +117,7 @@ Everything else is said to the model, also a /word behind a blank."""
 @click.option("--system", help="System text at the start of the conversation.")
 @sampling_options
 def chat(
-    model: str,
-    adapter: str | None,
-    system: str | None,
-    max_new_tokens: int | None,
-    temperature: float,
-    top_p: float,
-    seed: int,
+    model: str, adapter: str | None, system: str | None, max_new_tokens: int | None, seed: int, **sampling: float
 ) -> None:
     """Talk to MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
@@ -167,7 +153,7 @@ def chat(
             turns = list(start)
             echo(f"{error}; the conversation starts anew", err=True)
             continue
-        decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, temperature, top_p, seed + number)
+        decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, seed=seed + number, **sampling)
         turns.append(Turn("assistant", _print_answer(opened, ids, decoding)))
 
 

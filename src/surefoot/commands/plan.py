@@ -41,8 +41,6 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         _show_scale(loaded.config, machine)
         return
 
-    from surefoot.system import hardware
-
     if machine is None:
         from surefoot.runs.plan_with_data import plan_with_data
 
@@ -82,13 +80,13 @@ def _show_scale(config: RunConfig, machine: str) -> None:
     )
 
 
-# Engines that cut parameters hand a module its weights only while its own forward runs, so surefoot's kernels cannot.
 _BOUNDLESS = 2**60  # bytes: a machine on which every plan fits, whose parts are then shared out
+_ACCUMULATION = 4  # examples of max_length tokens on each GPU, one after the other
 
 
-def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation: int = 4) -> list[ScaleRow]:
-    """name: of a machine that `--hardware` knows. micro: examples of max_length tokens at once on each GPU, of which so
-    many follow each other in a step (accumulation). Raises InputError for a machine whose links are not known."""
+def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
+    """A row for each number of GPUs and each engine. name: of a machine that `--hardware` knows. Raises InputError for
+    one whose links are not known."""
     from surefoot.models.facts import facts_of
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.scale import Forecasts, scale_rows
@@ -96,7 +94,7 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
 
     machine = hardware.preset(name)
     boundless = replace(machine, memory=_BOUNDLESS, free=None)
-    alone = config.model_copy(update={"batch": BatchConfig(size=micro * accumulation, micro=micro)})
+    alone = config.model_copy(update={"batch": BatchConfig(size=_ACCUMULATION, micro=1)})
     model = facts_of(resolve_folder(config.model.path, config.model.revision, weights=False))
 
     def planned(kernels: KernelsConfig, switch: str) -> RunPlan:
@@ -107,6 +105,8 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
         once, again = (planned(kernels, switch).memory for switch in ("off", "on"))
         return Forecasts(once, again)
 
+    # Engines that shard parameters hand a module its weights only while its own forward runs: surefoot's kernels, which
+    # reach into other modules, cannot be used there.
     whole, cut = forecasts(config.kernels), forecasts(plain_kernels())
     plan = planned(config.kernels, "off")
     return list(
@@ -115,7 +115,7 @@ def forecast_scale(config: RunConfig, name: str, *, micro: int = 1, accumulation
             plan,
             {"ddp": whole, "zero 2": cut, "fsdp2": cut},
             length=plan.tokenizer.max_length.value,
-            accumulation=accumulation,
+            accumulation=_ACCUMULATION,
             name=name,
             memory=machine.memory,
         )

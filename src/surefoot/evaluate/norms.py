@@ -93,12 +93,12 @@ def measure_model_norms(
     out: Path | None = None,
     bos: bool | None = None,
     generate_samples: bool = False,
-    texts: int = _TEXTS,
+    max_samples: int = _TEXTS,
     overwrite: bool = False,
 ) -> MeasuredNorms:
     """Measure `model`, and the adapter over it, on texts.
 
-    data: what data.train takes, its first `texts` records laid out as in training, or by `template`; None takes a
+    data: what data.train takes, its first `max_samples` records laid out as in training, or by `template`; None takes a
         built-in text, a paragraph each.
     bos: whether each text begins with it; None as the model was trained.
     out: norms.json and pictures go there.
@@ -107,14 +107,16 @@ def measure_model_norms(
 
     Raises InputError for anything wrong with model or data or in the way, EnvironmentFault for the disk.
     """
-    request = norms_request(model, adapter, data, template, texts, generate_samples, bos)
+    request = norms_request(
+        model, adapter, data, template, max_samples=max_samples, generate_samples=generate_samples, bos=bos
+    )
     if out is not None:
         require_same_request(out / RESULT, request, overwrite, tuple(_PICTURES))
     opened = with_bos(open_for_use(model, adapter, scored=True), bos)
     opened = replace(opened, cautions=(*opened.cautions, *about_bos(opened, bos)))
     facts = facts_of(opened.base)
     sequences, origin = _sequences(
-        opened, None if data is None else DataRequest(data, template, max_samples=texts), texts
+        opened, None if data is None else DataRequest(data, template, max_samples=max_samples), max_samples
     )
     parts = layer_parts(opened.model, facts)
     device = next(opened.model.parameters()).device

@@ -56,14 +56,15 @@ def norms_request(
     adapter: str | None,
     data: str | None,
     template: str | None,
-    texts: int,
-    samples: bool,
+    *,
+    max_samples: int,
+    generate_samples: bool,
     bos: bool | None,
 ) -> dict[str, Any]:
     """What `evaluate norms` is asked, as norms.json keeps it."""
     words = {"model": model, "adapter": adapter, "data": data, "template": template}
     first = {} if bos is None else {"bos": bos}  # left open, the request is that of earlier findings
-    return {**words, "max_samples": texts, "generate_samples": samples, **first}
+    return {**words, "max_samples": max_samples, "generate_samples": generate_samples, **first}
 
 
 def check_request(request: DataRequest) -> None:

@@ -321,9 +321,3 @@ def scale_table(rows: Sequence[ScaleRow]) -> Table:
     for row in rows:
         table.add_row(*scale_cells(row), style="" if row.fits else "dim")
     return table
-
-
-def scale_markdown(rows: Sequence[ScaleRow]) -> str:
-    """The same for a document."""
-    lines = [_COLUMNS, tuple("---" for _ in _COLUMNS), *(scale_cells(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
