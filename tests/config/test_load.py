@@ -504,6 +504,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "optim.momentum": "optim.name=sgd",
         "tracking.name": "report_to=[wandb]",
         "checkpoint.best": "metrics.names=[exact_match]",
+        "grpo.overlong_buffer": "grpo.overlong=penalise",
     }
     for key in itertools.filterfalse(lambda key: key.path in (*own_files, *refused), all_keys().values()):
         companion = companions.get(

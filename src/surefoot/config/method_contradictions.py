@@ -176,6 +176,13 @@ def groups(config: RunConfig) -> Iterator[Problem]:
         what = f"a step learns from whole groups, and {config.batch.size} answers are no multiple of {given.group}"
         near = max(1, round(config.batch.size / given.group)) * given.group
         yield problem("batch.size", what, f"use {near}, or another grpo.group", "grpo.group")
+    buffer = given.overlong_buffer
+    if buffer is not None and given.overlong != "penalise":
+        what = f"grpo.overlong is {given.overlong}, and only penalise reads it"
+        yield problem("grpo.overlong_buffer", what, "leave it out, or set grpo.overlong to penalise", "grpo.overlong")
+    if buffer is not None and buffer > given.max_new_tokens:
+        what = f"{buffer} tokens are more than the longest answer has, {given.max_new_tokens} (grpo.max_new_tokens)"
+        yield problem("grpo.overlong_buffer", what, "lower it", "grpo.max_new_tokens")
     for place, term in enumerate(given.rewards):
         if is_address(term.name) and veiled(term.name) != term.name:
             what = "holds what looks like a key or a password, and a run's records hold its settings"

@@ -139,7 +139,7 @@ class RewardTerm(Section):
     """exact, numeric, choice, regex, length, json or math, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
     MODULE:FUNCTION or entry_point:NAME; an http(s) address; or a reward model's folder or hub id."""
     weight: Annotated[float, Number] = 1.0
-    """What its scores are multiplied by before all are added up."""
+    """What its scores are multiplied by before all are added up; 0: they are logged, and not learned from."""
     field: Annotated[Text | None, Field(examples=["answer"])] = None
     """exact, numeric, choice and math: field of the record with the right answer; null: answer. json: field with a
     schema; null: any JSON will do."""
@@ -182,9 +182,18 @@ class GrpoConfig(Section):
     """The same above 1."""
     kl: NonNegative = 0.0
     """Coefficient of the KL penalty that holds the policy to the base; 0: none, and no reference is loaded."""
-    overlong: Literal["learn", "mask"] = "learn"
+    overlong: Literal["learn", "mask", "penalise"] = "learn"
     """What becomes of answers that reach max_new_tokens without an end. learn: their score counts as any other. mask:
-    they count in their group's mean, and are not learned from."""
+    they count in their group's mean, and are not learned from. penalise: the last overlong_buffer tokens before
+    max_new_tokens take up to 1 off the score (DAPO's soft penalty, Yu et al. 2025)."""
+    overlong_buffer: Annotated[Count | None, Field(examples=[64])] = None
+    """Tokens over which the penalty grows from 0 to 1; null: a fifth of max_new_tokens."""
+    redraw: Annotated[int, Field(ge=0), Number] = 0
+    """How often the groups of a rollout whose answers all have one score are put aside and other prompts answered in
+    their place (dynamic sampling, Yu et al. 2025)."""
+    control: Literal["none", "random"] = "none"
+    """random: learn from random numbers in place of the scores, which are only logged: what a run gains over this one
+    is due to its rewards."""
     ratio_bound: Positive = 10.0
     """Mean probability ratio of a step beyond which it does not count."""
     patience: Count = 3

@@ -47,9 +47,13 @@ def prompts_at(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Pr
     return Prompts([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
 
 
-def answer_seed(seed: int, rollout: int) -> int:
-    """Of the rollout's draws; each of its answers has a stream of its own under it."""
-    words = np.random.SeedSequence(seed, spawn_key=(ANSWERS, rollout)).generate_state(2, np.uint64)
+def answer_seed(seed: int, rollout: int, attempt: int = 0) -> int:
+    """Of the rollout's draws; each of its answers has a stream of its own under it.
+
+    attempt: from 1 on of answers to other prompts, which take the place of the rollout's own.
+    """
+    stream = (ANSWERS, rollout, attempt) if attempt else (ANSWERS, rollout)
+    words = np.random.SeedSequence(seed, spawn_key=stream).generate_state(2, np.uint64)
     return int(words[0])
 
 

@@ -86,11 +86,65 @@ def test_every_loss_trains(world, tmp_path, loss):
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
-def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path):
-    whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1)
+def sevens(prompts, responses, answer):
+    """Tells answers apart for some prompts alone."""
+    return [score * (int(one) % 3 == 0) for score, one in zip(vowels(prompts, responses, answer), answer, strict=True)]
+
+
+def test_groups_without_spread_are_redrawn(world, tmp_path):
+    """And counted; the mean reward stays that of the rollout's own prompts."""
+    kept, redrawn = (
+        run(config_of(world, tmp_path / str(times), redraw=times, rollout_batches=2), sevens) for times in (0, 4)
+    )
+    assert all("groups_redrawn" not in row for row in kept)
+    assert [row["reward"] for row in kept[:2]] == [row["reward"] for row in redrawn[:2]]  # before anything was learned
+    assert kept[0]["groups_without_spread"] > redrawn[0]["groups_without_spread"]
+    assert redrawn[0]["groups_redrawn"] > 0
+
+
+def test_a_control_arm_learns_from_random_numbers_whatever_the_rewards_say(world, tmp_path):
+    def weights(name, reward, control):
+        config = config_of(world, tmp_path / f"{name}-{control}", control=control)
+        rows = run(config, reward)
+        return rows, load_file(tmp_path / f"{name}-{control}" / "adapter_model.safetensors")
+
+    def less(prompts, responses):
+        return [-float(len(one)) for one in responses]
+
+    rows, (first, second) = zip(
+        *(weights(name, how, "random") for name, how in (("a", vowels), ("b", less))), strict=True
+    )
+    assert rows[0][0]["reward"] != rows[1][0]["reward"]
+    assert all(first[name].equal(second[name]) for name in first)
+    _, twin = weights("b", less, "none")
+    assert not all(first[name].equal(twin[name]) for name in first)
+
+
+def test_long_answers_are_penalised(world, tmp_path):
+    """The untrained model never ends an answer. What is logged as the reward is the rewards' own."""
+    (row, *_), (plain, *_) = (
+        run(config_of(world, tmp_path / overlong, overlong=overlong)) for overlong in ("penalise", "learn")
+    )
+    assert (row["ended"], row["reward_overlong"], row["reward"]) == (0, -1, plain["reward"])
+    assert "reward_overlong" not in plain
+
+
+def test_a_baseline_over_the_rollout_learns_from_groups_of_one_score(world, tmp_path):
+    def of_the_prompt(prompts, responses, answer):
+        return [float(one) for one in answer]
+
+    rows = run(config_of(world, tmp_path / "run", loss="reinforce++", patience=1), of_the_prompt)
+    assert all(row["groups_without_spread"] == 1 and row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("redraw", [0, 2])
+def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, redraw):
+    reward = sevens if redraw else vowels
+    whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1, redraw=redraw)
     whole |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
     cut = {**whole, "output": str(tmp_path / "cut")}
-    wanted = run(whole)
+    wanted = run(whole, reward)
+    calls = 5 if redraw else 2
 
     class Killed(BaseException):
         pass
@@ -100,14 +154,14 @@ def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path):
     def dies(prompts, responses, answer):
         nonlocal asked
         asked += 1
-        if asked == 2:  # the second rollout
+        if asked == calls:  # the second rollout; where some are redrawn, a redraw
             raise Killed
-        return vowels(prompts, responses, answer)
+        return reward(prompts, responses, answer)
 
-    dies.__qualname__ = vowels.__qualname__
+    dies.__qualname__ = reward.__qualname__
     with pytest.raises(Killed):
         run(cut, dies)
-    assert run(cut, resume=True) == wanted
+    assert run(cut, reward, resume=True) == wanted
     weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (whole, cut)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 

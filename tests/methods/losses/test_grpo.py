@@ -10,7 +10,14 @@ import torch
 
 from surefoot.data.batching.groups import GroupEpisode, group_batches, groups_from_tensors, groups_to_tensors
 from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
-from surefoot.methods.losses.grpo import GroupSettings, group_advantages, group_terms, penalised, without_spread
+from surefoot.methods.losses.grpo import (
+    GroupSettings,
+    group_advantages,
+    group_terms,
+    overlong_penalty,
+    penalised,
+    without_spread,
+)
 
 NONE = math.nan
 GROUP_OF = GROUP_LOSSES["grpo"]
@@ -50,6 +57,11 @@ def test_a_penalty_in_the_score_by_hand():
     scores, real = torch.tensor([1.0, 2.0]), torch.tensor([[True, True], [True, False]])
     logprobs, reference = torch.tensor([[-1.0, -2.0], [-3.0, 9.0]]), torch.tensor([[-2.0, -2.5], [-1.0, 5.0]])
     assert penalised(scores, logprobs, reference, real, 0.1).tolist() == pytest.approx([1 - 0.15, 2 + 0.2])
+
+
+def test_the_soft_penalty_of_long_answers_by_hand():
+    """Equation 13 of Yu et al. 2025 with L_max = 20 and L_cache = 5."""
+    assert overlong_penalty(torch.tensor([1, 15, 16, 19, 20]), 20, 5).tolist() == pytest.approx([0, 0, -0.2, -0.8, -1])
 
 
 def episode(place, member, logprobs, advantage, counted=True, response=None) -> GroupEpisode:

@@ -102,7 +102,7 @@ def apportion(total: int, weights: Sequence[float], most: Sequence[int] | None =
 
 
 # First words of a stream: each use of the seed draws from its own.
-EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES = range(8)
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL = range(10)
 
 
 @functools.lru_cache(maxsize=4)  # the epoch at hand and the next, at its border
@@ -130,6 +130,12 @@ def step_examples(seed: int, step: int, mixture: Mixture, batch_size: int) -> tu
     """The epoch of a step and the places of its examples. step counts from 0 over all epochs."""
     epoch, place = divmod(step, steps_per_epoch(mixture.epoch_size, batch_size))
     return epoch, epoch_order(seed, epoch, mixture)[place * batch_size : (place + 1) * batch_size]
+
+
+def uniform(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:
+    """Numbers in [0, 1) that depend on seed, stream and place alone: [count] fp64."""
+    words = np.random.Philox(np.random.SeedSequence(seed, spawn_key=stream)).random_raw(count)
+    return (words >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:

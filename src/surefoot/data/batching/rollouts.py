@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from surefoot.data.batching.batch import Batch, Example, RecordName, collate
-from surefoot.data.batching.order import MINIBATCHES, Mixture, permutation, step_examples, steps_per_epoch
+from surefoot.data.batching.order import (
+    MINIBATCHES,
+    REDRAWS,
+    Mixture,
+    epoch_order,
+    permutation,
+    step_examples,
+    steps_per_epoch,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,13 @@ class Cycles:
     def prompts(self, seed: int, rollout: int) -> np.ndarray:
         """Places of the rollout's prompts in the data, in the order of its episodes."""
         return step_examples(seed, rollout, self.mixture, self.rollout_size)[1]
+
+    def others(self, seed: int, rollout: int, attempt: int, count: int) -> np.ndarray:
+        """Places of `count` prompts of the rollout's epoch, to be answered in place of as many of its own; others for
+        each attempt."""
+        epoch = rollout // steps_per_epoch(self.mixture.epoch_size, self.rollout_size)
+        chosen = permutation(seed, (REDRAWS, rollout, attempt), self.mixture.epoch_size)[:count]
+        return epoch_order(seed, epoch, self.mixture)[chosen]
 
     def episodes(self, seed: int, place: Place) -> np.ndarray:
         """Which of the rollout's episodes the step learns from."""

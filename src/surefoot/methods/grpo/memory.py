@@ -62,7 +62,8 @@ class Figures:
     answers: all of them.
     left_out: those without a score.
     empty: with nothing but a stop token.
-    groups, flat: all, and those without any spread of scores.
+    groups: of answers.
+    flat: no two answers that are compared have different scores.
     metrics: what is logged with every step of the cycle.
     """
 
@@ -70,7 +71,7 @@ class Figures:
     left_out: int
     empty: int
     groups: int
-    flat: int
+    flat: bool
     metrics: Mapping[str, float]
 
 
@@ -117,7 +118,6 @@ class GroupMemory:
         """
         old = self.numbers
         scored = figures.answers - figures.left_out
-        flat = figures.flat == figures.groups
         held = scored == 0 or figures.empty == figures.answers
         mean = figures.metrics.get("reward", -math.inf)
         self.episodes = () if held else episodes
@@ -125,8 +125,8 @@ class GroupMemory:
             old,
             answers=old.answers + figures.answers,
             left_out=old.left_out + figures.left_out,
-            flat_in_a_row=old.flat_in_a_row + 1 if flat else 0,
-            spread=old.spread or not flat,
+            flat_in_a_row=old.flat_in_a_row + 1 if figures.flat else 0,
+            spread=old.spread or not figures.flat,
             best=old.best if held else mean if old.best is None else max(mean, old.best),
             holding=held,
             held_in_a_row=old.held_in_a_row + held,
@@ -142,7 +142,7 @@ class GroupMemory:
             )
         elif held:
             self._say_held(step, f"none of {figures.answers} answers has a score", "look at what grpo.rewards return")
-        elif flat and not (self.numbers.spread and mean == self.numbers.best):
+        elif figures.flat and not (self.numbers.spread and mean == self.numbers.best):
             self._flat(step, figures)
         if scored and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.answers)):
             raise error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.method_facts.losses import GroupLossFacts
 from surefoot.methods.grpo.memory import Figures
-from surefoot.methods.losses.grpo import group_advantages, penalised, without_spread
+from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalised, without_spread
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
 from surefoot.methods.reference import ReferenceModel
 from surefoot.methods.rewards.answers import LOST, Answers
@@ -37,6 +37,7 @@ from surefoot.training.ranks import gather_rows
 from surefoot.training.step import Context
 
 Logits = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
+OVERLONG = "overlong"  # the penalty's name among the rewards
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class GroupRollout:
 
     parts: reward's label -> [E], NaN where it has no score for the answer.
     outcomes: how often rewards were lost, by what became of asking them.
-    scores: [E], NaN where there is none.
+    scores: [E], weighted sums of the rewards, NaN where there is none.
+    learned: [E], what is learned from: the scores, or what stands in for them.
     lengths: [E].
     drawn: [E, R], the log-probabilities of the engine that wrote the answers; NaN where it cannot tell.
     """
@@ -105,6 +107,7 @@ class GroupRollout:
     parts: dict[str, torch.Tensor]
     outcomes: dict[str, int]
     scores: torch.Tensor
+    learned: torch.Tensor
     lengths: torch.Tensor
     drawn: torch.Tensor
 
@@ -137,9 +140,49 @@ def scored_rollout(
         {label: table[:, 1 + column] for column, label in enumerate(labels)},
         {name: int(count) for name, count in zip(LOST, counts, strict=True)},
         table[:, 0],
+        table[:, 0],
         torch.tensor([len(one.response) for one in answers]),
         as_table([one.logprobs or [torch.nan] * len(one.response) for one in answers], width),
     )
+
+
+def with_penalty(rollout: GroupRollout, limit: int, buffer: int) -> GroupRollout:
+    """Long answers score less, see `overlong_penalty`."""
+    penalty = overlong_penalty(rollout.lengths, limit, buffer)
+    return replace(rollout, parts={**rollout.parts, OVERLONG: penalty}, learned=rollout.learned + penalty)
+
+
+def with_groups(rollout: GroupRollout, groups: Sequence[int], others: GroupRollout, group: int) -> GroupRollout:
+    """The rollout with other answers in these groups.
+
+    groups: their numbers, in the order of `others`.
+    group: answers of each.
+    """
+    places = [number * group + member for number in groups for member in range(group)]
+    answers = list(rollout.answers)
+    for place, one in zip(places, others.answers, strict=True):
+        answers[place] = one
+    width = max(rollout.drawn.shape[1], others.drawn.shape[1])
+
+    def both(own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        found = own.clone()
+        found[places] = new
+        return found
+
+    return GroupRollout(
+        tuple(answers),
+        {label: both(values, others.parts[label]) for label, values in rollout.parts.items()},
+        {name: count + others.outcomes[name] for name, count in rollout.outcomes.items()},
+        both(rollout.scores, others.scores),
+        both(rollout.learned, others.learned),
+        both(rollout.lengths, others.lengths),
+        both(*(nn.functional.pad(one.drawn, (0, width - one.drawn.shape[1])) for one in (rollout, others))),
+    )
+
+
+def flat_groups(rollout: GroupRollout, group: int) -> torch.Tensor:
+    """[P] bool: those whose answers all have one score."""
+    return without_spread(rollout.learned.where(rollout.lengths > 0, torch.nan).reshape(-1, group))
 
 
 def compute_logprobs(
@@ -195,10 +238,14 @@ def to_episodes(
     logprobs: torch.Tensor,
     reference: torch.Tensor | None,
     terms: Terms,
+    drawn: Sequence[GroupRollout],
 ) -> tuple[tuple[GroupEpisode, ...], Figures]:
     """The answers with their advantages, and the figures of the rollout. Answers without a token or a score are left
-    out."""
-    scores = rollout.scores.where(rollout.lengths > 0, torch.nan)
+    out.
+
+    drawn: the answers to the rollout's own prompts, and those that were drawn for groups without spread.
+    """
+    scores = rollout.learned.where(rollout.lengths > 0, torch.nan)
     if terms.kl > 0 and reference is not None:
         scores = penalised(scores, logprobs, reference, rollout.real, terms.kl)
     groups = scores.reshape(-1, terms.group)
@@ -219,32 +266,41 @@ def to_episodes(
         for place, answer in enumerate(rollout.answers)
         if known[place]
     )
-    return episodes, _figures(rollout, without_spread(groups), logprobs, reference)
+    return episodes, _figures(rollout, logprobs, reference, terms, drawn)
 
 
 def _figures(
-    rollout: GroupRollout, flat: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor | None
+    rollout: GroupRollout,
+    logprobs: torch.Tensor,
+    reference: torch.Tensor | None,
+    terms: Terms,
+    drawn: Sequence[GroupRollout],
 ) -> Figures:
-    known = rollout.scores.isfinite()
+    """Means are over the answers to the rollout's own prompts: those that were drawn for groups without spread would
+    bring them nearer to the middle."""
+    own, flat = drawn[0], flat_groups(rollout, terms.group)
+    known = own.scores.isfinite()
     metrics = {
-        "reward": _mean(rollout.scores),
-        "reward_std": float(rollout.scores[known].std(correction=0)) if known.any() else float("nan"),
-        "response_length": float(rollout.lengths.double().mean()),
-        "ended": sum(one.stopped for one in rollout.answers) / len(rollout.answers),
+        "reward": _mean(own.scores),
+        "reward_std": float(own.scores[known].std(correction=0)) if known.any() else float("nan"),
+        "response_length": float(own.lengths.double().mean()),
+        "ended": sum(one.stopped for one in own.answers) / len(own.answers),
         "groups_without_spread": float(flat.double().mean()),
     }
-    if len(rollout.parts) > 1:
-        metrics |= {f"reward_{label}": _mean(values) for label, values in rollout.parts.items()}
+    if len(drawn) > 1:
+        metrics["groups_redrawn"] = float(sum(len(one.answers) for one in drawn[1:]) // terms.group)
+    if len(own.parts) > 1:
+        metrics |= {f"reward_{label}": _mean(values) for label, values in own.parts.items()}
     metrics |= {f"rewards_{name}": float(count) for name, count in rollout.outcomes.items() if count}
     if reference is not None:
         metrics["kl"] = float(answer_kl(logprobs, reference, rollout.real).double().mean())
     metrics |= mismatch(logprobs, rollout)
     return Figures(
-        answers=len(rollout.answers),
-        left_out=int((~known | (rollout.lengths == 0)).sum()),
-        empty=sum(one.stopped and len(one.response) == 1 for one in rollout.answers),
+        answers=sum(len(one.answers) for one in drawn),
+        left_out=sum(int((~one.scores.isfinite() | (one.lengths == 0)).sum()) for one in drawn),
+        empty=sum(one.stopped and len(one.response) == 1 for draw in drawn for one in draw.answers),
         groups=len(flat),
-        flat=int(flat.sum()),
+        flat=bool(flat.all()) if terms.facts.baseline != "step" else bool(flat_groups(rollout, len(rollout.answers))),
         metrics={name: value for name, value in metrics.items() if value == value},
     )
 

@@ -14,6 +14,7 @@ import torch
 
 from surefoot.data.batching.groups import GroupBatch, group_batches
 from surefoot.data.batching.loader import for_rank
+from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.grpo.memory import GroupMemory, Numbers
@@ -23,8 +24,11 @@ from surefoot.methods.grpo.rollout import (
     Scoring,
     Terms,
     compute_logprobs,
+    flat_groups,
     scored_rollout,
     to_episodes,
+    with_groups,
+    with_penalty,
 )
 from surefoot.methods.grpo.task import cycles_of, loss_facts, policy_logits
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
@@ -125,20 +129,54 @@ class _Cycle:
         return Measured(report, samples)
 
     def _roll_out(self, step: int, place: Place) -> None:
-        config, task = self.run.config, self.run.task
+        config = self.run.config
         grpo = config.grpo
-        own = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
-        repeated = [one for one in own for _ in range(grpo.group)]
-        prompts = prompts_at(task.data.train, repeated)
-        seed = answer_seed(config.seed, place.rollout)
+        where = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
         self.engine.follow()
-        rollout = self._answer_and_score(
-            prompts, task.data.train, repeated, temperature=grpo.temperature, top_p=grpo.top_p, seed=seed
-        )
+        rollout = self._draw(place.rollout, where)
+        drawn = [rollout]
+        for attempt in range(1, grpo.redraw + 1):
+            flat = flat_groups(rollout, grpo.group).nonzero().flatten().tolist()
+            if not flat:
+                break
+            others = self.cycles.others(config.seed, place.rollout, attempt, len(flat)).tolist()
+            drawn.append(self._draw(place.rollout, others, attempt))
+            rollout = with_groups(rollout, flat, drawn[-1], grpo.group)
+            for group, other in zip(flat, others, strict=True):
+                where[group] = other
+        prompts = self._prompts(where)
         logprobs, reference = self._logprobs(step, rollout)
         facts = loss_facts(config)
         terms = Terms(facts, grpo.group, grpo.kl if facts.penalty == "score" else 0.0, grpo.overlong == "mask")
-        self.memory.begin(step, *to_episodes(prompts, rollout, logprobs, reference, terms))
+        self.memory.begin(step, *to_episodes(prompts, rollout, logprobs, reference, terms, drawn))
+
+    def _prompts(self, where: Sequence[int]) -> Prompts:
+        """Each as often as it is answered."""
+        return prompts_at(self.run.task.data.train, [one for one in where for _ in range(self.run.config.grpo.group)])
+
+    def _draw(self, number: int, where: Sequence[int], attempt: int = 0) -> GroupRollout:
+        """Answers to prompts of rollout `number`, with what is learned from.
+
+        attempt: from 1 on of prompts that take the place of others.
+        """
+        config = self.run.config
+        grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
+        repeated = [one for one in where for _ in range(grpo.group)]
+        rollout = self._answer_and_score(
+            self._prompts(where),
+            self.run.task.data.train,
+            repeated,
+            temperature=grpo.temperature,
+            top_p=grpo.top_p,
+            seed=seed,
+        )
+        if grpo.overlong == "penalise":
+            buffer = grpo.overlong_buffer or max(1, grpo.max_new_tokens // 5)
+            rollout = with_penalty(rollout, grpo.max_new_tokens, buffer)
+        if grpo.control == "random":
+            numbers = torch.from_numpy(uniform(config.seed, (CONTROL, number, attempt), len(repeated)))
+            rollout = replace(rollout, learned=numbers.where(rollout.scores.isfinite(), torch.nan))
+        return rollout
 
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of policy and reference. Before the first update they are held against each other and the engine's."""

@@ -181,6 +181,17 @@ def without_spread(scores: torch.Tensor) -> torch.Tensor:
     return (known.sum(dim=1) < 2) | (top == bottom)
 
 
+def overlong_penalty(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Tensor:
+    """DAPO's soft penalty of long answers, [E] fp64 (Yu et al. 2025, equation 13):
+
+        0                                  up to limit - buffer tokens
+        (limit - buffer - length) / buffer beyond, down to -1 at the limit
+
+    lengths: [E], in tokens.
+    """
+    return ((limit - buffer - lengths.double()) / buffer).clamp(min=-1.0, max=0.0)
+
+
 def penalised(
     scores: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor, kl: float
 ) -> torch.Tensor:
