@@ -8,7 +8,6 @@ from torch import nn
 
 from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.training import step as step_module
-from surefoot.training.guard import Verdict
 from surefoot.training.objective import LossSum
 from surefoot.training.state import LossScale
 from surefoot.training.step import draw_seed, seed_micro_batch, train_step
@@ -115,7 +114,7 @@ def test_a_non_finite_step_changes_neither_weights_nor_moments(objective, what):
 
 @pytest.mark.parametrize("objective", [nan_loss, nan_gradient])
 def test_twin_without_the_guard_the_weights_are_lost(objective, monkeypatch):
-    monkeypatch.setattr(step_module, "judge", lambda *a, **k: Verdict("stepped", None))
+    monkeypatch.setattr(step_module, "judge", lambda *a, **k: ("stepped", None))
     _, before, after = step_after_warm_up(objective)
     assert not same_bits(before, after)
 

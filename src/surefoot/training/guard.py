@@ -26,25 +26,23 @@ from typing import Literal
 from surefoot.system.errors import Diverged, Fault
 from surefoot.training.report import Decision
 
-
-@dataclass(frozen=True)
-class Verdict:
-    decision: Decision
-    non_finite: Literal["loss", "grad_norm", "moment"] | None
+NonFinite = Literal["loss", "grad_norm", "moment"]
 
 
-def judge(loss: float, grad_norm: float, scale_can_fall: bool, bad_moment: bool = False) -> Verdict:
-    """What becomes of a step, by its numbers.
+def judge(
+    loss: float, grad_norm: float, scale_can_fall: bool, bad_moment: bool = False
+) -> tuple[Decision, NonFinite | None]:
+    """What becomes of a step, and which of its numbers is not finite.
 
     loss, grad_norm: means over the optimizer step, unscaled.
     scale_can_fall: an fp16 loss scale above its floor.
     bad_moment: one of the optimizer is not finite, and would spoil the weights.
     """
     if not math.isfinite(loss):
-        return Verdict("non_finite", "loss")
+        return "non_finite", "loss"
     if not math.isfinite(grad_norm):
-        return Verdict("scaler" if scale_can_fall else "non_finite", "grad_norm")
-    return Verdict("non_finite", "moment") if bad_moment else Verdict("stepped", None)
+        return "scaler" if scale_can_fall else "non_finite", "grad_norm"
+    return ("non_finite", "moment") if bad_moment else ("stepped", None)
 
 
 RECENT = 300  # steps

@@ -32,39 +32,15 @@ FILE = "optimizer.safetensors"
 _BLOCK = 256  # numbers that share one scale in bitsandbytes' 8-bit moments
 _CODES = 256  # values that 8 bits can stand for
 
-_Shape = Callable[[torch.Size], tuple[int, ...]]
-
-
-def _scalar(_: torch.Size) -> tuple[int, ...]:
-    return ()
-
-
-def _like_parameter(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(shape)
-
-
-def _scales(shape: torch.Size) -> tuple[int, ...]:
-    return (math.ceil(shape.numel() / _BLOCK),)
-
-
-def _codes(_: torch.Size) -> tuple[int, ...]:
-    return (_CODES,)
-
-
-_SHAPES: dict[str, _Shape] = {
-    "step": _scalar,
-    "exp_avg": _like_parameter,
-    "exp_avg_sq": _like_parameter,
-    "momentum_buffer": _like_parameter,  # sgd, muon
+# What an optimizer keeps of a parameter, and of which shape.
+_SHAPES: dict[str, Callable[[torch.Size], tuple[int, ...]]] = {
+    **dict.fromkeys(("step", "RMS"), lambda shape: ()),
+    **dict.fromkeys(("exp_avg", "exp_avg_sq", "momentum_buffer"), tuple),
     "exp_avg_sq_row": lambda shape: tuple(shape[:-1]),  # adafactor
     "exp_avg_sq_col": lambda shape: (*shape[:-2], shape[-1]),
-    "RMS": _scalar,
-    "state1": _like_parameter,  # adamw_8bit: codes, their scales by block, and what each code means
-    "state2": _like_parameter,
-    "absmax1": _scales,
-    "absmax2": _scales,
-    "qmap1": _codes,
-    "qmap2": _codes,
+    **dict.fromkeys(("state1", "state2"), tuple),  # adamw_8bit: codes, their scales by block, and what each code means
+    **dict.fromkeys(("absmax1", "absmax2"), lambda shape: (math.ceil(shape.numel() / _BLOCK),)),
+    **dict.fromkeys(("qmap1", "qmap2"), lambda shape: (_CODES,)),
 }
 
 
@@ -89,16 +65,12 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     return tensors
 
 
-def _beside(entry: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    return entry.to(parameter.device)
-
-
 def load_optimizer_tensors(
     optimizer: Optimizer,
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, torch.Tensor],
     *,
-    held: Callable[[torch.Tensor, nn.Parameter], torch.Tensor] = _beside,
+    held: Callable[[torch.Tensor, nn.Parameter], torch.Tensor] = lambda entry, parameter: entry.to(parameter.device),
 ) -> None:
     """The inverse of `optimizer_tensors`.
 

@@ -131,16 +131,8 @@ class Recorded:
         return self.last - self.first + 1
 
 
-@dataclass(frozen=True)
-class Phases:
-    """Ranges of steps."""
-
-    clocked: range
-    traced: range
-
-
-def phases(first: int, last: int, wanted: int) -> Phases:
-    """Which steps of a window are clocked, and which are traced.
+def phases(first: int, last: int, wanted: int) -> tuple[range, range]:
+    """The steps of a window that are clocked, and those that are traced.
 
     first, last: steps of this session.
     wanted: steps to clock. A short run has less warm-up, then clocks less.
@@ -150,7 +142,7 @@ def phases(first: int, last: int, wanted: int) -> Phases:
     warm_up = min(WARM_UP, max(0, steps - traced - 1))
     start = first + warm_up
     end = min(start + wanted, last + 1 - traced)
-    return Phases(range(start, end), range(end, end + traced))
+    return range(start, end), range(end, end + traced)
 
 
 class Window:
@@ -168,7 +160,7 @@ class Window:
         finished: Callable[[Recorded], None],
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.phases = phases(first, last, wanted)
+        self._clocked, self._traced = phases(first, last, wanted)
         self._device, self._finished, self._clock = device, finished, clock
         self._watches: dict[int, Stopwatch] = {}
         self._between: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
@@ -183,13 +175,14 @@ class Window:
         self._end_step()
         if self._over:
             return unwatched
-        clocked, traced = self.phases.clocked, self.phases.traced
+        clocked, traced = self._clocked, self._traced
         if step not in clocked and step not in traced:
             if step >= traced.stop:
                 self._finish()
             return unwatched
         if step == traced.start:
-            self._tracer = profile(activities=_activities(self._device), acc_events=True)
+            cuda = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            self._tracer = profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True)
             with muted_stderr():
                 self._tracer.start()
         self._current, self._started, self._paused = step, self._clock(), 0.0
@@ -211,7 +204,7 @@ class Window:
         with watch(part):
             yield
         self._paused += watch.seconds[part]
-        if self._current in self.phases.clocked:
+        if self._current in self._clocked:
             self._between[part] += watch.seconds[part]
 
     def abandon(self) -> None:
@@ -225,7 +218,7 @@ class Window:
         self._finish()
 
     def _end_step(self) -> None:
-        if self._current in self.phases.clocked:
+        if self._current in self._clocked:
             self._stepping += self._clock() - self._started - self._paused
             self._counted = read_counters(self._device.type).since(self._before)
         self._current = None
@@ -237,10 +230,8 @@ class Window:
         tracer = self._stop_tracer()
         if not self._watches:
             return
-        watches = list(self._watches.values())
-        parts: dict[Part, float] = {
-            part: self._between[part] + sum(watch.seconds[part] for watch in watches) for part in PARTS
-        }
+        watches = self._watches.values()
+        parts = {part: self._between[part] + sum(watch.seconds[part] for watch in watches) for part in PARTS}
         self._finished(
             Recorded(
                 first=min(self._watches),
@@ -248,7 +239,7 @@ class Window:
                 parts=parts,
                 step_seconds=self._stepping,
                 counted=self._counted,
-                traced=0 if tracer is None else len(self.phases.traced),
+                traced=0 if tracer is None else len(self._traced),
                 operators=() if tracer is None else _operators(tracer, self._device),
                 write_trace=lambda path: None if tracer is None else tracer.export_chrome_trace(str(path)),
             )
@@ -260,11 +251,6 @@ class Window:
             with muted_stderr():
                 tracer.stop()
         return tracer
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return [ProfilerActivity.CPU, *cuda]
 
 
 def _operators(tracer: profile, device: torch.device) -> tuple[Operator, ...]:

@@ -27,7 +27,7 @@ from surefoot.training.engine.base import of_group
 from surefoot.training.guard import judge
 from surefoot.training.objective import Objective
 from surefoot.training.profile import Stopwatch, Watch, named, unwatched
-from surefoot.training.report import Decision, Load, StepReport
+from surefoot.training.report import Load, StepReport
 from surefoot.training.routing import AUX_LOSS, Balance, Routing, aux_loss, spread
 from surefoot.training.state import LossScale
 
@@ -109,9 +109,9 @@ def train_step(
         due = optimizer_state.look_is_due(step, tokens, settings.per_look)
         seen = _look(engine, sums, norms, weight, engine.moments() if due else {})
         can_fall = scale is not None and scale.can_fall
-        verdict = judge(seen.loss, seen.grad_norm, can_fall, bad_moment=bool(seen.bad_moment))
+        decision, non_finite = judge(seen.loss, seen.grad_norm, can_fall, bad_moment=bool(seen.bad_moment))
         held = _bound_passed(seen.metrics, settings.bounds)
-        decision: Decision = "held" if held else verdict.decision
+        decision = "held" if held else decision
         spike = ceiling if ceiling is not None and decision == "stepped" and seen.grad_norm > ceiling else None
         if decision == "stepped":
             share = 1.0 if spike is None else spike / seen.grad_norm
@@ -121,10 +121,10 @@ def train_step(
     settings.after_step()
     load = _loads(engine, settings.routing) if settings.routing else {}
     report = begun(
-        loss=None if verdict.non_finite == "loss" else seen.loss,
-        grad_norm=seen.grad_norm if verdict.non_finite in (None, "moment") else None,
+        loss=None if non_finite == "loss" else seen.loss,
+        grad_norm=seen.grad_norm if non_finite in (None, "moment") else None,
         decision=decision,
-        non_finite=verdict.non_finite,
+        non_finite=non_finite,
         seconds=time.perf_counter() - started,
         metrics={**seen.metrics, **spread(load), **_by_group(lr, seen.norms)},
         load=load,

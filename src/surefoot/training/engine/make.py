@@ -15,10 +15,9 @@ from torch import nn
 
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.training.engine.base import Elements, Engine, Groups, Members, groups_of
-from surefoot.training.engine.ddp import DdpEngine
 from surefoot.training.engine.deepspeed import DeepSpeedEngine
 from surefoot.training.engine.fsdp2 import Fsdp2Engine
-from surefoot.training.engine.single import SingleEngine
+from surefoot.training.engine.replicated import DdpEngine, SingleEngine
 from surefoot.training.optimizer import Optimizer, trainable_parameters
 from surefoot.training.ranks import Ranks
 
@@ -56,7 +55,7 @@ def make_engine(
     if choice.name in ("single", "ddp"):
         groups = groups_of(model, members)
         if choice.name == "ddp":
-            return DdpEngine(model, make_optimizer(groups), groups, ranks, device)
+            return DdpEngine(model, make_optimizer(groups), groups, ranks)
         return SingleEngine(model, trainable_parameters(model), make_optimizer(groups), groups)
     if choice.name == "deepspeed":
         if choice.offload == "all" and choice.zero_stage < 3:
