@@ -25,7 +25,7 @@ from surefoot.models.convert.recognise import VALUE_HEAD, Target, recognise
 from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recognise_adapter
 from surefoot.models.convert.rules import KINDS, Rule, apply
 from surefoot.models.convert.safetensors_file import lazy_tensors, write_file, write_model
-from surefoot.models.convert.source import VALUE_HEAD_FILE, Scratch, Source, open_source, weight_files
+from surefoot.models.convert.source import VALUE_HEAD_FILE, Source, find_weights, open_source
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 from surefoot.models.facts import facts_of, model_config
 from surefoot.models.folder import ADAPTER_CONFIG, stored_tensors
@@ -74,7 +74,7 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
     if out is None and not dry_run:
         raise click.UsageError("missing option '--out'; or look first with --dry-run")
 
-    weight_files(source)
+    find_weights(source)
     result = convert_weights(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
     own = "transformers' own layout" if result.kind == "model" else "PEFT's own layout"
     found = ", ".join(result.layouts) or own
@@ -151,7 +151,7 @@ def convert_weights(
         require_replaceable(out, overwrite, RECORD, "conversion", lambda record: record["files_out"])
         durable.require_writable(out)
     with _staging(out, overwrite) as folder:
-        opened = open_source(source, Scratch(folder / _SCRATCH))
+        opened = open_source(source, folder / _SCRATCH)
         result = _converted(opened, source, to, base)
         if out is not None:
             _write(result, folder, opened, base)

@@ -1,6 +1,6 @@
 """Carry out an attention plan, and see with the profiler which kernel really ran.
 
-What was asked for and what ran can differ: SDPA falls back silently when a mask, a dtype or dropout does not suit a
+What was planned and what ran can differ: SDPA falls back silently when a mask, a dtype or dropout does not suit a
 kernel. `attention_context` lets torch dispatch to the planned kernels only, `observe_kernels` reports what happened.
 """
 
@@ -100,7 +100,6 @@ def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str
         seen -= {"eager"}  # a softmax, as routers of experts have it
     if seen != {plan.expected.value} - {NONE}:
         what = f"planned {plan.expected.value}, but the profiler saw {', '.join(sorted(seen)) or 'no attention'}"
-        raise EnvironmentFault(
-            Fault("attention", what, "name the kernel you want, such as attention.math: on", code="SF-PLAN-BROKEN")
-        )
+        fix = "name the kernel you want, such as attention.math: on"
+        raise EnvironmentFault(Fault("attention", what, fix, code="SF-PLAN-BROKEN"))
     return sorted(seen)

@@ -190,8 +190,8 @@ def _scaled(embedded: torch.Tensor, starts: torch.Tensor, scale: float) -> torch
 
 def _cut_where_zero(hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """The same values [B, T, H]; no gradient passes where a sequence starts with a stream of zeros."""
-    silent = starts & (hidden == 0).all(dim=-1)
-    return torch.where(silent[..., None], hidden.detach(), hidden)
+    zero = starts & (hidden == 0).all(dim=-1)
+    return torch.where(zero[..., None], hidden.detach(), hidden)
 
 
 def _trains_a_bias(decoder: nn.Module) -> bool:
@@ -241,9 +241,8 @@ def bake(model: nn.Module, bos_id: int, scale: float) -> None:
     """
     inner = unwrapped(model)
     if is_tied(inner):
-        raise InputError(
-            Fault("bos.scale", bake_obstacle(bos_id=bos_id, ends=(), pad_id=None, tied=True), code="SF-BOS")
-        )
+        what = bake_obstacle(bos_id=bos_id, ends=(), pad_id=None, tied=True)
+        raise InputError(Fault("bos.scale", what, code="SF-BOS"))
     installed = installed_scaling(model)
     if installed is not None:
         installed.remove()
@@ -260,8 +259,7 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
     `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
     every first embedding is zero."""
     with eval_mode(model), eager_mode(model):  # dropout would differ from pass to pass
-        found = _measure(model, batch)
-    factors, others = found["factor"], found["others_changed"]
+        factors, zero, others = _measure(model, batch)
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]
     wrong = [factor for factor in factors if not abs(factor - scale) <= tolerance * max(scale, 1)]
     differences = []
@@ -276,37 +274,36 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
         "planned": scale,
         "factor": [min(factors), max(factors)] if factors else None,
         "sequences": len(factors),
-        "left_out_as_zero": found["zero"],
+        "left_out_as_zero": zero,
         "others_changed": 0.0,
     }
 
 
-def _measure(model: nn.Module, batch: Batch) -> dict[str, Any]:
+def _measure(model: nn.Module, batch: Batch) -> tuple[list[float], int, float]:
+    """The factor of each first token, how many have an embedding of zero and so none, and the largest change of any
+    other token. A factor is the least-squares fit of the scaled stream to the plain one."""
     scaling = installed_scaling(model)
     own = _first_layer_sees(model, batch)
     with nullcontext() if scaling is None else other_scale(scaling, 1.0):
         plain = _first_layer_sees(model, batch)
-        none = _first_layer_sees(model, batch, silenced=True)
+        # Learned positions are added after the scaling: what is left without the first embedding is subtracted.
+        none = _first_layer_sees(model, batch, zeroed=True)
     rows, columns = _first_places(batch)
     embedded = unwrapped(model).get_input_embeddings()(batch.input_ids[rows, columns])
-    heard = (embedded != 0).any(dim=-1)
-    rows, columns = rows[heard], columns[heard]
+    nonzero = (embedded != 0).any(dim=-1)
+    rows, columns = rows[nonzero], columns[nonzero]
     whole, part = ((one - none)[rows, columns] for one in (plain, own))  # [those that are not zero, H]
     factors = (part * whole).sum(dim=-1) / (whole * whole).sum(dim=-1)
     rest = own - plain
     rest[rows, columns] = 0
-    return {
-        "factor": [round(float(factor), 6) for factor in factors],
-        "zero": int((~heard).sum()),
-        "others_changed": float(rest.abs().max()),
-    }
+    return [round(float(factor), 6) for factor in factors], int((~nonzero).sum()), float(rest.abs().max())
 
 
-def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False) -> torch.Tensor:
+def _first_layer_sees(model: nn.Module, batch: Batch, *, zeroed: bool = False) -> torch.Tensor:
     """[B, T, H] in float64, of the batch's own tokens: what fills a packed row up behind them is scaled, too, and does
     not count.
 
-    silenced: the first embedding of every example is set to zero here.
+    zeroed: the first embedding of every example is set to zero here.
     """
     seen: list[torch.Tensor] = []
 
@@ -316,7 +313,7 @@ def _first_layer_sees(model: nn.Module, batch: Batch, *, silenced: bool = False)
     inner = unwrapped(model)
     handle = decoder_layers(inner)[0].register_forward_pre_hook(look, with_kwargs=True)
     try:
-        if silenced:
+        if zeroed:
             inputs = model_inputs(inner, batch)
             embedded = inner.get_input_embeddings()(inputs["input_ids"]).clone()
             embedded[_first_places(batch)] = 0

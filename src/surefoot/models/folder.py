@@ -96,9 +96,8 @@ def _require_all_shards(path: str, names: Collection[str]) -> None:
     for (stem, count), numbers in there.items():
         if len(numbers) < count:
             what = f"its weights are not all in the cache: {len(numbers)} of {count} files of {stem}"
-            raise EnvironmentFault(
-                Fault(path, what, "start again while the hub can be reached", code="SF-MODEL-WEIGHTS")
-            )
+            fix = "start again while the hub can be reached"
+            raise EnvironmentFault(Fault(path, what, fix, code="SF-MODEL-WEIGHTS"))
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -118,9 +117,8 @@ def check_folder(folder: Path) -> None:
 def require_adapter(folder: Path, name: str) -> None:
     """Raises InputError unless the folder, which the user calls `name`, holds an adapter."""
     if not (folder / ADAPTER_CONFIG).is_file():
-        raise InputError(
-            Fault(name, f"is not an adapter: it has no {ADAPTER_CONFIG}", "name it as the model", code="SF-USE-FOLDER")
-        )
+        what = f"is not an adapter: it has no {ADAPTER_CONFIG}"
+        raise InputError(Fault(name, what, "name it as the model", code="SF-USE-FOLDER"))
 
 
 _STORED = "quantization_config"
@@ -131,9 +129,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     EnvironmentFault for a model whose weights are stored in a form that is not read (`stored_form`)."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
-        raise InputError(
-            Fault(str(folder), "holds an adapter, not a model", "name its base model instead", code="SF-MODEL-KIND")
-        )
+        what = "holds an adapter, not a model"
+        raise InputError(Fault(str(folder), what, "name its base model instead", code="SF-MODEL-KIND"))
     if not path.is_file():
         raise weights_error(folder, "has no config.json", "give a folder with config.json and *.safetensors")
     config = read_json(path)
@@ -208,14 +205,8 @@ def _hostile_fields(value: Any, where: str) -> list[Fault]:
     if isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str) and key.startswith(_CODE_PREFIXES) and _names_repository(item):
-                faults.append(
-                    Fault(
-                        where,
-                        f"{key} names code to download: {item!r}",
-                        f"delete {key} from the file",
-                        code="SF-MODEL-KIND",
-                    )
-                )
+                what = f"{key} names code to download: {item!r}"
+                faults.append(Fault(where, what, f"delete {key} from the file", code="SF-MODEL-KIND"))
             faults.extend(_hostile_fields(item, where))
     elif isinstance(value, list):
         for item in value:

@@ -101,14 +101,8 @@ def _attention(attend: Attend) -> Any:
 
 
 def _lost(what: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        Fault(
-            "data.packing",
-            f"the documents of a packed row are {what}",
-            "set data.packing: off",
-            code="SF-CONFIG-CONFLICT",
-        )
-    )
+    what = f"the documents of a packed row are {what}"
+    return EnvironmentFault(Fault("data.packing", what, "set data.packing: off", code="SF-CONFIG-CONFLICT"))
 
 
 def _as_autocast(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -31,7 +31,8 @@ class PreallocatedLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         held = self.get_seq_length()
         wanted = held + key_states.shape[-2]
-        if self._room is None or self._room[0].shape[-2] < wanted:
+        # Where rows were dropped or reordered, keys and values are copies, and no longer the beginning of the room.
+        if self._room is None or self._room[0].shape[-2] < wanted or not self._is_in(self._room[0]):
             room = wanted + max(_LEAST, wanted // 2)
             made = tuple(new.new_empty((*new.shape[:-2], room, new.shape[-1])) for new in (key_states, value_states))
             if held:
@@ -45,21 +46,8 @@ class PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (one[..., :wanted, :] for one in self._room)
         return self.keys, self.values
 
-    def reset(self) -> None:
-        super().reset()
-        self._room = None
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._room = None
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._room = None
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        super().reorder_cache(beam_idx)
-        self._room = None
+    def _is_in(self, room: torch.Tensor) -> bool:
+        return self.keys is not None and self.keys.data_ptr() == room.data_ptr()
 
 
 def preallocated_cache(model: nn.Module) -> DynamicCache:

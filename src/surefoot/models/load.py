@@ -8,8 +8,7 @@ transformers reads by itself (a backbone without its prefix, tables from older v
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +26,15 @@ from transformers import (
 from surefoot.data.tokenize.segments import tokenizer_errors
 from surefoot.models.convert.recognise import Recognised, Target, recognise
 from surefoot.models.convert.safetensors_file import StoredTensor
-from surefoot.models.convert.tensors import Tensors
+from surefoot.models.convert.tensors import Tensors, some
 from surefoot.models.embeddings import check_tied, resize_vocabulary
 from surefoot.models.facts import facts_of, model_config, one_line
 from surefoot.models.folder import plain_tensors, stored_tensors
+from surefoot.models.precision import is_finite
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.value_head import is_of_value_head
 from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_wrapper, is_wrapper, left_out, says_tied
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-
-_SHOWN = 3  # names per kind of fault: enough to see the pattern
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -48,9 +46,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise
     except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
         what = f"no tokenizer can be read: {one_line(error)}"
-        raise InputError(
-            Fault(str(folder), what, "tokenizer.json must stand beside the weights", code="SF-TOKENIZER")
-        ) from error
+        fix = "tokenizer.json must lie in the same folder as the weights"
+        raise InputError(Fault(str(folder), what, fix, code="SF-TOKENIZER")) from error
 
 
 def load_model(
@@ -152,9 +149,8 @@ def _library_faults(folder: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise EnvironmentFault(
-            Fault("attention", one_line(error), "choose sdpa or eager", code="SF-MODEL-KIND")
-        ) from error
+        fix = "choose sdpa or eager"
+        raise EnvironmentFault(Fault("attention", one_line(error), fix, code="SF-MODEL-KIND")) from error
     except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
         raise InputError(Fault(str(folder), one_line(error), code="SF-MODEL-KIND")) from error
 
@@ -172,15 +168,13 @@ def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], fol
         ("unexpected_keys", "weights that the config does not know"),
     ):
         if names := sorted(info[key]):
-            faults.append(
-                Fault(_place(names, stored, folder), f"{len(names)} {what}: {_some(names)}", code="SF-MODEL-KEYS")
-            )
+            what = f"{len(names)} {what}: {some(names)}"
+            faults.append(Fault(_file_of(names[0], stored, folder), what, code="SF-MODEL-KEYS"))
     if mismatched := sorted(info["mismatched_keys"]):
         name, on_disk, expected = mismatched[0]
         what = f"{len(mismatched)} weights do not fit config.json, first {name}: {list(on_disk)} in the file"
-        faults.append(
-            Fault(_place([name], stored, folder), f"{what}, {list(expected)} by the config", code="SF-MODEL-KEYS")
-        )
+        what = f"{what}, {list(expected)} by the config"
+        faults.append(Fault(_file_of(name, stored, folder), what, code="SF-MODEL-KEYS"))
     return faults
 
 
@@ -191,7 +185,7 @@ def _non_finite(
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not tensor.is_floating_point() or is_finite(tensor):
             continue
-        place = _place([name], stored, folder)
+        place = _file_of(name, stored, folder)
         if name in tensors and is_finite(tensors[name].read()):
             largest = torch.finfo(dtype).max
             what = f"{name} does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
@@ -199,32 +193,14 @@ def _non_finite(
         else:
             count = int((~torch.isfinite(tensor)).sum())
             what = f"{name} has {count:,} of {tensor.numel():,} values that are NaN or infinite"
-            faults.append(
-                Fault(
-                    place,
-                    what,
-                    "the file is damaged or its training diverged; get another copy",
-                    code="SF-MODEL-NUMBERS",
-                )
-            )
+            fix = "the file is damaged or its training diverged; get another copy"
+            faults.append(Fault(place, what, fix, code="SF-MODEL-NUMBERS"))
     return faults
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """True where all values are; one pass without a temporary of the tensor's size. NaN survives min and max."""
-    if tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor.detach())
-    return math.isfinite(low.item()) and math.isfinite(high.item())
-
-
-def _place(names: Collection[str], stored: Mapping[str, StoredTensor], folder: Path) -> str:
-    """The file that holds the first of these tensors, else the folder."""
-    return next((str(stored[name].file) for name in names if name in stored), str(folder))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+def _file_of(name: str, stored: Mapping[str, StoredTensor], folder: Path) -> str:
+    """The file that holds this tensor; the folder where none does."""
+    return str(stored[name].file if name in stored else folder)
 
 
 _LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})

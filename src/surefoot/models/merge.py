@@ -22,9 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from surefoot.models.adapter_targets import INNER, is_linear
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.embeddings import embedding_and_head, is_tied
-from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, ParamWrapper, PeftModel
-from surefoot.models.precision import plain_weight
+from surefoot.models.precision import is_finite, plain_weight
 from surefoot.models.wrapped import says_tied
 from surefoot.system.errors import Fault, InputError
 
@@ -121,14 +120,8 @@ def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
     assert isinstance(module, nn.Module)  # PEFT's layers are modules, each of them, and their common class is not
     inner = module.get_base_layer()
     if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
-        raise InputError(
-            Fault(
-                name,
-                "is an embedding under DoRA, which cannot be merged",
-                "export the adapter alone",
-                code="SF-ADAPTER-DORA",
-            )
-        )
+        what = "is an embedding under DoRA, which cannot be merged"
+        raise InputError(Fault(name, what, "export the adapter alone", code="SF-ADAPTER-DORA"))
     weight = effective_weights(module).weight
     assert weight is not None
     before = inner.get_parameter("weight")

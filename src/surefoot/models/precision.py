@@ -51,6 +51,15 @@ def hold_in_fp32(model: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values are; of a type without NaN, always."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    # NaN survives min and max: one pass, without a second tensor of booleans as large as the first.
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
 @contextmanager
 def widened(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, these hold the same numbers in fp32; afterwards what they held before, to the very memory."""

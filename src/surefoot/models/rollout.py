@@ -149,7 +149,7 @@ class VllmRollouts:
     def answer(
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
-        """See `Rollouts`. Raises EnvironmentFault for anything that is not what was asked for."""
+        """See `Rollouts`. Raises EnvironmentFault for any other reply than one answer for each prompt."""
         settings = {
             "model": self._adapter or self._model,
             "max_tokens": decoding.max_new_tokens,
@@ -167,8 +167,8 @@ class VllmRollouts:
 
         def one(number: int, prompt: Sequence[int]) -> Rollout:
             body = settings | {"prompt": list(prompt), "seed": _seed(decoding.seed, number)}
-            said = self._server.post(_PATH, body)
-            return _rollout(self._server.address + _PATH, prompt, said, settings, frozenset(decoding.stop_ids))
+            reply = self._server.post(_PATH, body)
+            return _rollout(self._server.address + _PATH, prompt, reply, settings, frozenset(decoding.stop_ids))
 
         numbers = range(len(prompts)) if places is None else places
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(prompts)))) as pool:
@@ -176,26 +176,23 @@ class VllmRollouts:
 
 
 def _served(server: Server) -> str:
-    said = server.get("/v1/models")
+    reply = server.get("/v1/models")
     try:
-        return str(said["data"][0]["id"])
+        return str(reply["data"][0]["id"])
     except (TypeError, KeyError, IndexError):
-        raise EnvironmentFault(
-            Fault(f"{server.address}/v1/models", "names no model", "is it a vLLM server?", code="SF-SERVER")
-        ) from None
+        where, fix = f"{server.address}/v1/models", "is it a vLLM server?"
+        raise EnvironmentFault(Fault(where, "names no model", fix, code="SF-SERVER")) from None
 
 
 def _check_adapter(folder: Path) -> None:
     path = folder / ADAPTER_CONFIG
     if not path.is_file():
         what = "is not an adapter, and vLLM takes a whole model only when it starts"
-        raise InputError(
-            Fault(str(folder), what, "train with adapter.kind: lora, or use engine: embedded", code="SF-ADAPTER-FIT")
-        )
+        fix = "train with adapter.kind: lora, or use engine: embedded"
+        raise InputError(Fault(str(folder), what, fix, code="SF-ADAPTER-FIT"))
     if read_json(path).get("use_dora"):
-        raise InputError(
-            Fault(str(path), "is DoRA, which vLLM cannot serve", "use engine: embedded", code="SF-ADAPTER-DORA")
-        )
+        what = "is DoRA, which vLLM cannot serve"
+        raise InputError(Fault(str(path), what, "use engine: embedded", code="SF-ADAPTER-DORA"))
 
 
 def _seed(seed: int, place: int) -> int:
@@ -204,10 +201,10 @@ def _seed(seed: int, place: int) -> int:
 
 
 def _rollout(
-    where: str, prompt: Sequence[int], said: Any, requested: dict[str, Any], stop_ids: frozenset[int]
+    where: str, prompt: Sequence[int], reply: Any, requested: dict[str, Any], stop_ids: frozenset[int]
 ) -> Rollout:
     try:
-        (choice,) = said["choices"]
+        (choice,) = reply["choices"]
         ids = tuple(int(token) for token in choice["token_ids"])
         logprobs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
     except (TypeError, KeyError, ValueError):
@@ -227,11 +224,11 @@ def _wrong(
     if len(ids) != len(logprobs):
         return f"{len(ids)} tokens and {len(logprobs)} log-probabilities"
     if len(ids) > limit:
-        return f"{len(ids)} tokens, and {limit} at most were asked for"
+        return f"{len(ids)} tokens, and {limit} at most were requested"
     if stop_ids.intersection(ids[:-1]):
         return "tokens after a stop token"
     if not stopped and len(ids) < limit:
-        return "fewer tokens than asked for, and no stop token"
+        return "fewer tokens than requested, and no stop token"
     if not all(math.isfinite(value) and value <= _ROUNDING for value in logprobs):
         return "a log-probability that is NaN, infinite or positive"
     return None

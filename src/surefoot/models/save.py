@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,8 +39,8 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: 
     name: of the model's adapters; it is not in the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: tensor.cpu().contiguous() for key, tensor in adapter_tensors(model, save_embedding, name).items()}
-    save_file(_without_sharing(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    tensors = [(key, one.cpu().contiguous()) for key, one in adapter_tensors(model, save_embedding, name).items()]
+    save_file(without_sharing(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     fields = {
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.peft_config[name].to_dict().items()
@@ -108,11 +108,11 @@ def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) 
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
 
 
-def _without_sharing(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """safetensors refuses two names for one memory (a tied embedding and head): give each its own."""
+def without_sharing(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By name. safetensors refuses two names for one memory (a tied embedding and head): each gets its own."""
     seen: set[int] = set()
-    own = {}
-    for name, tensor in tensors.items():
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
         own[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return own

@@ -1,4 +1,4 @@
-"""Open an adapter folder that anybody wrote, over its base model.
+"""Open an adapter folder, whichever tool wrote it, over its base model.
 
 Only settings that describe a LoRA or DoRA adapter are read from `adapter_config.json`. A setting that would change the
 result and is not known here is refused instead of ignored, and so are pickled weights.
@@ -24,8 +24,8 @@ from surefoot.models.convert.recognise_adapter import PEFT_FRONT, RecognisedAdap
 from surefoot.models.convert.safetensors_file import lazy_tensors, read_header
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
-from surefoot.models.load import is_finite
 from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from surefoot.models.precision import is_finite
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_duplicates
 from surefoot.system.errors import Fault, InputError
@@ -110,9 +110,8 @@ def read_adapter(folder: Path) -> SavedAdapter:
         pickled = (folder / ADAPTER_WEIGHTS).with_suffix(".bin").is_file()
         what = "only pickled weights, and pickled ones are not opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
         fix = convert_command(folder) if pickled else "save the adapter as safetensors"
-        raise InputError(
-            [*_unknown_settings(read_json(path), str(path)), Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")]
-        )
+        no_weights = Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")
+        raise InputError([*_unknown_settings(read_json(path), str(path)), no_weights])
     found = recognise_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))
     if faults := _unknown_settings(found.config, str(path)):
         raise InputError(faults)
@@ -129,9 +128,8 @@ def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
     rows = _vocabulary_rows(found.tensors, facts)
     if rows is not None and rows < facts.vocab:
         what = f"was trained with an embedding of {rows} rows, and the base has {facts.vocab}"
-        raise InputError(
-            Fault(str(saved.folder / ADAPTER_WEIGHTS), what, "it belongs to another model", code="SF-ADAPTER-FIT")
-        )
+        where = str(saved.folder / ADAPTER_WEIGHTS)
+        raise InputError(Fault(where, what, "it belongs to another model", code="SF-ADAPTER-FIT"))
     settings = dict(found.config)
     return dataclasses.replace(saved, rows=rows, settings=settings, tensors=found.tensors, layouts=found.layouts)
 
@@ -161,9 +159,8 @@ def _faults_of(saved: SavedAdapter) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            Fault(str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}", code="SF-ADAPTER-FIT")
-        ) from error
+        where, what = str(saved.folder / ADAPTER_CONFIG), f"does not fit this model: {error}"
+        raise InputError(Fault(where, what, code="SF-ADAPTER-FIT")) from error
 
 
 def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
@@ -172,15 +169,8 @@ def _load(model: PeftModel, saved: SavedAdapter, name: str) -> None:
     load_adapter_weights(model, saved.folder, save_embedding=bool(brings), tensors=saved.tensors, name=name)
     for key, tensor in adapter_tensors(model, bool(brings), name).items():
         if not is_finite(tensor):
-            where = str(saved.folder / ADAPTER_WEIGHTS)
-            raise InputError(
-                Fault(
-                    where,
-                    f"{key} has values that are NaN or infinite",
-                    "use another checkpoint",
-                    code="SF-MODEL-NUMBERS",
-                )
-            )
+            where, what = str(saved.folder / ADAPTER_WEIGHTS), f"{key} has values that are NaN or infinite"
+            raise InputError(Fault(where, what, "use another checkpoint", code="SF-MODEL-NUMBERS"))
 
 
 def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
@@ -193,17 +183,11 @@ def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
         faults.append(Fault(where, what, "convert it to a plain LoRA adapter with PEFT", code="SF-ADAPTER-FIT"))
     defaults = {field.name: getattr(LoraConfig(), field.name) for field in dataclasses.fields(LoraConfig)}
     unknown = sorted(config.keys() - _READ - _WITHOUT_EFFECT - {"init_lora_weights"})
-    faults += [
-        Fault(
-            where,
-            f"{key}: {config[key]!r} is not supported",
-            "merge the adapter with PEFT first",
-            code="SF-ADAPTER-FIT",
-        )
-        for key in unknown
-        if config[key] and config[key] != defaults.get(key)
+    unknown = [key for key in unknown if config[key] and config[key] != defaults.get(key)]
+    fix = "merge the adapter with PEFT first"
+    return faults + [
+        Fault(where, f"{key}: {config[key]!r} is not supported", fix, code="SF-ADAPTER-FIT") for key in unknown
     ]
-    return faults
 
 
 def _vocabulary_rows(tensors: Tensors, facts: ModelFacts) -> int | None:

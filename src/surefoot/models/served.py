@@ -82,7 +82,7 @@ class ServedModel:
 
         ids: of a prompt.
         """
-        said = self.server.post(
+        reply = self.server.post(
             _PATH,
             {
                 "model": self.name,
@@ -93,7 +93,7 @@ class ServedModel:
             },
         )
         try:
-            return said["choices"][0]["finish_reason"] == "stop"
+            return reply["choices"][0]["finish_reason"] == "stop"
         except (TypeError, KeyError, IndexError):
             what = "answers without choices and finish_reason"
             raise EnvironmentFault(Fault(self.server.address + _PATH, what, code="SF-SERVER")) from None
@@ -105,9 +105,9 @@ def served_model(server: Server, name: str | None) -> ServedModel:
     Raises InputError for a name that it does not have, or where there are several to choose from.
     """
     where = f"{server.address}/v1/models"
-    said = server.get("/v1/models")
+    reply = server.get("/v1/models")
     try:
-        models = {str(model["id"]): model for model in said["data"]}
+        models = {str(model["id"]): model for model in reply["data"]}
     except (TypeError, KeyError):
         models = {}
     if not models:
@@ -161,8 +161,8 @@ def _of_llamacpp(model: ServedModel, ids: Sequence[int]) -> list[Any]:
     def next_token(place: int) -> Any:
         body = {"prompt": list(ids[:place]), "n_predict": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
         body |= {"logit_bias": [[ids[place], _FORCED]], "ignore_eos": False, "return_tokens": True}
-        said = model.server.post("/completion", body)
-        (found,) = said.get("completion_probabilities") or said["probs"]
+        reply = model.server.post("/completion", body)
+        (found,) = reply.get("completion_probabilities") or reply["probs"]
         if found["id"] != ids[place]:
             raise ValueError("another token")
         return found["logprob"]

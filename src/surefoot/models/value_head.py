@@ -98,14 +98,12 @@ def load_value_head(head: ValueHead, folder: Path) -> None:
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     if shapes != wanted:
         what = f"its value head has {shapes}, and the model needs {wanted}"
-        raise InputError(
-            Fault(str(folder), what, "it is of another model, or no reward model with one score", code="SF-MODEL-KEYS")
-        )
+        fix = "it is of another model, or no reward model with one score"
+        raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-KEYS"))
     if faulty := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
         what = f"{faulty[0]} of its value head is not finite"
-        raise InputError(
-            Fault(str(folder), what, "the file is damaged or its training diverged", code="SF-MODEL-NUMBERS")
-        )
+        fix = "the file is damaged or its training diverged"
+        raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-NUMBERS"))
     head.load_state_dict(found)
 
 

@@ -107,14 +107,8 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
     name = type(base).__name__
     if not (torch.isfinite(own).all() and torch.isfinite(ours).all()):
         what = "its logits are not finite before any step is taken: its weights are finite, and too large"
-        raise Diverged(
-            Fault(
-                name,
-                what,
-                "lower optim.lr and start from weights of before, or take another base",
-                code="SF-MODEL-NUMBERS",
-            )
-        )
+        fix = "lower optim.lr and start from earlier weights, or take another base"
+        raise Diverged(Fault(name, what, fix, code="SF-MODEL-NUMBERS"))
     difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
         what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from surefoot.models.precision import is_finite
 from surefoot.planning.disk import checkpoints_kept
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityError
@@ -85,7 +86,8 @@ def begin_checkpoint(
     """
     tensors = engine.gather_state()
     carried = carried or {}
-    bad = _not_finite({**engine.weights(), **tensors, **carried})
+    held = {**engine.weights(), **tensors, **carried}
+    bad = [name for name, tensor in held.items() if not is_finite(tensor)]
     if engine.totals([len(bad)])[0]:
         what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors of another rank are not finite"
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched", code="SF-DIVERGED"))
@@ -179,12 +181,8 @@ def newest_verified(
             return checkpoint, rejected
         rejected += faults
     if rejected:
-        raise IntegrityError(
-            [
-                *rejected,
-                Fault(str(run), "no checkpoint verifies", "start anew with --overwrite", code="SF-CHECKPOINT-NONE"),
-            ]
-        )
+        fix = "start from step 0 with --overwrite"
+        raise IntegrityError([*rejected, Fault(str(run), "no checkpoint verifies", fix, code="SF-CHECKPOINT-NONE")])
     return None, rejected
 
 
@@ -263,15 +261,3 @@ def _disk_faults(folder: Path) -> Iterator[None]:
         fix = "free some space; the last checkpoint is untouched"
         code = "SF-DISK-FULL" if full else "SF-FILE-WRITE"
         raise EnvironmentFault(Fault(str(folder), f"cannot be written: {error}", fix, code=code)) from error
-
-
-def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    return [name for name, tensor in tensors.items() if tensor.numel() and not _is_finite(tensor)]
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """By the smallest and the largest number, which are NaN where any is: no second tensor, a fraction of the time."""
-    if not tensor.is_floating_point():
-        return True
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))

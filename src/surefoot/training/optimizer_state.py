@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
+from surefoot.models.save import without_sharing
 from surefoot.system.errors import IntegrityError
 from surefoot.training.manifest import damaged
 from surefoot.training.optimizer import Optimizer
@@ -55,14 +56,8 @@ def state_entries(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) 
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-    """The same as a dict, of which no two share memory."""
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for key, tensor in state_entries(optimizer, parameters):
-        # bitsandbytes' parameters share one table of codes, and safetensors refuses two names for one memory.
-        tensors[key] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return tensors
+    """The same as a dict, of which no two share memory, as bitsandbytes' tables of codes do."""
+    return without_sharing(state_entries(optimizer, parameters))
 
 
 def load_optimizer_tensors(

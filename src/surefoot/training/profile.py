@@ -231,7 +231,9 @@ class Window:
         if not self._watches:
             return
         watches = self._watches.values()
-        parts = {part: self._between[part] + sum(watch.seconds[part] for watch in watches) for part in PARTS}
+        parts: dict[Part, float] = {
+            part: self._between[part] + sum(watch.seconds[part] for watch in watches) for part in PARTS
+        }
         self._finished(
             Recorded(
                 first=min(self._watches),

@@ -58,46 +58,32 @@ def open_pickled(wanted: Sequence[Wanted], folder: Path) -> list[Any]:
         {"source": str(one.file), "folder": str(place), "keep": one.keep}
         for one, place in zip(wanted, places, strict=True)
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "surefoot.models.convert.unpickle",
-        str(folder),
-        str(_MEMORY + _COPIES * max(sizes)),
-    ]
+    memory = str(_MEMORY + _COPIES * max(sizes))
+    command = [sys.executable, "-m", "surefoot.models.convert.unpickle", str(folder), memory]
     seconds = _SECONDS + sum(sizes) / _BYTES_PER_SECOND
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ} | {"OMP_NUM_THREADS": "1"}
     try:
-        child = subprocess.run(
-            command,
-            input=json.dumps(jobs).encode(),
-            capture_output=True,
-            timeout=seconds,
-            env=environment,
-            check=False,
-        )
+        given = json.dumps(jobs).encode()
+        child = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        what = f"took more than {seconds:.0f} s to open"
-        raise EnvironmentFault(
-            Fault(str(_at(wanted, places)), what, "the file is hostile, or the disk very slow", code="SF-MODEL-WEIGHTS")
-        ) from None
+        what, fix = f"took more than {seconds:.0f} s to open", "the file is hostile, or the disk very slow"
+        raise EnvironmentFault(Fault(_current(wanted, places), what, fix, code="SF-MODEL-WEIGHTS")) from None
     if child.returncode == REFUSED:
-        raise weights_error(_at(wanted, places), child.stdout.decode("utf-8", "replace").strip()[:300])
+        raise weights_error(Path(_current(wanted, places)), child.stdout.decode("utf-8", "replace").strip()[:300])
     if child.returncode:
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it was killed"]
         what = f"cannot be opened: {last[0][:200]}"
-        raise EnvironmentFault(
-            Fault(str(_at(wanted, places)), what, "is there memory for it?", code="SF-MODEL-WEIGHTS")
-        )
+        fix = "is there memory for it?"
+        raise EnvironmentFault(Fault(_current(wanted, places), what, fix, code="SF-MODEL-WEIGHTS"))
     return [
         _rebuilt(read_json(place / STRUCTURE)["value"], lazy_tensors(read_header(place / TENSORS))) for place in places
     ]
 
 
-def _at(wanted: Sequence[Wanted], places: Sequence[Path]) -> Path:
-    """The file that the child had come to: a finished one has its structure on the disk."""
-    open_ones = (one.file for one, place in zip(wanted, places, strict=True) if not (place / STRUCTURE).is_file())
-    return next(open_ones, wanted[-1].file)
+def _current(wanted: Sequence[Wanted], places: Sequence[Path]) -> str:
+    """The file that the child was opening when it ended: a finished one has its structure on the disk."""
+    unfinished = (one.file for one, place in zip(wanted, places, strict=True) if not (place / STRUCTURE).is_file())
+    return str(next(unfinished, wanted[-1].file))
 
 
 def state_dict(value: Any, source: Path) -> dict[str, LazyTensor]:

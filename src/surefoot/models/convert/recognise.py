@@ -163,17 +163,11 @@ def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
     shapes = [n for n in tensors.keys() & target.expected.keys() if tensors[n].shape != target.expected[n]]
     faults = []
     if missing:
-        faults.append(
-            Fault(
-                where,
-                f"{len(missing)} weights that the config needs are missing: {some(missing)}",
-                code="SF-MODEL-KEYS",
-            )
-        )
+        what = f"{len(missing)} weights that the config needs are missing: {some(missing)}"
+        faults.append(Fault(where, what, code="SF-MODEL-KEYS"))
     if surplus:
-        faults.append(
-            Fault(where, f"{len(surplus)} weights that the config does not know: {some(surplus)}", code="SF-MODEL-KEYS")
-        )
+        what = f"{len(surplus)} weights that the config does not know: {some(surplus)}"
+        faults.append(Fault(where, what, code="SF-MODEL-KEYS"))
     if shapes:
         first = min(shapes)
         what = f"{len(shapes)} weights do not fit config.json, first {first}: {list(tensors[first].shape)} in the file"
@@ -294,10 +288,8 @@ def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple
     """Whether the linear layers hold their weights the other way round than the family. Square ones cannot tell."""
     shapes: dict[str, tuple[int, int]] = {}  # path -> (outputs, inputs)
     for linear in target.linears:
-        shapes[linear.path] = (
-            sum(target.facts.size(part) for part in linear.outputs),
-            target.facts.size(linear.inputs),
-        )
+        outputs = sum(target.facts.size(part) for part in linear.outputs)
+        shapes[linear.path] = outputs, target.facts.size(linear.inputs)
     for group, fused, parts in plan:
         if fused:
             shapes[fused] = (sum(group.sizes), group.inputs)

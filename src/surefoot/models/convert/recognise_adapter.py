@@ -15,7 +15,6 @@ from typing import Any
 from surefoot.models.convert.recognise import WRAPPERS, Conversion, Group, Target, groups, places
 from surefoot.models.convert.rules import OLD_MAGNITUDE, Rule, is_stacked, shares_a
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error, some
-from surefoot.system.errors import Fault, InputError
 
 PEFT_FRONT = "base_model.model"
 _NAMED = re.compile(
@@ -206,18 +205,8 @@ def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) ->
 def _modern(config: Mapping[str, Any], where: str, dora: bool) -> dict[str, Any]:
     """The settings of the first DoRA code and of PEFT 0.3 as PEFT's today."""
     result = dict(config)
-    faults = [
-        Fault(
-            where,
-            f"{key}: {result[key]!r} is not supported",
-            "only plain LoRA and DoRA are converted",
-            code="SF-CONVERT-LAYOUT",
-        )
-        for key in _OLD_SETTINGS
-        if result.get(key)
-    ]
-    if faults:
-        raise InputError(faults)
+    if unknown := [f"{key}: {result[key]!r}" for key in _OLD_SETTINGS if result.get(key)]:
+        raise layout_error(where, f"{', '.join(unknown)}: not supported", "only plain LoRA and DoRA are converted")
     for key in (*_OLD_SETTINGS, *_TRAINING_ONLY):
         result.pop(key, None)
     if str(result.get("peft_type")).upper() == "DORA":

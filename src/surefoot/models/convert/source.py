@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +43,19 @@ class Source:
     zero: bool = False
 
 
-@dataclass
-class Scratch:
-    """Numbered folders for what child processes give back."""
-
-    root: Path
-    count: int = field(default=0)
-
-    def next(self) -> Path:
-        self.count += 1
-        return self.root / str(self.count)
-
-
-def open_source(path: Path, scratch: Scratch) -> Source:
+def open_source(path: Path, scratch: Path) -> Source:
     """The weights at `path`, unread.
 
-    scratch: kept until they are.
+    scratch: a folder for what child processes give back; it stays until all weights are read.
     Raises InputError for what holds none.
     """
-    files_or_checkpoint = weight_files(path)
+    files_or_checkpoint = find_weights(path)
     if isinstance(files_or_checkpoint, Path):
         files: list[Path] = []
 
         def opened(wanted: Sequence[tuple[Path, Sequence[str]]]) -> list[Any]:
             files.extend(file for file, _ in wanted if file not in files)
-            return open_pickled([Wanted(file, tuple(keys)) for file, keys in wanted], scratch.next())
+            return _opened([Wanted(file, tuple(keys)) for file, keys in wanted], scratch)
 
         return Source(path, files, zero.consolidate(files_or_checkpoint, opened), zero=True)
     files = files_or_checkpoint
@@ -84,7 +73,7 @@ def open_source(path: Path, scratch: Scratch) -> Source:
     return Source(path, files, tensors)
 
 
-def weight_files(path: Path) -> list[Path] | Path:
+def find_weights(path: Path) -> list[Path] | Path:
     """The files of weights at `path`, or the folder of a ZeRO checkpoint. Raises InputError for what holds none, by
     names alone: nothing is opened, and torch not imported."""
     if path.is_file():
@@ -96,10 +85,15 @@ def weight_files(path: Path) -> list[Path] | Path:
     return zero.find_checkpoint(path) or _weights(path)
 
 
-def _read(files: Sequence[Path], scratch: Scratch) -> list[dict[str, LazyTensor]]:
+def _opened(wanted: Sequence[Wanted], scratch: Path) -> list[Any]:
+    scratch.mkdir(parents=True, exist_ok=True)
+    return open_pickled(wanted, Path(tempfile.mkdtemp(dir=scratch)) / "opened")
+
+
+def _read(files: Sequence[Path], scratch: Path) -> list[dict[str, LazyTensor]]:
     """The weights in each file. Pickled ones are opened together, by one child process."""
     pickled = [path for path in files if path.suffix in PICKLED]
-    values = open_pickled([Wanted(path) for path in pickled], scratch.next()) if pickled else []
+    values = _opened([Wanted(path) for path in pickled], scratch) if pickled else []
     opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
     return [opened[path] if path in opened else lazy_tensors(stored_in([path])) for path in files]
 

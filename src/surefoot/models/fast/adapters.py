@@ -300,12 +300,8 @@ def _draw(layer: LoraLinear | ParamWrapper, adapter: _Adapter, x: torch.Tensor) 
 def _takes(layer: LoraLinear | ParamWrapper) -> bool:
     """Whether it is around a linear layer of torch or transformers itself; PEFT's layer for parameters is around some
     (`surefoot.models.adapter_targets`)."""
-    return type(layer) in (LoraLinear, ParamWrapper) and _is_plain(layer.get_base_layer())
-
-
-def _is_plain(base: nn.Module) -> bool:
-    """A linear layer of torch or transformers itself; quantised ones derive from it."""
-    return type(base) in (nn.Linear, Conv1D)
+    # By the exact types: quantised linear layers derive from torch's, and multiply otherwise.
+    return type(layer) in (LoraLinear, ParamWrapper) and type(layer.get_base_layer()) in (nn.Linear, Conv1D)
 
 
 def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
