@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from surefoot.commands.options import config_arguments, load_or_exit
 from surefoot.commands.terminal import echo_json, screen
 from surefoot.commands.translate import recognised
-from surefoot.config.dump import dump_plain
+from surefoot.config.dump import dump_plain, shown
 from surefoot.config.load import check_config
 from surefoot.config.overrides import expand_short_forms, value_at
 from surefoot.config.paths import model_problems
@@ -22,11 +24,10 @@ from surefoot.config.schema import RunConfig
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.migration import Migration
+from surefoot.planning.migration import Migration, Move
 from surefoot.planning.migration import migrate as migrate_settings
 from surefoot.planning.plan import RunPlan
-from surefoot.report.console import Console, open_console
-from surefoot.report.tables.migration import migration_report
+from surefoot.report.console import Console, Hanging, open_console
 from surefoot.system import durable, hardware, process
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.hub import is_signed_in
@@ -71,17 +72,34 @@ def migrate(
     durable.make_folders(out.parent)
     durable.write_text(out, found.text)
     if as_json:
-        shown = {
-            "config": str(out),
-            "moves": [asdict(one) for one in found.migration.moves],
-            "checks": [asdict(one) for one in found.checks],
-        }
-        echo_json(shown)
+        moves, checks = ([asdict(one) for one in several] for several in (found.migration.moves, found.checks))
+        echo_json({"config": str(out), "moves": moves, "checks": checks})
     else:
-        console.show(migration_report(found.migration.moves, [(one.what, one.state, one.said) for one in found.checks]))
+        console.show(_report(found.migration.moves, found.checks))
         console.say(f"wrote {out}")
         console.say(f"next: surefoot plan {out}")
     return 3 if any(one.state == "failed" for one in found.checks) else 0
+
+
+_MARKS = {"done": ("[x]", "green"), "open": ("[ ]", ""), "unasked": ("[-]", ""), "failed": ("[!]", "yellow")}
+
+
+def _report(moves: Sequence[Move], checks: Sequence[Check]) -> RenderableType:
+    parts: list[RenderableType] = [Text("changed", "bold")]
+    width = max(len(move.key) for move in moves)
+    parts += [Hanging(Text(f"  {move.key:<{width}}  "), Text(f"{_change(move)} ({move.why})")) for move in moves]
+    parts += [Text(), Text("checklist", "bold")]
+    width = max(len(one.what) for one in checks)
+    for one in checks:
+        mark, style = _MARKS[one.state]
+        parts.append(Hanging(Text(f"  {mark} {one.what:<{width}}  ", style), Text(one.said)))
+    return Group(*parts)
+
+
+def _change(move: Move) -> str:
+    if move.new is None:
+        return f"{shown(move.old)} goes"
+    return shown(move.new) if move.old is None else f"{shown(move.old)} -> {shown(move.new)}"
 
 
 def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -43,10 +43,10 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
     require_own_picture(drawn)
 
     from surefoot.commands.tune.attempt import require_own_journal
+    from surefoot.commands.tune.outcome import outcome_lines, picture, trial_line
     from surefoot.commands.tune.run import search_settings
     from surefoot.commands.tune.search import Tried
     from surefoot.config.dump import dump_plain
-    from surefoot.report.tuning import outcome_lines, picture, trial_line
     from surefoot.system import durable, hardware
     from surefoot.system.errors import STOPPED_EXIT_CODE
 

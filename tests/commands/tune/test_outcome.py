@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from surefoot.commands.tune import outcome
+from surefoot.commands.tune.outcome import outcome_lines, picture, trial_line
 from surefoot.commands.tune.search import Tried
-from surefoot.report import tuning
-from surefoot.report.tuning import outcome_lines, picture, trial_line
 
 START = Tried({"batch.micro": "auto", "compile": "off"}, 1000.0, 2**20)
 FAST = Tried({"batch.micro": 8, "compile": "off"}, 1500.0, 2**21)
@@ -59,6 +59,6 @@ def test_a_picture_of_whatever_there_is():
 
 @pytest.mark.parametrize("held_up", [0.0, 0.4])
 def test_the_picture_says_what_spoils_its_figures(monkeypatch, held_up):
-    monkeypatch.setattr(tuning, "png", lambda figure: figure)
+    monkeypatch.setattr(outcome, "png", lambda figure: figure)
     said = picture((START, FAST), START, FAST, "run", held_up=held_up).get_suptitle()
     assert said == ("other programs had the processor for 40% of the time, which spoils figures" if held_up else "")

@@ -1,33 +1,15 @@
-"""A tuning as people read it: a line for each setting as it comes, the account at the end, a picture."""
+"""What `surefoot tune` prints: a line for each setting as it comes, the account at the end, a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
 
+from surefoot.commands.tune.search import Settings, Tried
 from surefoot.config.dump import shown
 from surefoot.report.pictures.plots import finish_axes, png
 from surefoot.system.messages import size_text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _BLUE, _LIGHT, _ORANGE, _GREY = "#0072B2", "#99C7E0", "#D55E00", "#888888"
-
-
-class Tried(Protocol):
-    """What a line needs of a setting that was tried."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def memory(self) -> int: ...
-    @property
-    def failure(self) -> str: ...
-    @property
-    def early(self) -> bool: ...
 
 
 def trial_line(number: int, tried: Tried, start: Tried) -> str:
@@ -41,7 +23,7 @@ def trial_line(number: int, tried: Tried, start: Tried) -> str:
     return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {size_text(tried.memory):>9}  {what}{wrong}{early}"
 
 
-def difference(settings: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+def difference(settings: Settings, start: Settings) -> str:
     """ "batch.micro 8, data.packing on"; empty where there is none."""
     changed = (key for key in settings if settings[key] != start.get(key))
     return ", ".join(f"{key} {shown(settings[key])}" for key in changed)
