@@ -1,9 +1,10 @@
-"""Tiny models whose files hold weights in MXFP4 or FP8, laid out as those of published models are."""
+"""Tiny models whose files hold weights in few bits, laid out as those of published models are."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,35 @@ def in_fp8(folder: Path, seed: int = 1) -> Path:
         tensors[f"{name}_scale_inv"] = 0.02 + 0.1 * torch.rand(grid, generator=generator)
     settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
     return _write(folder, tensors, settings)
+
+
+def in_gptq(folder: Path, twin: Path, seed: int = 1) -> Path:
+    """The linear layers of the decoder become integers of four bits, with the groups of columns in any order. twin:
+    becomes the same model in plain numbers."""
+    shutil.copytree(folder, twin)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(folder / "model.safetensors")
+    plain = dict(tensors)
+    for name in [name for name in tensors if _DENSE.fullmatch(name)]:
+        rows, columns = tensors.pop(name).shape
+        count, stem = columns // BLOCK, name.removesuffix("weight")
+        numbers = torch.randint(16, (columns, rows), generator=generator)
+        zeros = torch.randint(1, 16, (count, rows), generator=generator)
+        factors = (0.005 + 0.01 * torch.rand(count, rows, generator=generator)).half()
+        groups = (torch.arange(columns) // BLOCK)[torch.randperm(columns, generator=generator)]
+        plain[name] = ((numbers - zeros[groups]) * factors.float()[groups]).t().contiguous()
+        tensors[f"{stem}qweight"] = _words(numbers.t()).t().contiguous()
+        tensors[f"{stem}qzeros"], tensors[f"{stem}scales"] = _words(zeros - 1), factors
+        tensors[f"{stem}g_idx"] = groups.int()
+    save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": BLOCK, "desc_act": True, "sym": False}
+    return _write(folder, tensors, settings)
+
+
+def _words(numbers: torch.Tensor) -> torch.Tensor:
+    """Eight numbers of a row in a word, the first in the lowest bits."""
+    shifts = torch.tensor([1 << 4 * place for place in range(8)])
+    return (numbers.unflatten(1, (-1, 8)) * shifts).sum(-1).to(torch.int32)
 
 
 def _write(folder: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Path:

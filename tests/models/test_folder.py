@@ -136,8 +136,8 @@ CARD = "---\nlicense: mit\n{}\ntags:\n- x\n---\n# A model\nbase_model: elsewhere
 @pytest.mark.parametrize(
     ("stored", "values"),
     [
-        ({"quant_method": "gptq", "bits": 4}, ["GPTQ", 4]),
-        ({"quant_method": "awq", "bits": 4}, ["AWQ", 4]),
+        ({"quant_method": "gptq", "bits": 3}, ["GPTQ", 3]),
+        ({"quant_method": "awq", "bits": 8}, ["AWQ", 8]),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ["bitsandbytes"]),
         ({"quant_method": "compressed-tensors"}, ["compressed-tensors"]),
         ({}, []),
@@ -163,7 +163,7 @@ def test_weights_that_are_stored_quantised_are_no_fault_of_the_config(model, sto
     ],
 )
 def test_the_model_that_it_was_made_from_is_named_where_the_card_names_it(model, said, original):
-    set_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    set_config(model, quantization_config={"quant_method": "gptq", "bits": 3})
     (model / "README.md").write_text(CARD.format(said))
     with raises_fault("SF-MODEL-QUANTISED", f"{model}/config.json") as caught:
         read_config(model)

@@ -77,19 +77,3 @@ class ConfigKeys:
             self.fault("dtype", f"{name!r} is not one of {', '.join(_STORED)}")
             return "fp32"
         return _STORED[name]
-
-
-def stored_form(stored: Any) -> str:
-    """MXFP4 or FP8 where weights are stored in that form, which `surefoot.models.convert.decoded` reads; else empty.
-
-    stored: what config.json says under quantization_config.
-    """
-    if not isinstance(stored, dict):
-        return ""
-    if stored.get("quant_method") == "mxfp4":
-        return "MXFP4"
-    blocks = stored.get("weight_block_size")
-    sized = isinstance(blocks, list) and len(blocks) == 2 and all(isinstance(one, int) and one > 0 for one in blocks)
-    plain = stored.get("fmt", "e4m3") == "e4m3" and stored.get("expert_dtype", "fp8") == "fp8"
-    dynamic = stored.get("activation_scheme", "dynamic") == "dynamic"  # others bring factors of the activations
-    return "FP8" if stored.get("quant_method") == "fp8" and sized and plain and dynamic else ""

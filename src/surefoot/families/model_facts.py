@@ -14,9 +14,10 @@ from typing import Any
 
 from surefoot.families import find
 from surefoot.families.bos_zero import read_bos_scale
-from surefoot.families.config_keys import ConfigKeys, Stored, stored_form
+from surefoot.families.config_keys import ConfigKeys, Stored
 from surefoot.families.family import Dimension, Family, Linear, Norm, Structure
 from surefoot.families.files import read_json
+from surefoot.families.stored_forms import stored_form
 from surefoot.system.errors import InputError
 
 OPENED_BY = "AutoModelForCausalLM"  # what opens a model of text alone
@@ -170,7 +171,7 @@ class ModelFacts:
     both_ways: bool = False
     sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
-    stored_form: str = ""  # MXFP4 or FP8 where the files hold weights in that, which is decoded while they are loaded
+    stored_form: str = ""  # as `families.stored_forms.stored_form` names it; weights are decoded while they are loaded
     bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
 
     @property

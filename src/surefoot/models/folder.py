@@ -20,8 +20,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from surefoot.families.config_keys import stored_form
 from surefoot.families.files import PROCESSOR_FILES, read_json
+from surefoot.families.stored_forms import stored_form
 from surefoot.models.convert.decoded import decoded
 from surefoot.models.convert.safetensors_file import (
     INDEX,
@@ -143,7 +143,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """All weights of a model, unread, under their own names; those that are stored in MXFP4 or FP8 decoded. Raises
+    """All weights of a model, unread, under their own names; those that are stored in few bits decoded. Raises
     InputError: no safetensors, missing or damaged files."""
     tensors = lazy_tensors(stored_tensors(folder))
     stored = read_json(folder / "config.json").get(_STORED)

@@ -151,7 +151,7 @@ CODES: dict[str, ErrorCode] = {
         "docs/families.md lists what can.",
     ),
     "SF-MODEL-QUANTISED": ErrorCode(
-        "The model's weights are stored in a quantised form that is not read (GPTQ, AWQ, bitsandbytes, ...).",
+        "The model's weights are stored in a quantised form that is not read (bitsandbytes, NVFP4, 3 bits, ...).",
         "Take the model that it was made from; precision.base: nf4 or int8 quantises that while it is loaded.",
     ),
     "SF-MODEL-NUMBERS": ErrorCode(

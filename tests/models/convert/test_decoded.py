@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
+from equality.stored_integers import CASES, DYNAMIC, compressed, gptq, integers
 from helpers.experts import moe_model
 from helpers.faults import raises_fault
 from helpers.stored_forms import BLOCK, in_fp8, in_mxfp4
-from surefoot.families.config_keys import stored_form
+from surefoot.families.stored_forms import stored_form
 from surefoot.models.convert import decoded as module
 from surefoot.models.convert.decoded import decoded
 from surefoot.models.convert.tensors import held
@@ -22,6 +23,7 @@ CPU = torch.device("cpu")
 GPT_OSS = {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 3}
 FP8 = {"quant_method": "fp8", "weight_block_size": [2, 2]}
 MXFP4 = {"quant_method": "mxfp4"}
+FLOAT = integers(8, "channel", type="float")
 
 # e2m1 by the standard's rule: sign, two bits of exponent with bias 1, one of mantissa; exponent 0 has no hidden one.
 TABLE = [
@@ -127,6 +129,19 @@ def test_numbers_without_their_factors_are_refused(tensors, stored):
         (FP8 | {"weight_block_size": None}, ""),
         (FP8 | {"expert_dtype": "fp4"}, ""),
         ({"quant_method": "gptq"}, ""),
+        (gptq(4), "GPTQ"),
+        (gptq(8, desc_act=True), "GPTQ"),
+        (gptq(3), ""),
+        (gptq(4, checkpoint_format="marlin"), ""),
+        ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, "AWQ"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ""),
+        (CASES["packed-4"], "compressed-tensors"),
+        (CASES["fp8"], "compressed-tensors"),
+        (compressed("float-quantized", FLOAT, DYNAMIC | {"dynamic": False}), ""),  # a factor of the activations each
+        (compressed("nvfp4-pack-quantized", FLOAT | {"num_bits": 4}), ""),
+        (compressed("pack-quantized", integers(3, "channel")), ""),
+        (CASES["packed-4"] | {"kv_cache_scheme": {"num_bits": 8}}, ""),
+        (CASES["packed-4"] | {"sparsity_config": {"format": "sparse-24-bitmask"}}, ""),
         (None, ""),
     ],
 )

@@ -1,7 +1,8 @@
-"""Weights that are stored in MXFP4 or FP8, as the plain numbers that they stand for.
+"""Weights that are stored in few bits, as the plain numbers that they stand for.
 
 `decoded(tensors, config)` gives plain weights under plain names; a tensor is decoded when it is read. What trains or is
-adapted then is a model like any other, in 16 or 32 bits.
+adapted then is a model like any other, in 16 or 32 bits. MXFP4 and FP8 in blocks are decoded here, integers with
+factors of groups in `decoded_integers`.
 
 MXFP4 (OCP Microscaling Formats 1.0; gpt-oss): `X_blocks` [experts, rows, groups, 16] has two numbers of four bits in a
 byte, the low half first, and `X_scales` [experts, rows, groups] an exponent for 32 of them; transformers' X is
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from surefoot.models.convert.decoded_integers import decoded_integers
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 
 if TYPE_CHECKING:
@@ -31,13 +33,15 @@ _BIAS = 127  # of the exponents e8m0
 
 
 def decoded(tensors: Tensors, stored: Mapping[str, Any]) -> dict[str, LazyTensor]:
-    """Name -> plain tensor: MXFP4 in bf16, FP8 in fp32, all others as they are.
+    """Name -> plain tensor: MXFP4 in bf16, other forms in fp32, all others as they are.
 
     tensors: of the files.
-    stored: quantization_config of config.json, one that `surefoot.families.config_keys.stored_form` knows.
+    stored: quantization_config of config.json, one that `surefoot.families.stored_forms.stored_form` knows.
 
     Raises InputError for numbers without their factors, and for shapes that do not belong together.
     """
+    if stored["quant_method"] not in ("mxfp4", "fp8"):
+        return decoded_integers(tensors, stored)
     plain: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(BLOCKS) and tensor.dtype == "U8":
