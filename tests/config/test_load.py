@@ -505,6 +505,8 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "tracking.name": "report_to=[wandb]",
         "checkpoint.best": "metrics.names=[exact_match]",
         "grpo.overlong_buffer": "grpo.overlong=penalise",
+        "grpo.correction_low": "grpo.correction=token_mask",
+        "grpo.correction_high": "grpo.correction=token_mask",
     }
     for key in itertools.filterfalse(lambda key: key.path in (*own_files, *refused), all_keys().values()):
         companion = companions.get(

@@ -68,6 +68,8 @@ WARNED = {
     "metrics.max_new_tokens",
     "ppo.patience",
     "grpo.patience",
+    "grpo.mismatch",
+    "grpo.mismatch_bound",
     "parallel.engine",
     "parallel.nproc",
     "parallel.zero_stage",

@@ -34,3 +34,18 @@ CASES = {  # name -> loss, clip_low, clip_high, kl
     "gspo": ("gspo", 0.05, 0.05, 0.0),
     "rloo": ("rloo", 0.2, 0.2, 0.0),
 }
+# What an engine found of the tokens that it drew, under the weights of DRAWN, and the bounds of a correction by it.
+ENGINE = [
+    [-1.3, -0.4, -3.0],
+    [-0.9, -1.2, -0.1, -3.5, -2.4],
+    [-2.0],
+    [-0.1, -1.9, -0.9, -1.0],
+    [-1.4, -0.3],
+    [-0.9, -0.9, -0.7, -0.9, -0.9, -1.6],
+]
+BOUNDS = (0.5, 2.0)
+CORRECTED = {  # name -> case, correction
+    f"{case}, {kind}": (case, kind)
+    for case in ("dapo", "grpo with a penalty", "gspo", "cispo")
+    for kind in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+}

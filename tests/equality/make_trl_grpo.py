@@ -6,12 +6,16 @@ Run by hand, with the interpreter of an environment that has TRL (1.16 when this
 
 Its trainers' `_compute_loss` is called as it is, on a trainer that answers with the given log-probabilities in place of
 a model's; what it writes are the loss and its gradient by them. TRL's epsilon_high of CISPO is the bound itself, 1 more
-than surefoot's clip_high. Advantages are computed as the lines of `_generate_and_score_completions` do.
+than surefoot's clip_high. Advantages are computed as the lines of `_generate_and_score_completions` do; those lines of
+it that compute the weights of a correction are run as they stand.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
+import textwrap
 from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +26,7 @@ import torch
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import nanstd
 
-from equality.group_answers import CASES, DRAWN, GROUP, LIMIT, POLICY, REFERENCE, REWARDS
+from equality.group_answers import BOUNDS, CASES, CORRECTED, DRAWN, ENGINE, GROUP, LIMIT, POLICY, REFERENCE, REWARDS
 
 OWN = {"gspo": "grpo"}  # TRL's loss_type, where it has another name
 
@@ -52,7 +56,27 @@ def advantages(loss: str) -> torch.Tensor:
     return (rewards - mean) / (nanstd(groups, dim=1).repeat_interleave(GROUP) + 1e-4)
 
 
-def case(loss: str, low: float | None, high: float, kl: float) -> dict[str, Any]:
+def weights(correction: str, mask: torch.Tensor) -> torch.Tensor:
+    lines = inspect.getsource(GRPOTrainer._generate_and_score_completions).splitlines()
+    first = next(number for number, line in enumerate(lines) if "(old_per_token_logps - sampling_per" in line)
+    last = next(number for number, line in enumerate(lines) if number > first and "raise ValueError(" in line)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "math": math,
+        "self": SimpleNamespace(
+            vllm_importance_sampling_mode=correction,
+            vllm_importance_sampling_clip_min=BOUNDS[0],
+            vllm_importance_sampling_clip_max=BOUNDS[1],
+        ),
+        "mask": mask,
+        "old_per_token_logps": table(DRAWN),
+        "sampling_per_token_logps": table(ENGINE),
+    }
+    exec(textwrap.dedent("\n".join(lines[first : last - 1])), names)  # without its last branch
+    return names["vllm_importance_sampling_ratio"]
+
+
+def case(loss: str, low: float | None, high: float, kl: float, correction: str | None = None) -> dict[str, Any]:
     logprobs = table(POLICY).requires_grad_()
     mask = torch.tensor([[1] * len(row) + [0] * (LIMIT - len(row)) for row in POLICY])
     prompts = torch.zeros(len(POLICY), 1, dtype=torch.long)
@@ -70,7 +94,8 @@ def case(loss: str, low: float | None, high: float, kl: float) -> dict[str, Any]
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         aux_loss_enabled=False,
-        use_vllm=False,
+        use_vllm=correction is not None,
+        vllm_importance_sampling_correction=True,
         _entropy_bonus_enabled=False,
         _metrics={"train": defaultdict(list)},
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logprobs, torch.zeros_like(logprobs), None),
@@ -86,6 +111,8 @@ def case(loss: str, low: float | None, high: float, kl: float) -> dict[str, Any]
         "ref_per_token_logps": table(REFERENCE),
         "num_items_in_batch": mask.sum().float(),
     }
+    if correction is not None:
+        inputs["importance_sampling_ratio"] = weights(correction, mask)
     own = RLOOTrainer if loss == "rloo" else GRPOTrainer
     value = own._compute_loss(trainer, None, inputs)
     value.backward()
@@ -97,6 +124,7 @@ def case(loss: str, low: float | None, high: float, kl: float) -> dict[str, Any]
 if __name__ == "__main__":
     found = {
         "versions": {name: version(name) for name in ("trl", "torch")},
-        "cases": {name: case(*words) for name, words in CASES.items()},
+        "cases": {name: case(*words) for name, words in CASES.items()}
+        | {name: case(*CASES[of], kind) for name, (of, kind) in CORRECTED.items()},
     }
     (Path(__file__).parent / "trl_grpo.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from equality.group_answers import CASES, DRAWN, GROUP, LIMIT, POLICY, REFERENCE, REWARDS
+from equality.group_answers import BOUNDS, CASES, CORRECTED, DRAWN, ENGINE, GROUP, LIMIT, POLICY, REFERENCE, REWARDS
 from surefoot.data.batching.groups import GroupBatch, GroupEpisode, group_batches
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods.losses.grpo import GroupSettings, group_advantages, group_terms
+from surefoot.methods.losses.mismatch import Correction
 
 TRL = json.loads((Path(__file__).parent / "trl_grpo.json").read_text())["cases"]
 CLOSE = 2e-5  # relative: both in fp32, sums in another order
@@ -23,8 +24,17 @@ def settings_of(name: str) -> GroupSettings:
     return GroupSettings(GROUP_LOSSES[loss], low, high, kl, temperature=1.0, limit=LIMIT)
 
 
-def batches_of(settings: GroupSettings, micro: int) -> list[GroupBatch]:
+def weights_of(correction: Correction) -> torch.Tensor:
+    def padded(rows):
+        return torch.tensor([[*row, *[0.0] * (LIMIT - len(row))] for row in rows])
+
+    real = torch.tensor([[place < len(row) for place in range(LIMIT)] for row in POLICY])
+    return correction.weights(padded(DRAWN) - padded(ENGINE), real)[0]
+
+
+def batches_of(settings: GroupSettings, micro: int, correction: Correction | None = None) -> list[GroupBatch]:
     """The answers in batches of so many. The number of each is its place, by which gradients are found again."""
+    weights = None if correction is None else weights_of(correction)
     advantages = group_advantages(torch.tensor(REWARDS).reshape(-1, GROUP), settings.facts).flatten()
     episodes = [
         GroupEpisode(
@@ -37,15 +47,18 @@ def batches_of(settings: GroupSettings, micro: int) -> list[GroupBatch]:
             True,
             torch.tensor(DRAWN[place]),
             torch.tensor(REFERENCE[place]),
+            None if weights is None else weights[place, : len(own)],
         )
         for place, own in enumerate(POLICY)
     ]
     return group_batches(episodes, micro, 0, of_tokens=settings.facts.mean == "tokens")
 
 
-def found(settings: GroupSettings, micro: int) -> tuple[float, dict[int, list[float]]]:
+def found(
+    settings: GroupSettings, micro: int, correction: Correction | None = None
+) -> tuple[float, dict[int, list[float]]]:
     """The loss of the step, and the gradient by the log-probabilities of each answer."""
-    batches = batches_of(settings, micro)
+    batches = batches_of(settings, micro, correction)
     weight = sum(one.weight for one in batches)
     loss, gradients = 0.0, {}
     for batch in batches:
@@ -61,6 +74,15 @@ def found(settings: GroupSettings, micro: int) -> tuple[float, dict[int, list[fl
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_are_trls_in_any_split(name, micro):
     loss, gradients = found(settings_of(name), micro)
+    assert loss == pytest.approx(TRL[name]["loss"], rel=CLOSE)
+    for place, wanted in enumerate(TRL[name]["gradient"]):
+        assert gradients[place] == pytest.approx(wanted, rel=CLOSE, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_loss_and_gradient_are_trls_where_the_engine_is_corrected_for(name):
+    case, kind = CORRECTED[name]
+    loss, gradients = found(settings_of(case), 4, Correction(kind, *BOUNDS))
     assert loss == pytest.approx(TRL[name]["loss"], rel=CLOSE)
     for place, wanted in enumerate(TRL[name]["gradient"]):
         assert gradients[place] == pytest.approx(wanted, rel=CLOSE, abs=1e-9)
@@ -91,6 +113,13 @@ def test_twin_another_row_is_another_loss(name, change):
     settings = replace(settings, facts=replace(settings.facts, **change))
     _, gradients = found(settings, 6)
     rows = [pytest.approx(row, rel=CLOSE, abs=1e-9) for row in TRL[name]["gradient"]]
+    assert [gradients[place] for place in range(len(POLICY))] != rows
+
+
+@pytest.mark.parametrize("kind", ["token_mask", "sequence_truncate", "sequence_mask"])
+def test_twin_another_correction_is_another_gradient(kind):
+    _, gradients = found(settings_of("dapo"), 4, Correction(kind, *BOUNDS))
+    rows = [pytest.approx(row, rel=CLOSE, abs=1e-9) for row in TRL["dapo, token_truncate"]["gradient"]]
     assert [gradients[place] for place in range(len(POLICY))] != rows
 
 

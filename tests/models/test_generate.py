@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TopPLogitsWarper
+from transformers import AutoModelForCausalLM, AutoTokenizer, TopKLogitsWarper, TopPLogitsWarper
 
 from helpers.plans import adapter_plan, attention_plan, linear_names
 from surefoot.models import generate
@@ -125,14 +125,29 @@ def test_sampling_follows_the_probabilities():
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 def test_log_probabilities_are_those_of_the_tempered_distribution(top_p):
     logits = 3 * torch.randn(5, 40, generator=torch.Generator().manual_seed(2))
-    tokens, logprobs = draw_tokens(logits, 0.7, top_p, [0.0, 0.3, 0.5, 0.9, 1 - 2**-53])
+    tokens, logprobs, _ = draw_tokens(logits, 0.7, top_p, [0.0, 0.3, 0.5, 0.9, 1 - 2**-53])
     expected = (logits.double() / 0.7).log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
     assert torch.allclose(logprobs.double(), expected, rtol=0, atol=LOG_PROBABILITY)
     untempered = logits.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
     assert not torch.allclose(logprobs.double(), untempered, rtol=0, atol=LOG_PROBABILITY)  # twin: no temperature
-    first, likely = draw_tokens(logits, 0.0, top_p, [0.0] * 5)
+    first, likely, _ = draw_tokens(logits, 0.0, top_p, [0.0] * 5)
     assert torch.equal(first, logits.argmax(-1))
     assert torch.allclose(likely, logits.log_softmax(-1).amax(-1), rtol=0, atol=LOG_PROBABILITY)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.6), (4, 0.7), (99, 0.9), (1, 1.0)])
+def test_what_could_be_drawn_is_what_transformers_leaves(top_k, top_p):
+    logits = 2 * torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
+    _, _, cut = draw_tokens(logits, 1.0, top_p, [0.5] * 6, top_k)
+    warped = TopKLogitsWarper(top_k)(torch.zeros(1, 1), logits) if top_k else logits
+    warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), warped) if top_p < 1 else warped
+    left = [row.isfinite().nonzero().flatten().tolist() for row in warped]
+    assert [sorted(row) for row in cut.tokens(range(6))] == left
+    share = torch.stack([row.softmax(0)[kept].sum() for row, kept in zip(logits.double(), left, strict=True)]).log()
+    assert torch.allclose(cut.share.double(), share, rtol=0, atol=LOG_PROBABILITY)
+    draws = torch.linspace(0, 1 - 1e-9, 99).tolist()
+    drawn = {int(draw_tokens(logits[:1], 1.0, top_p, [draw], top_k)[0]) for draw in draws}
+    assert drawn <= set(left[0])
 
 
 def test_pieces_of_a_stream_are_whole_characters(tokenizer, monkeypatch):

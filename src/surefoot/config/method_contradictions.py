@@ -183,6 +183,20 @@ def groups(config: RunConfig) -> Iterator[Problem]:
     if buffer is not None and buffer > given.max_new_tokens:
         what = f"{buffer} tokens are more than the longest answer has, {given.max_new_tokens} (grpo.max_new_tokens)"
         yield problem("grpo.overlong_buffer", what, "lower it", "grpo.max_new_tokens")
+    low, high = given.correction_low, given.correction_high
+    defaults = type(given).model_fields
+    for key, bound in (("correction_low", low), ("correction_high", high)):
+        if given.correction == "none" and bound != defaults[key].default:
+            what = "bounds the ratio of a correction, and grpo.correction is none"
+            yield problem(f"grpo.{key}", what, "name a correction, or leave it out", "grpo.correction")
+    if low is not None and high is not None and low > high:
+        yield problem(
+            "grpo.correction_low", f"{low:g} is above grpo.correction_high, {high:g}", "", "grpo.correction_high"
+        )
+    if given.engine == "vllm" and given.top_p < 1 and given.top_k is None:
+        what = "a server tells some tokens alone, and the ratio needs all that top_p leaves to draw from"
+        fix = "set grpo.top_k to 20 at most, which vLLM tells unless its --max-logprobs is higher, or leave top_p out"
+        yield problem("grpo.top_p", what, fix, "grpo.top_k")
     for place, term in enumerate(given.rewards):
         if is_address(term.name) and veiled(term.name) != term.name:
             what = "holds what looks like a key or a password, and a run's records hold its settings"

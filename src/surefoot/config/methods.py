@@ -8,7 +8,7 @@ from pydantic import Field, field_serializer
 
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, ShortForm, Text
-from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, CorrectionKind
 
 if TYPE_CHECKING:
     PairLoss = str
@@ -169,7 +169,22 @@ class GrpoConfig(Section):
     temperature: Positive = 1.0
     """Of the answers' draws."""
     top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0
-    """Draw from the fewest likeliest tokens that add up to this."""
+    """Draw from the fewest likeliest tokens that add up to this. Ratios are then those among these tokens."""
+    top_k: Annotated[Count | None, Field(examples=[20])] = None
+    """Draw from the likeliest so many tokens alone, of which top_p then takes its part; null: from all."""
+    correction: CorrectionKind = "none"
+    """What answers are weighed by where the engine that drew them finds their tokens more or less likely than the code
+    that learns does: by the ratio of the two, of each token or of the whole answer, cut at correction_low and
+    correction_high (truncate), or 0 beyond them (mask)."""
+    correction_low: Annotated[Positive | None, Field(examples=[0.5])] = None
+    """Lowest such ratio; null: no bound."""
+    correction_high: Annotated[Positive | None, Field(examples=[2.0])] = 3.0
+    """Highest such ratio; null: no bound."""
+    mismatch_bound: Annotated[Literal["auto"] | Positive | None, Field(examples=[0.05])] = "auto"
+    """Mean difference of log-probabilities per token, engine to trainer, beyond which `mismatch` acts. auto: what the
+    type of the products explains, 1e-3 in fp32, 0.02 in fp16, 0.1 in bf16; null: no bound."""
+    mismatch: Literal["caution", "stop"] = "caution"
+    """What a rollout beyond mismatch_bound does: a caution, or exit 5 before anything is learned from it."""
     baseline: Literal["auto", "group", "others", "step"] = "auto"
     """What is taken off a score. group: the mean of its group. others: the mean of the group's other answers. step: the
     mean of the rollout. auto: as the loss is defined."""

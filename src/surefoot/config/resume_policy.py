@@ -82,6 +82,8 @@ POLICIES: dict[str, Rule] = {
     "grpo": Rule("refused", "the policy so far was moved under the old constants"),
     "grpo.rewards": Rule("free", "a file may have been moved; what scores is compared"),
     "grpo.patience": Rule("warned", "the run may stop at another step"),
+    "grpo.mismatch": Rule("warned", "the run may stop at another step"),
+    "grpo.mismatch_bound": Rule("warned", "the run may stop at another step"),
     "grpo.vllm_url": Rule("free", "the server may have been moved"),
     "parallel": Rule("warned", "sums over ranks are rounded in another order: equal, but not bit for bit"),
     "parallel.check_every": Rule("free", "weights are only compared"),

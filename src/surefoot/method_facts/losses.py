@@ -85,6 +85,9 @@ class GroupLossFacts(LossFacts):
         return "response_tokens" if self.mean == "tokens" else "answers"
 
 
+# What a token's loss is multiplied by where another engine drew it (`surefoot.methods.losses.mismatch`); TRL's names.
+CorrectionKind = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
 GROUP_LOSSES: Mapping[str, GroupLossFacts] = MappingProxyType(
     {
         "dapo": GroupLossFacts(source="Yu et al. 2025, arXiv 2503.14476", clip=(0.2, 0.28)),

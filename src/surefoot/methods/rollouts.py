@@ -87,13 +87,22 @@ def as_table(rows: Sequence[Sequence[float]], width: int) -> torch.Tensor:
 
 
 def _to_row(answer: Rollout) -> list[float]:
-    return [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
+    row = [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
+    for place in answer.kept or ():
+        row += [float(len(place)), *map(float, place)]
+    return row
 
 
 def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
     stopped, size, *rest = row
-    response, logprobs = rest[: int(size)], rest[int(size) :]
-    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None)
+    end = int(size)
+    response, logprobs, more = rest[:end], rest[end : 2 * end], rest[2 * end :]
+    kept: list[tuple[int, ...]] = []
+    start = 0
+    while start < len(more):
+        begin, start = start + 1, start + 1 + int(more[start])
+        kept.append(tuple(map(int, more[begin:start])))
+    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None, tuple(kept) or None)
 
 
 # Answers are written so many times as many at once as are learned from: a token's keys and values are less than an

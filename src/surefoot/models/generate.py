@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -48,6 +47,8 @@ class Decoding:
     pad_id: fills the columns before a shorter prompt; masked, so any id will do.
     temperature: 0 takes the likeliest token.
     top_p: draw from the fewest likeliest tokens that add up to it.
+    top_k: draw from the likeliest so many alone; 0: from all. top_p then cuts what is left.
+    among_kept: log-probabilities are those among the tokens that top_p and top_k leave, which are told as well.
     """
 
     max_new_tokens: int
@@ -56,6 +57,13 @@ class Decoding:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    among_kept: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens cannot be drawn."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 def generate_answers(
@@ -98,12 +106,14 @@ class Drawn:
     """The next token of each answer that goes on.
 
     rows: of which prompts, as they were given.
-    logprobs: of each token among all, at the temperature (1 where that is 0), whatever top_p left to choose from.
+    logprobs: of each token at the temperature (1 where that is 0), among all or among `kept`, as was asked for.
+    kept: of each answer the tokens that could be drawn; None where it was not asked for, or all could.
     """
 
     rows: list[int]
     tokens: list[int]
     logprobs: list[float]
+    kept: list[list[int]] | None = None
 
 
 def draw_steps(
@@ -139,11 +149,13 @@ def draw_steps(
         with norms.held():
             logits = next_logits(model, ids, mask if padded else None, cache, past=mask.shape[1] - ids.shape[1])
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
-        chosen, logprobs = draw_tokens(logits, decoding.temperature, decoding.top_p, draws)
+        chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
         going = [place for place, row in enumerate(rows) if row in running]
-        tokens, likely = chosen.tolist(), logprobs.tolist()
+        told = cut if decoding.among_kept else None
+        tokens, likely = chosen.tolist(), (logprobs if told is None else logprobs - told.share).tolist()
         if going:
-            yield Drawn([rows[i] for i in going], [tokens[i] for i in going], [likely[i] for i in going])
+            kept = None if told is None else told.tokens(going)
+            yield Drawn([rows[i] for i in going], [tokens[i] for i in going], [likely[i] for i in going], kept)
         running -= {rows[place] for place in going if tokens[place] in decoding.stop_ids}
         ids = chosen.unsqueeze(1)
         mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
@@ -202,24 +214,47 @@ def left_padded(
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What top_p and top_k left to draw from.
+
+    order: [B, V], the tokens of each row, likeliest first.
+    last: [B, 1], the place in it of the last that could be drawn.
+    share: [B] fp32, the logarithm of what these have of all probability.
+    """
+
+    order: torch.Tensor
+    last: torch.Tensor
+    share: torch.Tensor
+
+    def tokens(self, rows: Sequence[int]) -> list[list[int]]:
+        last = self.last.squeeze(1).tolist()
+        return [self.order[row, : last[row] + 1].tolist() for row in rows]
+
+
 def draw_tokens(
-    logits: torch.Tensor, temperature: float, top_p: float, draws: Sequence[float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of logits [B, V] a token [B], and its log-probability [B] fp32 at the temperature, before top_p.
+    logits: torch.Tensor, temperature: float, top_p: float, draws: Sequence[float], top_k: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, Cut | None]:
+    """Of each row of logits [B, V] a token [B], its log-probability [B] fp32 at the temperature among all tokens, and
+    what could be drawn, None where all could.
 
     temperature 0: the likeliest token, and its log-probability at temperature 1. draws: [B], each at least 0 and less
     than 1: how far along the tokens' probabilities to go, in the order of the vocabulary, or the likeliest first where
-    top_p cuts.
+    top_p or top_k cuts.
     """
     scaled = logits / temperature if temperature not in (0, 1) else logits
     total = scaled.logsumexp(dim=-1, keepdim=True)
+    cut = None
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
         probabilities = (scaled - total).exp_()
         aims = torch.tensor(draws, dtype=torch.float64, device=logits.device).unsqueeze(1)
-        tokens = (_among_all if top_p >= 1 else partial(_among_likeliest, top_p=top_p))(probabilities, aims)
-    return tokens, (scaled.gather(1, tokens.unsqueeze(1)) - total).squeeze(1)
+        if top_p >= 1 and not top_k:
+            tokens = _among_all(probabilities, aims)
+        else:
+            tokens, cut = _among_likeliest(probabilities, aims, top_p, top_k)
+    return tokens, (scaled.gather(1, tokens.unsqueeze(1)) - total).squeeze(1), cut
 
 
 def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
@@ -227,13 +262,19 @@ def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
     return _reached_at(reached, aims * reached[:, -1:])
 
 
-def _among_likeliest(probabilities: torch.Tensor, aims: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Among the fewest likeliest tokens that add up to top_p, at least one."""
+def _among_likeliest(
+    probabilities: torch.Tensor, aims: torch.Tensor, top_p: float, top_k: int
+) -> tuple[torch.Tensor, Cut]:
+    """Among the fewest of the top_k likeliest tokens (0: of all) that add up to top_p of these, at least one."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     reached = ordered.cumsum(dim=-1, dtype=torch.float64)
-    last = ((reached - ordered < top_p).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
-    found = torch.minimum(_reached_at(reached, aims * reached.gather(1, last)).unsqueeze(1), last)
-    return order.gather(1, found).squeeze(1)
+    inside = reached - ordered < top_p
+    if 0 < top_k < reached.shape[1]:
+        inside = (reached - ordered < top_p * reached[:, top_k - 1 : top_k])[:, :top_k]
+    last = (inside.sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    whole = reached.gather(1, last)
+    found = torch.minimum(_reached_at(reached, aims * whole).unsqueeze(1), last)
+    return order.gather(1, found).squeeze(1), Cut(order, last, whole.squeeze(1).log().float())
 
 
 def _reached_at(reached: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:

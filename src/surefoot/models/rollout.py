@@ -53,14 +53,16 @@ class Rollout:
 
     prompt, response: token ids; the response ends with its stop token, where it has one.
     stopped: by that, not by the limit.
-    logprobs: of each response token at the temperature, before top_p; None where the engine cannot tell. A model that
-        has lost its way gives numbers that are not finite: they are handed on.
+    logprobs: of each response token at the temperature, among all tokens or among `kept`, as was asked for; None where
+        the engine cannot tell. A model that has lost its way gives numbers that are not finite: they are handed on.
+    kept: of each response token those that could be drawn in its place; None where it was not asked for, or all could.
     """
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     stopped: bool
     logprobs: tuple[float, ...] | None
+    kept: tuple[tuple[int, ...], ...] | None = None
 
 
 class Rollouts(Protocol):
@@ -110,14 +112,26 @@ class EmbeddedRollouts:
         """No prompts: the steps of the other ranks."""
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
+        kept: list[list[tuple[int, ...]]] | None = (
+            [[] for _ in prompts] if decoding.among_kept and decoding.cuts else None
+        )
         with self._context():
             for drawn in draw_steps(self._policy, prompts, decoding, places=places, keep_going=self._keep_going):
                 for row, token, likely in zip(drawn.rows, drawn.tokens, drawn.logprobs, strict=True):
                     tokens[row].append(token)
                     logprobs[row].append(likely)
+                if kept is not None and drawn.kept is not None:
+                    for row, own in zip(drawn.rows, drawn.kept, strict=True):
+                        kept[row].append(tuple(own))
         return [
-            Rollout(tuple(prompt), tuple(ids), bool(ids) and ids[-1] in decoding.stop_ids, tuple(likely))
-            for prompt, ids, likely in zip(prompts, tokens, logprobs, strict=True)
+            Rollout(
+                tuple(prompt),
+                tuple(ids),
+                bool(ids) and ids[-1] in decoding.stop_ids,
+                tuple(likely),
+                None if kept is None else tuple(kept[row]),
+            )
+            for row, (prompt, ids, likely) in enumerate(zip(prompts, tokens, logprobs, strict=True))
         ]
 
 

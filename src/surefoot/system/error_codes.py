@@ -231,6 +231,10 @@ CODES: dict[str, ErrorCode] = {
         "GRPO cannot go on: answers are empty or not scored, no group's scores differ, or ratios left their bound.",
         "docs/grpo.md, under what stops a run, says what each means.",
     ),
+    "SF-GRPO-MISMATCH": ErrorCode(
+        "The engine that draws GRPO's answers finds them more or less likely than the code that learns does.",
+        "See that it serves these weights in this type; docs/grpo.md, under engine and trainer, says what corrects it.",
+    ),
     "SF-REWARD": ErrorCode(
         "A reward of grpo.rewards is none that surefoot knows, lacks a key, or finds no right answer in a record.",
         "docs/grpo.md lists the rewards and their keys.",

@@ -137,14 +137,14 @@ def test_a_baseline_over_the_rollout_learns_from_groups_of_one_score(world, tmp_
     assert all(row["groups_without_spread"] == 1 and row["grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("redraw", [0, 2])
-def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, redraw):
-    reward = sevens if redraw else vowels
-    whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1, redraw=redraw)
+@pytest.mark.parametrize("more", [{}, {"redraw": 2, "top_p": 0.9, "top_k": 40}])
+def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
+    reward = sevens if more else vowels
+    whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1, **more)
     whole |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
     cut = {**whole, "output": str(tmp_path / "cut")}
     wanted = run(whole, reward)
-    calls = 5 if redraw else 2
+    calls = 5 if more else 2
 
     class Killed(BaseException):
         pass
@@ -164,6 +164,17 @@ def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, redraw):
     assert run(cut, reward, resume=True) == wanted
     weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (whole, cut)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_ratios_are_among_the_tokens_that_could_be_drawn(world, tmp_path, monkeypatch):
+    """A policy that is not moved yet has a ratio of 1 and no KL, whatever top_p leaves to draw from."""
+    row = run(config_of(world, tmp_path / "run", top_p=0.6, kl=0.1, correction="token_mask"))[0]
+    assert row["ratio"] == pytest.approx(1.0, abs=RATIO)
+    assert row["mismatch"] < RATIO
+    assert abs(row["kl"]) < RATIO
+    monkeypatch.setattr("surefoot.methods.grpo.rollout.kept_alone", lambda log_p, kept: log_p)  # twin
+    with raises_fault("SF-PLAN-BROKEN", "grpo"):
+        run(config_of(world, tmp_path / "twin", top_p=0.6))
 
 
 def test_answers_without_a_score_are_counted_and_left_out(world, tmp_path):
@@ -206,6 +217,9 @@ def test_a_record_without_the_right_answer_is_named(world, tmp_path):
         (["grpo.vllm_url=http://127.0.0.1:9"], "grpo.vllm_url"),
         (["grpo.engine=vllm"], "grpo.engine"),
         (["grpo.max_new_tokens=64"], "grpo.max_new_tokens"),
+        (["grpo.engine=vllm", "grpo.vllm_url=http://127.0.0.1:9", "grpo.top_p=0.9"], "grpo.top_p"),
+        (["grpo.correction_high=2"], "grpo.correction_high"),
+        (["grpo.correction=token_mask", "grpo.correction_low=4"], "grpo.correction_low"),
         (["ppo.kl=0.5"], "ppo.kl"),
     ],
 )

@@ -5,7 +5,7 @@ answers, is a multiple of the group. Which prompts a rollout and a step have is 
 
 An episode is one answer with its advantage. Checkpoints inside a cycle hold the episodes as a few flat tensors.
 
-Shapes: N response tokens of a batch, B answers of it, n tokens of one answer.
+Shapes: N response tokens of a batch, B answers of it, n tokens of one answer, M tokens that could be drawn in all.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class GroupEpisode:
     counted: whether it is learned from; one that is not counts in the denominator of a mean over answers alone.
     logprobs: [n] fp32 on the CPU, under the policy that is about to learn.
     reference: the same under the reference; None where there is none.
+    weights: [n] fp32, what each token's loss is multiplied by; None: by 1.
+    kept: of each token those that could be drawn in its place, among which all probabilities are; None: all.
     """
 
     place: int
@@ -42,6 +44,8 @@ class GroupEpisode:
     counted: bool
     logprobs: torch.Tensor
     reference: torch.Tensor | None
+    weights: torch.Tensor | None = None
+    kept: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class GroupBatch:
     counted: [B] fp32, 1 for an answer that is learned from, else 0.
     weight: answers, or tokens of those that are learned from, as the loss is a mean over.
     reference: [N] fp32; None where there is none.
+    weights: [N] fp32, of each token's loss; None: 1.
+    kept: [2, M], token of the batch and what could be drawn in its place (`kept_index`); None: everything.
     """
 
     rows: Batch
@@ -61,6 +67,8 @@ class GroupBatch:
     counted: torch.Tensor
     weight: int
     reference: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -78,6 +86,8 @@ class GroupBatch:
             advantages=self.advantages.to(device, non_blocking=True),
             counted=self.counted.to(device, non_blocking=True),
             reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
+            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
+            kept=None if self.kept is None else self.kept.to(device, non_blocking=True),
         )
 
     def blank(self) -> GroupBatch:
@@ -94,7 +104,6 @@ def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, 
 
 
 def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> GroupBatch:
-    references = [one.reference for one in episodes if one.reference is not None]
     weight = sum(one.counted * len(one.response) for one in episodes) if of_tokens else len(episodes)
     return GroupBatch(
         answered_rows([(one.prompt, one.response, one.number) for one in episodes], pad_id),
@@ -102,15 +111,42 @@ def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> Gr
         torch.cat([torch.full((len(one.response),), one.advantage) for one in episodes]),
         torch.tensor([float(one.counted) for one in episodes]),
         weight,
-        torch.cat(references) if references else None,
+        _joined([one.reference for one in episodes]),
+        _joined([one.weights for one in episodes]),
+        kept_index([one.kept for one in episodes]),
     )
+
+
+def kept_index(kept: Sequence[tuple[tuple[int, ...], ...] | None]) -> torch.Tensor | None:
+    """[2, M]: which token of the answers, one after the other, and what could be drawn in its place. None where
+    everything could.
+
+    kept: of each answer.
+    """
+    every = [place for one in kept for place in one or ()]
+    if not every:
+        return None
+    tokens = torch.repeat_interleave(torch.arange(len(every)), torch.tensor([len(place) for place in every]))
+    return torch.stack((tokens, torch.tensor([token for place in every for token in place])))
+
+
+def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    known = [one for one in parts if one is not None]
+    return torch.cat(known) if known else None
 
 
 def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tensor]:
     """By name; nothing for no episodes. What the records are called stays with the caller: names are no tensors."""
     if not episodes:
         return {}
-    references = [one.reference for one in episodes if one.reference is not None]
+    optional = {
+        "reference": _joined([one.reference for one in episodes]),
+        "weights": _joined([one.weights for one in episodes]),
+    }
+    if any(one.kept for one in episodes):
+        kept = [place for one in episodes for place in one.kept or ()]
+        optional["kept_sizes"] = torch.tensor([len(place) for place in kept])
+        optional["kept"] = torch.tensor([token for place in kept for token in place], dtype=torch.int32)
     return {
         "places": torch.tensor([(one.place, one.member) for one in episodes]),
         "prompts": torch.tensor([token for one in episodes for token in one.prompt]),
@@ -120,7 +156,7 @@ def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tenso
         "advantages": torch.tensor([one.advantage for one in episodes], dtype=torch.float64),
         "counted": torch.tensor([one.counted for one in episodes]),
         "logprobs": torch.cat([one.logprobs for one in episodes]),
-        **({"reference": torch.cat(references)} if references else {}),
+        **{name: one for name, one in optional.items() if one is not None},
     }
 
 
@@ -133,8 +169,15 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
         return ()
     lengths = tensors["response_lengths"].tolist()
     prompts = tensors["prompts"].split(tensors["prompt_lengths"].tolist())
-    reference = tensors.get("reference")
-    references = [None] * len(numbers) if reference is None else [one.clone() for one in reference.split(lengths)]
+    nothing = [None] * len(numbers)
+    references, weights = (
+        [part.clone() for part in tensors[name].split(lengths)] if name in tensors else nothing
+        for name in ("reference", "weights")
+    )
+    kept = nothing
+    if "kept" in tensors:
+        places = iter(tensors["kept"].split(tensors["kept_sizes"].tolist()))
+        kept = [tuple(tuple(next(places).tolist()) for _ in range(length)) for length in lengths]
     return tuple(
         GroupEpisode(place, member, tuple(prompt.tolist()), tuple(response.tolist()), number, *own)
         for (place, member), prompt, response, number, *own in zip(
@@ -146,6 +189,8 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
             tensors["counted"].tolist(),
             [one.clone() for one in tensors["logprobs"].split(lengths)],
             references,
+            weights,
+            kept,
             strict=True,
         )
     )

@@ -12,7 +12,7 @@ Shapes: P groups of G answers, E = P G answers group by group, R response tokens
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,12 +20,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.batch import Batch
-from surefoot.data.batching.groups import GroupEpisode
+from surefoot.data.batching.groups import GroupEpisode, kept_index
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.method_facts.losses import GroupLossFacts
 from surefoot.methods.grpo.memory import Figures
 from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalised, without_spread
+from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
 from surefoot.methods.reference import ReferenceModel
 from surefoot.methods.rewards.answers import LOST, Answers
@@ -206,9 +207,11 @@ def _pass(
     """Of this rank's share, by place: what each model gives."""
     for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
         rows, tables = batch.to(how.device), []
+        kept = kept_index([answers[int(place)].kept for place in batch.examples])
+        kept = None if kept is None else kept.to(how.device)
         for one in asked:
             with inference_mode(one.model), one.use(), how.kernels(), how.forward():
-                tables.append(_logprobs(how.logits(one.model, rows), temperature).tolist())
+                tables.append(_logprobs(how.logits(one.model, rows), temperature, kept).tolist())
         start = 0
         for place in batch.examples:  # none in a blank one
             assert isinstance(place, int)
@@ -217,19 +220,25 @@ def _pass(
             start = end
 
 
-def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float) -> torch.Tensor:
+def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float, kept: torch.Tensor | None) -> torch.Tensor:
     logits, targets = found
-    return chosen_logprobs(log_distribution(logits, temperature), targets)
+    return chosen_logprobs(kept_alone(log_distribution(logits, temperature), kept), targets)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What makes advantages of scores. group: answers of each. kl: coefficient of a penalty in the score."""
+    """What makes episodes of answers and scores.
+
+    group: answers of each.
+    kl: coefficient of a penalty in the score.
+    correction: for the engine that drew; None where its log-probabilities stand for those of the code that learns.
+    """
 
     facts: GroupLossFacts
     group: int
     kl: float
     masks_overlong: bool
+    correction: Correction | None = None
 
 
 def to_episodes(
@@ -251,6 +260,10 @@ def to_episodes(
     groups = scores.reshape(-1, terms.group)
     advantages = group_advantages(groups, terms.facts).flatten()
     known = scores.isfinite()
+    metrics = mismatch(logprobs, rollout.drawn, rollout.real)
+    weights = None
+    if terms.correction is not None and metrics:
+        weights, metrics["correction_cut"] = terms.correction.weights(logprobs - rollout.drawn, rollout.real)
     episodes = tuple(
         GroupEpisode(
             place // terms.group,
@@ -262,11 +275,13 @@ def to_episodes(
             answer.stopped or not terms.masks_overlong,
             logprobs[place, : len(answer.response)].clone(),
             None if reference is None else reference[place, : len(answer.response)].clone(),
+            None if weights is None else weights[place, : len(answer.response)].clone(),
+            answer.kept,
         )
         for place, answer in enumerate(rollout.answers)
         if known[place]
     )
-    return episodes, _figures(rollout, logprobs, reference, terms, drawn)
+    return episodes, _figures(rollout, logprobs, reference, terms, drawn, metrics)
 
 
 def _figures(
@@ -275,6 +290,7 @@ def _figures(
     reference: torch.Tensor | None,
     terms: Terms,
     drawn: Sequence[GroupRollout],
+    more: Mapping[str, float],
 ) -> Figures:
     """Means are over the answers to the rollout's own prompts: those that were drawn for groups without spread would
     bring them nearer to the middle."""
@@ -294,7 +310,7 @@ def _figures(
     metrics |= {f"rewards_{name}": float(count) for name, count in rollout.outcomes.items() if count}
     if reference is not None:
         metrics["kl"] = float(answer_kl(logprobs, reference, rollout.real).double().mean())
-    metrics |= mismatch(logprobs, rollout)
+    metrics |= more
     return Figures(
         answers=sum(len(one.answers) for one in drawn),
         left_out=sum(int((~one.scores.isfinite() | (one.lengths == 0)).sum()) for one in drawn),
@@ -303,22 +319,6 @@ def _figures(
         flat=bool(flat.all()) if terms.facts.baseline != "step" else bool(flat_groups(rollout, len(rollout.answers))),
         metrics={name: value for name, value in metrics.items() if value == value},
     )
-
-
-def mismatch(logprobs: torch.Tensor, rollout: GroupRollout) -> dict[str, float]:
-    """How far the engine that drew the answers is from the code that learns from them: the mean and the largest
-    difference of log-probabilities, and the share of the sample that its weights leave (effective sample size: (sum
-    r)^2 / (n sum r^2) over tokens, r = p / p_drawn). Nothing where the engine tells none."""
-    real = rollout.real & ~rollout.drawn.isnan()
-    if not real.any():
-        return {}
-    apart = (logprobs - rollout.drawn)[real].double()
-    ratio = apart.exp()
-    return {
-        "mismatch": float(apart.abs().mean()),
-        "mismatch_most": float(apart.abs().max()),
-        "sample_size": float(ratio.sum().square() / (len(ratio) * ratio.square().sum())),
-    }
 
 
 def _mean(values: torch.Tensor) -> float:

@@ -30,15 +30,16 @@ from surefoot.methods.grpo.rollout import (
     with_groups,
     with_penalty,
 )
-from surefoot.methods.grpo.task import cycles_of, loss_facts, policy_logits
+from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts, policy_logits
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
-from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution
+from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
 from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import eval_mode, highest_dropout
 from surefoot.models.rollout import Rollout
+from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training.checkpoint import load_carried
 from surefoot.training.report import EvalReport
 
@@ -147,8 +148,33 @@ class _Cycle:
         prompts = self._prompts(where)
         logprobs, reference = self._logprobs(step, rollout)
         facts = loss_facts(config)
-        terms = Terms(facts, grpo.group, grpo.kl if facts.penalty == "score" else 0.0, grpo.overlong == "mask")
-        self.memory.begin(step, *to_episodes(prompts, rollout, logprobs, reference, terms, drawn))
+        terms = Terms(
+            facts,
+            grpo.group,
+            grpo.kl if facts.penalty == "score" else 0.0,
+            grpo.overlong == "mask",
+            None if grpo.correction == "none" or self.memory.numbers.take_drawn else correction_of(config),
+        )
+        episodes, figures = to_episodes(prompts, rollout, logprobs, reference, terms, drawn)
+        self._hold_mismatch(step, figures.metrics.get("mismatch"))
+        self.memory.begin(step, episodes, figures)
+
+    def _hold_mismatch(self, step: int, found: float | None) -> None:
+        """Raises Diverged, or tells, where engine and trainer are further apart than the config allows."""
+        grpo = self.run.config.grpo
+        bound = grpo.mismatch_bound
+        if bound == "auto":
+            bound = START_TOLERANCE[self.run.plan.precision.compute.value]
+        if found is None or bound is None or found <= bound:
+            return
+        what = (
+            f"the engine that draws answers finds their tokens {found:.3g} nats more or less likely than the code that "
+            f"learns, in the mean; grpo.mismatch_bound is {bound:g}"
+        )
+        fix = "see that it serves these weights in this type, set grpo.correction, or raise the bound"
+        if grpo.mismatch == "stop":
+            raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO-MISMATCH"))
+        self.notify(f"caution: step {step}: {what}; {fix}")
 
     def _prompts(self, where: Sequence[int]) -> Prompts:
         """Each as often as it is answered."""
@@ -168,8 +194,13 @@ class _Cycle:
             repeated,
             temperature=grpo.temperature,
             top_p=grpo.top_p,
+            top_k=grpo.top_k or 0,
             seed=seed,
         )
+        if grpo.correction != "none" and bool((rollout.drawn.isnan() & rollout.real).any()):
+            what = "corrects by log-probabilities of the engine that draws, which does not tell them"
+            fix = "start vLLM with --logprobs-mode processed_logprobs, or leave it out"
+            raise EnvironmentFault(Fault("grpo.correction", what, fix, code="SF-SERVER"))
         if grpo.overlong == "penalise":
             buffer = grpo.overlong_buffer or max(1, grpo.max_new_tokens // 5)
             rollout = with_penalty(rollout, grpo.max_new_tokens, buffer)
@@ -219,12 +250,15 @@ class _Cycle:
         *,
         temperature: float,
         top_p: float = 1.0,
+        top_k: int = 0,
         seed: int = 0,
     ) -> GroupRollout:
         """where: of each prompt in the data."""
         engine, tokens = self.loaded.engine, self.run.plan.tokenizer
         most = self.run.config.grpo.max_new_tokens
-        decoding = Decoding(most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed)
+        decoding = Decoding(
+            most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed, top_k, among_kept=True
+        )
         places = range(engine.rank, len(prompts.ids), engine.world)
         with torch.no_grad(), eval_mode(self.loaded.model):
             written: Sequence[Rollout] = self.engine.rollouts.answer(

@@ -24,6 +24,7 @@ from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.losses.grpo import GroupSettings, group_objective
+from surefoot.methods.losses.mismatch import Correction
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import Task
 from surefoot.methods.rewards.graders import COMPARING, expected_fault
@@ -94,6 +95,11 @@ def settings_of(config: RunConfig) -> GroupSettings:
         temperature=grpo.temperature,
         limit=grpo.max_new_tokens,
     )
+
+
+def correction_of(config: RunConfig) -> Correction:
+    grpo = config.grpo
+    return Correction(grpo.correction, grpo.correction_low, grpo.correction_high)
 
 
 def policy_logits(model: nn.Module, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:

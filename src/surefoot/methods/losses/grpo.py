@@ -8,13 +8,14 @@
     l_t  = -min(r A, clip(r, 1 - low, 1 + high) A)          or, where the ratio weighs (CISPO),
            -sg(min(r, 1 + high)) A log p_t                  sg: no gradient
     k3_t = p_ref / p - 1 - log(p_ref / p)                   Schulman 2020, where the penalty is in the loss
-    loss = sum over tokens of w_t (l_t + kl * k3_t) / weight
+    loss = sum over tokens of w_t (c_t l_t + kl * k3_t) / weight
 
     mean       w_t                    weight
     tokens     1                      tokens of the step
     answers    1 / tokens of its answer   answers of the step
     limit      1 / max_new_tokens     answers of the step
 
+c_t corrects for the engine that drew the answers (`surefoot.methods.losses.mismatch`), 1 where nothing is corrected.
 Sources stand in `surefoot.method_facts.losses.GROUP_LOSSES`. Everything is a sum that the step divides by the weight of
 all micro-batches of all ranks, so the split never changes the result (trl#6439, prime-rl#2562, OpenRLHF#1249).
 
@@ -33,6 +34,7 @@ from torch import nn
 from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.data.batching.groups import GroupBatch
 from surefoot.method_facts.losses import GroupLossFacts
+from surefoot.methods.losses.mismatch import kept_alone
 from surefoot.methods.losses.ppo import chosen_logprobs, entropy_seen, log_distribution
 from surefoot.training.objective import LossSum, Objective
 
@@ -71,7 +73,7 @@ def group_objective(settings: GroupSettings, policy: Logits) -> Objective:
         loss."""
         logits, targets = policy(model, batch.rows)
         with torch.autocast(logits.device.type, enabled=False):
-            everything = log_distribution(logits, settings.temperature)
+            everything = kept_alone(log_distribution(logits, settings.temperature), batch.kept)
             found = group_terms(settings, chosen_logprobs(everything, targets), batch)
             entropy = entropy_seen(everything, found.share)
         return LossSum(found.loss, {"entropy": entropy, **found.sums})
@@ -105,6 +107,8 @@ def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBat
     else:
         near = high if settings.clip_low is None else high.clamp(min=1 - settings.clip_low)
         terms = -torch.min(ratio * advantages, near * advantages)
+    if batch.weights is not None:
+        terms = terms * batch.weights
     sums: dict[str, torch.Tensor] = {}
     if settings.kl > 0:
         assert batch.reference is not None, "a penalty in the loss needs the reference's log-probabilities"
