@@ -9,8 +9,8 @@ position t must predict, or IGNORE. Padding is masked by position, never by toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -97,26 +97,47 @@ class Batch:
         return len(self.documents) or len(self.input_ids)
 
     def to(self, device: torch.device) -> Batch:
-        if self.input_ids.device == device:
-            return self
-        mask = self.attention_mask
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
-            pixels=tuple(
-                tuple((name, tensor.to(device, non_blocking=True)) for name, tensor in own) for own in self.pixels
-            ),
-            seen=None if self.seen is None else self.seen.to(device, non_blocking=True),
-        )
+        return self if self.input_ids.device == device else replace(self, **_moved_fields(self, device))
 
     def blank(self) -> Batch:
         return replace(self, weight=0, lengths=(), examples=())
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class OfRows:
+    """What all batches share whose sequences are a `Batch` beside numbers of their own."""
+
+    rows: Batch
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.tokens
+
+    @property
+    def examples(self) -> tuple[RecordName, ...]:
+        return self.rows.examples
+
+    def to(self, device: torch.device) -> Self:
+        return replace(self, **_moved_fields(self, device))
+
+    def blank(self) -> Self:
+        return replace(self, rows=self.rows.blank(), weight=0)
+
+
+def _moved_fields(batch: Batch | OfRows, device: torch.device) -> dict[str, Any]:
+    return {one.name: _moved(getattr(batch, one.name), device) for one in fields(batch)}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Batch | OfRows):
+        return value.to(device)
+    return tuple(_moved(one, device) for one in value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class PairBatch(OfRows):
     """P pairs of a better and a worse answer to one prompt.
 
     rows: 2P rows padded on the right, or documents of one packed row, the P better answers first, then the P worse ones
@@ -129,31 +150,19 @@ class PairBatch:
     reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
     """
 
-    rows: Batch
     common: tuple[int, ...]
     weight: int
     answer_share: float = 0.0
     reference: torch.Tensor | None = None
 
     @property
-    def tokens(self) -> int:
-        return self.rows.tokens
-
-    @property
     def examples(self) -> tuple[RecordName, ...]:
         """Each pair once."""
         return self.rows.examples[: len(self.common)]
 
-    def to(self, device: torch.device) -> PairBatch:
-        reference = None if self.reference is None else self.reference.to(device, non_blocking=True)
-        return replace(self, rows=self.rows.to(device), reference=reference)
-
-    def blank(self) -> PairBatch:
-        return replace(self, rows=self.rows.blank(), weight=0)
-
 
 @dataclass(frozen=True)
-class JudgedBatch:
+class JudgedBatch(OfRows):
     """B answers, each judged good or bad (KTO).
 
     rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens.
@@ -167,7 +176,6 @@ class JudgedBatch:
         mean over them; 0 where the step has none.
     """
 
-    rows: Batch
     good: torch.Tensor
     others: Batch | None
     weight: int
@@ -176,29 +184,9 @@ class JudgedBatch:
     good_share: float = 0.0
     bad_share: float = 0.0
 
-    @property
-    def tokens(self) -> int:
-        return self.rows.tokens
-
-    @property
-    def examples(self) -> tuple[RecordName, ...]:
-        return self.rows.examples
-
-    def to(self, device: torch.device) -> JudgedBatch:
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            good=self.good.to(device, non_blocking=True),
-            others=None if self.others is None else self.others.to(device),
-            reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
-        )
-
-    def blank(self) -> JudgedBatch:
-        return replace(self, rows=self.rows.blank(), weight=0)
-
 
 @dataclass(frozen=True)
-class PromptBatch:
+class PromptBatch(OfRows):
     """What a policy is to answer.
 
     rows: B prompts padded on the right, without targets.
@@ -206,23 +194,8 @@ class PromptBatch:
     weight: prompts.
     """
 
-    rows: Batch
     prompts: tuple[tuple[int, ...], ...]
     weight: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows.tokens
-
-    @property
-    def examples(self) -> tuple[RecordName, ...]:
-        return self.rows.examples
-
-    def to(self, device: torch.device) -> PromptBatch:
-        return replace(self, rows=self.rows.to(device))
-
-    def blank(self) -> PromptBatch:
-        return replace(self, rows=self.rows.blank(), weight=0)
 
 
 def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:

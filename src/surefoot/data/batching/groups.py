@@ -11,11 +11,11 @@ Shapes: N response tokens of a batch, B answers of it, n tokens of one answer, M
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from surefoot.data.batching.batch import Batch, RecordName
+from surefoot.data.batching.batch import OfRows, RecordName
 from surefoot.data.batching.rollouts import answered_rows
 
 
@@ -49,7 +49,7 @@ class GroupEpisode:
 
 
 @dataclass(frozen=True)
-class GroupBatch:
+class GroupBatch(OfRows):
     """Answers that a forward pass learns from.
 
     rows: prompts with their answers, padded on the right; targets are the answers' tokens.
@@ -61,7 +61,6 @@ class GroupBatch:
     kept: [2, M], token of the batch and what could be drawn in its place (`kept_index`); None: everything.
     """
 
-    rows: Batch
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
     counted: torch.Tensor
@@ -69,29 +68,6 @@ class GroupBatch:
     reference: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     kept: torch.Tensor | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.rows.tokens
-
-    @property
-    def examples(self) -> tuple[RecordName, ...]:
-        return self.rows.examples
-
-    def to(self, device: torch.device) -> GroupBatch:
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            old_logprobs=self.old_logprobs.to(device, non_blocking=True),
-            advantages=self.advantages.to(device, non_blocking=True),
-            counted=self.counted.to(device, non_blocking=True),
-            reference=None if self.reference is None else self.reference.to(device, non_blocking=True),
-            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
-            kept=None if self.kept is None else self.kept.to(device, non_blocking=True),
-        )
-
-    def blank(self) -> GroupBatch:
-        return replace(self, rows=self.rows.blank(), weight=0)
 
 
 def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, of_tokens: bool) -> list[GroupBatch]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from surefoot.data.batching.batch import Batch, Example, RecordName, collate
+from surefoot.data.batching.batch import Batch, Example, OfRows, RecordName, collate
 from surefoot.data.batching.order import (
     MINIBATCHES,
     REDRAWS,
@@ -133,7 +133,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class PpoBatch:
+class PpoBatch(OfRows):
     """Episodes that a forward pass of PPO learns from.
 
     rows: prompts with their answers, padded on the right; targets are the answers' tokens.
@@ -143,7 +143,6 @@ class PpoBatch:
         becomes a mean over them where it stands beside a sum over response tokens; 0 beside a blank text.
     """
 
-    rows: Batch
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
@@ -159,21 +158,6 @@ class PpoBatch:
     @property
     def tokens(self) -> int:
         return self.rows.tokens + (0 if self.text is None else self.text.tokens)
-
-    @property
-    def examples(self) -> tuple[RecordName, ...]:
-        return self.rows.examples
-
-    def to(self, device: torch.device) -> PpoBatch:
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            old_logprobs=self.old_logprobs.to(device, non_blocking=True),
-            advantages=self.advantages.to(device, non_blocking=True),
-            returns=self.returns.to(device, non_blocking=True),
-            old_values=self.old_values.to(device, non_blocking=True),
-            text=None if self.text is None else self.text.to(device),
-        )
 
     def blank(self) -> PpoBatch:
         return replace(self, rows=self.rows.blank(), text=None if self.text is None else self.text.blank())
