@@ -102,11 +102,11 @@ def test_both_rows_lose_the_same_of_the_prompt(run, max_length, sizes):
 
 
 def test_twin_cut_one_by_one_the_prompts_differ(run, monkeypatch):
-    def alone(better, worse, prompt, encoder, max_length, stop_ids):
-        kept = [(row, encode_kinds._keep(row, encoder, max_length)) for row in (better, worse)]
-        return [encode_kinds.cut_to(row, own, stop_ids) for row, own in kept]
+    def alone(better, worse, prompt, template, how):
+        kept = [(row, encode_kinds._keep(row, how)) for row in (better, worse)]
+        return [encode_kinds.cut_to(row, own, template.stop_ids) for row, own in kept]
 
-    monkeypatch.setattr(encode_kinds, "_pair", alone)
+    monkeypatch.setattr(encode_kinds, "cut_pair", alone)
     data = run([pair(1, 60, 3, 12)], "pairs", max_length=40).train
     with pytest.raises(AssertionError):
         check_pairs(data)

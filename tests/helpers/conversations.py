@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers import zoo_templates, zoo_tokenizers
 from surefoot.data.formats import Conversation, ToolCall, Turn
-from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.encode import EncodeSettings, encode
 from surefoot.data.tokenize.segments import Template, TextEncoder
 
 TOOL = {
@@ -72,8 +72,8 @@ def ids_and_mask(
     template: Template, encoder: TextEncoder, conversation: Conversation, bos_id: int | None
 ) -> tuple[list[int], list[bool]]:
     """What a run would train on."""
-    how: dict[str, Any] = {"bos_id": bos_id, "max_length": 10_000, "train_on": "responses", "name": "data.json"}
-    (example,) = encode([conversation], template, encoder, **how)
+    how = EncodeSettings(encoder=encoder, bos_id=bos_id, max_length=10_000)
+    (example,) = encode([conversation], template, how, "data.json")
     return example.ids.tolist(), example.supervised.tolist()
 
 

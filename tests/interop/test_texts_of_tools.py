@@ -12,7 +12,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.encode import EncodeSettings, encode
 from surefoot.interop.axolotl.data import TEMPLATES
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
@@ -44,8 +44,9 @@ def by_hand(name, conversation):
 def by_us(template, conversation, encoder, *, bos=True, train_on="responses", encoding="whole"):
     made = make_template(template, encoder, (encoder.tokenizer.eos_token_id,))
     one = replace(conversation, number=1, line=1)
-    (found,) = encode([one], made, encoder, bos_id=encoder.bos_id if bos else None, max_length=500, train_on=train_on,
-                      name="d", encoding=encoding)  # fmt: skip
+    bos_id = encoder.bos_id if bos else None
+    how = EncodeSettings(encoder=encoder, bos_id=bos_id, max_length=500, train_on=train_on, encoding=encoding)
+    (found,) = encode([one], made, how, "d")
     return found.ids.tolist(), found.supervised.tolist()
 
 

@@ -105,21 +105,21 @@ def prepare_data(
     encoder = TextEncoder(tokenizer)
     sight = read_sight(tokenizer.name_or_path, encoder, max_pixels)
     settings = TokenizeSettings(
-        encoder,
-        encoder.digest(),
-        template,
-        template_asked,
-        bos_id,
-        tuple(stop_ids),
-        max_length,
-        train_on,
-        chunks,
-        read_record,
-        tuple(template_fallbacks),
-        encoding,
-        kind,
-        sight if pictures else None,
-        pictures,
+        encoder=encoder,
+        digest=encoder.digest(),
+        template=template,
+        template_asked=template_asked,
+        fallbacks=tuple(template_fallbacks),
+        bos_id=bos_id,
+        stop_ids=tuple(stop_ids),
+        max_length=max_length,
+        kind=kind,
+        train_on=train_on,
+        chunks=chunks,
+        encoding=encoding,
+        read_record=read_record,
+        sight=sight if pictures else None,
+        pictures=pictures,
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation

@@ -14,7 +14,7 @@ from surefoot.data.chat import jinja_template as chat_template
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.jinja_template import make_chat_template
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.encode import EncodeSettings, encode
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.system.errors import InputError
 
@@ -57,9 +57,8 @@ def encode_one(tokenizer: PreTrainedTokenizerFast, pairs, train_on="responses"):
     encoder = TextEncoder(tokenizer)
     template = make_chat_template(encoder, (tokenizer.eos_token_id,))
     bos = tokenizer.bos_token_id if "bos_token" in tokenizer.chat_template else None
-    (example,) = encode(
-        [conversation(pairs)], template, encoder, bos_id=bos, max_length=1000, train_on=train_on, name="d.json"
-    )
+    how = EncodeSettings(encoder=encoder, bos_id=bos, max_length=1000, train_on=train_on)
+    (example,) = encode([conversation(pairs)], template, how, "d.json")
     return example, template, encoder, bos
 
 

@@ -16,7 +16,7 @@ from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.tokenize import encode as encode_module
 from surefoot.data.tokenize import segments as segments_module
 from surefoot.data.tokenize import truncate as cut_module
-from surefoot.data.tokenize.encode import Encoded, encode
+from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.data.tokenize.truncate import Kept
 from surefoot.system.errors import InputError
@@ -42,9 +42,8 @@ def run(
 ):
     template = make_template(name, encoder, (encoder.tokenizer.eos_token_id,))
     bos_id = encoder.bos_id if bos else None
-    (one,) = encode(
-        [conversation], template, encoder, bos_id=bos_id, max_length=max_length, train_on=train_on, name="d.json"
-    )
+    how = EncodeSettings(encoder=encoder, bos_id=bos_id, max_length=max_length, train_on=train_on)
+    (one,) = encode([conversation], template, how, "d.json")
     return one, template
 
 
@@ -286,18 +285,8 @@ def test_last_is_the_last_that_may_be_learned(llama3):
 def chunked(encoder: TextEncoder, text: str, max_length: int, bos_id: int | None) -> list[Encoded]:
     template = make_template("plain", encoder, (encoder.tokenizer.eos_token_id,))
     record = Conversation((Turn("text", text),), 3, 30)
-    return list(
-        encode(
-            [record],
-            template,
-            encoder,
-            bos_id=bos_id,
-            max_length=max_length,
-            train_on="responses",
-            name="d.json",
-            chunks=True,
-        )
-    )
+    how = EncodeSettings(encoder=encoder, bos_id=bos_id, max_length=max_length, chunks=True)
+    return list(encode([record], template, how, "d.json"))
 
 
 @any_setting
@@ -377,9 +366,8 @@ def test_many_conversations_come_out_in_order(llama3, monkeypatch):
     encoder = TextEncoder(llama3)
     template = make_template("plain", encoder, (encoder.tokenizer.eos_token_id,))
     many = [Conversation((Turn("user", "u" * n), Turn("assistant", "a")), n, n) for n in range(1, 8)]
-    found: list[Encoded] = list(
-        encode(many, template, encoder, bos_id=None, max_length=99, train_on="responses", name="d.json")
-    )
+    how = EncodeSettings(encoder=encoder, bos_id=None, max_length=99)
+    found = list(encode(many, template, how, "d.json"))
     assert [one.number for one in found] == [one.line for one in found] == list(range(1, 8))
     assert [text_of(encoder, one.ids).index("\n") for one in found] == list(range(1, 8))
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from surefoot.commands.quickstart.world import Record, answers
 from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.data.formats import Conversation, Turn
-from surefoot.data.tokenize.encode import encode
+from surefoot.data.tokenize.encode import EncodeSettings, encode
 from surefoot.methods.open_model import OpenModel, conversation_ids
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.generate import generate_answers
@@ -78,15 +78,8 @@ def _likeliest(model: nn.Module, requested: OpenModel, records: Sequence[Record]
 
 
 def _examples(rows: Sequence[Conversation], requested: OpenModel) -> list[Example]:
-    encoded = encode(
-        rows,
-        requested.template,
-        requested.encoder,
-        bos_id=requested.bos_id,
-        max_length=requested.positions,
-        train_on="responses",
-        name="quickstart",
-    )
+    how = EncodeSettings(encoder=requested.encoder, bos_id=requested.bos_id, max_length=requested.positions)
+    encoded = encode(rows, requested.template, how, "quickstart")
     return [Example(one.ids.astype(np.int64), one.supervised, number) for number, one in enumerate(encoded)]
 
 

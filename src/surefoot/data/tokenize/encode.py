@@ -16,15 +16,15 @@ import itertools
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from surefoot.data.formats import Conversation, each_row
 from surefoot.data.formats.conversation import Picture
-from surefoot.data.tokenize.joint import behind_prompt, encode_whole, within_answers
-from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs
+from surefoot.data.sources.records import Kind
+from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs, token_spans
 from surefoot.data.tokenize.sight import Sight
 from surefoot.data.tokenize.truncate import Kept, keep
 from surefoot.system.errors import Fault, InputError
@@ -34,6 +34,33 @@ Encoding = Literal["parts", "whole"]
 # Conversations per call of the tokenizer: enough for its threads, and what it hands back stays in the processor's
 # caches: 1,024 take 4 to 8 % longer.
 _CHUNK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeSettings:
+    """How conversations become token ids with a label mask.
+
+    bos_id: put first, exactly once; None for no BOS.
+    max_length: tokens of an example at most.
+    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
+    train_on: responses = all answers, last = the last answer, completion = all that follows the prompt of the first
+        answer, everything = all tokens but the first, which nothing predicts; an answer that the data marks as not to
+        be learned is none of these.
+    chunks: a text that is too long becomes several examples.
+    encoding: parts = an answer is a text of its own for the tokenizer; whole = prompt and answer are encoded in one go,
+        and what is too long loses its end.
+    sight: of a model that learns pictures, None for others. None of a picture's tokens is learned, and a conversation
+        with pictures that is too long is left out whole, since part of a picture means nothing.
+    """
+
+    encoder: TextEncoder
+    bos_id: int | None
+    max_length: int
+    kind: Kind = "answers"
+    train_on: TrainOn = "responses"
+    chunks: bool = False
+    encoding: Encoding = "parts"
+    sight: Sight | None = None
 
 
 class Encoded(NamedTuple):
@@ -86,17 +113,33 @@ class Row(NamedTuple):
     whole: Encoded
 
 
-def rows_in_parts(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    *,
-    bos_id: int | None,
-    train_on: TrainOn,
-    name: str,
-    sight: Sight | None = None,
-) -> Iterator[Row]:
-    """One `Row` per conversation, in order; arguments as in `encode`."""
+def encode(
+    conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str
+) -> Iterator[Encoded]:
+    """The examples of these conversations, in order: one each, of a text in chunks several.
+
+    Pairs come better, worse, better, worse …, as the conversations do; a pair of which one answer is lost whole has
+    lost both, and so has one with pictures that is too long. Prompts are what a model continues
+    (`segments.prompt_ids`); one that has more than max_length tokens is whole and does not fit.
+
+    name: the file, for InputErrors.
+    """
+    if how.kind == "answers" and how.encoding == "whole":
+        for start in range(0, len(conversations), _CHUNK):
+            yield from _in_one_go(conversations[start : start + _CHUNK], template, how, name)
+        return
+    rows = _rows(conversations, template, how, name)
+    if how.kind == "pairs":
+        for better, worse in zip(rows, rows, strict=True):
+            yield from _pair(better, worse, template, how, name)
+        return
+    of_row = {"answers": _answered, "judged": _judged, "prompts": _prompted}[how.kind]
+    for row in rows:
+        yield from of_row(row, template, how)
+
+
+def _rows(conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str) -> Iterator[Row]:
+    train_on, sight = how.train_on if how.kind == "answers" else "responses", how.sight
 
     def lay_out(conversation: Conversation) -> Sequence[Segment]:
         segments = template.segments(conversation)
@@ -105,7 +148,7 @@ def rows_in_parts(
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
         layouts = each_row(chunk, lay_out, name)
-        for conversation, runs in zip(chunk, encode_runs(layouts, encoder, bos_id), strict=True):
+        for conversation, runs in zip(chunk, encode_runs(layouts, how.encoder, how.bos_id), strict=True):
             learned = _learned_turns(runs, conversation, train_on)
             whole = Encoded(
                 _ids(runs),
@@ -121,72 +164,54 @@ def rows_in_parts(
             yield Row(conversation, runs, learned, whole)
 
 
-def encode(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    *,
-    bos_id: int | None,
-    max_length: int,
-    train_on: TrainOn,
-    name: str,
-    chunks: bool = False,
-    encoding: Encoding = "parts",
-    sight: Sight | None = None,
-) -> Iterator[Encoded]:
-    """One `Encoded` per conversation, in order, at most max_length tokens each.
+def _answered(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
+    if len(row.whole.ids) <= how.max_length:
+        yield row.whole
+    elif row.whole.pictures:
+        yield _nothing_learned(row.whole)
+    elif how.chunks:
+        yield from in_chunks(row.whole, how.max_length)
+    else:
+        yield cut_to(row, _keep(row, how), template.stop_ids)
 
-    bos_id: put first, exactly once; None for no BOS.
-    train_on: responses = all answers, last = the last answer, completion = all that follows the prompt of the first
-        answer, everything = all tokens but the first, which nothing predicts; an answer that the data marks as not to
-        be learned is none of these.
-    name: the file, for InputErrors.
-    chunks: a text that is too long becomes several examples.
-    encoding: parts = an answer is a text of its own for the tokenizer; whole = prompt and answer are encoded in one go,
-        and what is too long loses its end.
-    sight: of the model, where conversations have pictures. None of their tokens is learned, and a conversation with
-        pictures that is too long is left out whole, since part of a picture means nothing.
-    """
-    if encoding == "whole":
-        for start in range(0, len(conversations), _CHUNK):
-            chunk = conversations[start : start + _CHUNK]
-            yield from _in_one_go(chunk, template, encoder, bos_id, max_length, train_on, name)
-        return
-    found = rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on=train_on, name=name, sight=sight)
-    for row in found:
-        if len(row.whole.ids) <= max_length:
-            yield row.whole
-        elif row.whole.pictures:
-            yield row.whole._replace(supervised=np.zeros_like(row.whole.supervised))
-        elif chunks:
-            yield from in_chunks(row.whole, max_length)
-        else:
-            kept = keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
-            yield cut_to(row, kept, template.stop_ids)
+
+def _judged(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
+    fits = _end(row) <= how.max_length
+    yield _first(row, _end(row)) if fits else cut_to(row, _keep(row, how), template.stop_ids)
+
+
+def _prompted(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
+    fields = json.dumps(row.conversation.record, ensure_ascii=False, default=str).encode()
+    yield _nothing_learned(row.whole)._replace(fits=len(row.whole.ids) <= how.max_length, fields=fields)
+
+
+def _nothing_learned(whole: Encoded) -> Encoded:
+    return whole._replace(supervised=np.zeros_like(whole.supervised))
 
 
 def _in_one_go(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    bos_id: int | None,
-    max_length: int,
-    train_on: TrainOn,
-    name: str,
+    conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str
 ) -> Iterator[Encoded]:
+    """Examples whose prompt and answer are encoded in one go, as tools that tokenise a finished text do (TRL).
+
+    An answer that begins in the middle of a word then shares a token with the prompt, and a line end at its start may
+    merge with one before it; a model that writes the answer itself never sees such tokens. So this is asked for, never
+    chosen.
+    """
+    encoder, bos_id, train_on = how.encoder, how.bos_id, how.train_on
     together = None if train_on in ("responses", "last") else template.at_once  # which marks no ends of answers
     layouts = each_row(conversations, lambda one: together(one, False) if together else template.segments(one), name)
     begun: list[tuple[int, ...]] = []
     if train_on == "completion":
         prompts = [_prompt(*pair, together) for pair in zip(layouts, conversations, strict=True)]
-        begun = encode_whole(prompts, encoder, bos_id)
-    for at, (layout, ids) in enumerate(zip(layouts, encode_whole(layouts, encoder, bos_id), strict=True)):
+        begun = _encode_whole(prompts, encoder, bos_id)
+    for at, (layout, ids) in enumerate(zip(layouts, _encode_whole(layouts, encoder, bos_id), strict=True)):
         if train_on == "everything":
             mask = np.ones(len(ids), dtype=bool)
         elif train_on == "completion":
-            mask = behind_prompt(ids, begun[at])
+            mask = _behind_prompt(ids, begun[at])
         else:
-            mask = within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
+            mask = _within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
         mask[0] = False
         whole = Encoded(
             np.array(ids, dtype=np.uint32),
@@ -195,7 +220,7 @@ def _in_one_go(
             conversations[at].line,
             control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
         )
-        yield whole if len(ids) <= max_length else _without_end(whole, max_length, template.stop_ids)
+        yield whole if len(ids) <= how.max_length else _without_end(whole, how.max_length, template.stop_ids)
 
 
 def _prompt(
@@ -208,6 +233,42 @@ def _prompt(
     if together and learned and min(learned) > 0:
         return together(replace(conversation, turns=conversation.turns[: min(learned)]), True)
     return list(itertools.takewhile(lambda one: not (one.answer and one.turn in learned), layout))
+
+
+def _encode_whole(
+    layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None
+) -> list[tuple[int, ...]]:
+    """The ids of each layout; none for one without text."""
+    filled = [[segment._replace(answer=False) for segment in layout if segment.text] for layout in layouts]
+    runs = iter(encode_runs([layout for layout in filled if layout], encoder, bos_id))
+    return [tuple(itertools.chain.from_iterable(run.ids for run in next(runs))) if layout else () for layout in filled]
+
+
+def _behind_prompt(ids: Sequence[int], prompt: Sequence[int]) -> np.ndarray:
+    """True from where the ids leave those of the prompt alone, which is earlier than its end where a token reaches
+    across: [tokens]."""
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False)))
+    return np.arange(len(ids)) >= same
+
+
+def _within_answers(
+    ids: Sequence[int], layout: Sequence[Segment], learned: Collection[int], encoder: TextEncoder
+) -> np.ndarray:
+    """True for every token with a character of an answer in `learned`: [tokens]."""
+    filled = [segment for segment in layout if segment.text]
+    numbers = itertools.accumulate(segment.alone for segment in filled)  # of the texts, cut where a template says so
+    texts = itertools.groupby(zip(numbers, filled, strict=True), key=lambda pair: pair[0])
+    marks: list[np.ndarray] = []
+    for number, text in texts:
+        segments = [segment for _, segment in text]
+        for starts, ends, placed in token_spans(segments, encoder, opening=number == filled[0].alone):
+            mark = np.zeros(len(starts), dtype=bool)
+            for segment, left, right in placed:
+                if segment.answer and segment.turn in learned:
+                    mark |= (starts < right) & (ends > left) & (starts < ends)
+            marks.append(mark)
+    # BOS may have been added or taken away at the front, so the ends are aligned.
+    return np.concatenate([np.zeros(len(ids), dtype=bool), *marks])[-len(ids) :]
 
 
 def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> Encoded:
@@ -291,92 +352,37 @@ def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
     )
 
 
-def encode_pairs(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    *,
-    bos_id: int | None,
-    max_length: int,
-    name: str,
-    sight: Sight | None = None,
-) -> Iterator[Encoded]:
-    """Better, worse, better, worse …, as the conversations come; arguments as in `encode`. InputError where a template
-    lays a prompt out differently before the two answers. A pair of which one answer is lost whole has lost both, and so
-    has one with pictures that is too long."""
-    how = {"bos_id": bos_id, "name": name, "sight": sight}
-    rows = rows_in_parts(conversations, template, encoder, train_on="responses", **how)
-    for better, worse in zip(rows, rows, strict=True):
-        prompt = _begin(better)
-        if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
-            what = f"row {better.conversation.number}: the template writes another prompt before the worse answer"
-            raise InputError(
-                Fault(
-                    f"{name}:{better.conversation.line}", what, "choose another data.template", code="SF-DATA-TEMPLATE"
-                )
-            )
-        found = _pair(better, worse, prompt, encoder, max_length, template.stop_ids)
-        if not all(one.usable for one in found):
-            found = [one._replace(supervised=np.zeros_like(one.supervised)) for one in found]
-        yield from found
+def _pair(better: Row, worse: Row, template: Template, how: EncodeSettings, name: str) -> list[Encoded]:
+    """Raises InputError where the template lays the prompt out differently before the two answers."""
+    prompt = _begin(better)
+    if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
+        where = f"{name}:{better.conversation.line}"
+        what = f"row {better.conversation.number}: the template writes another prompt before the worse answer"
+        raise InputError(Fault(where, what, "choose another data.template", code="SF-DATA-TEMPLATE"))
+    found = cut_pair(better, worse, prompt, template, how)
+    return found if all(one.usable for one in found) else list(map(_nothing_learned, found))
 
 
-def encode_judged(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    *,
-    bos_id: int | None,
-    max_length: int,
-    name: str,
-) -> Iterator[Encoded]:
-    """One `Encoded` per conversation; arguments as in `encode`."""
-    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
-        if _end(row) <= max_length:
-            yield _first(row, _end(row))
-        else:
-            yield cut_to(row, _keep(row, encoder, max_length), template.stop_ids)
-
-
-def encode_prompts(
-    conversations: Sequence[Conversation],
-    template: Template,
-    encoder: TextEncoder,
-    *,
-    bos_id: int | None,
-    max_length: int,
-    name: str,
-) -> Iterator[Encoded]:
-    """The ids of `segments.prompt_ids` for each conversation, nothing of them learned; arguments as in `encode`. One
-    with more than max_length tokens does not fit and is whole."""
-    for row in rows_in_parts(conversations, template, encoder, bos_id=bos_id, train_on="responses", name=name):
-        nothing = np.zeros(len(row.whole.ids), dtype=bool)
-        fields = json.dumps(row.conversation.record, ensure_ascii=False, default=str).encode()
-        yield row.whole._replace(supervised=nothing, fits=len(row.whole.ids) <= max_length, fields=fields)
-
-
-def _pair(
-    better: Row, worse: Row, prompt: int, encoder: TextEncoder, max_length: int, stop_ids: Sequence[int]
-) -> list[Encoded]:
+def cut_pair(better: Row, worse: Row, prompt: int, template: Template, how: EncodeSettings) -> list[Encoded]:
     """prompt: tokens of it, the same in both."""
-    rows, ends = (better, worse), (_end(better), _end(worse))
+    rows, ends, max_length = (better, worse), (_end(better), _end(worse)), how.max_length
     if max(ends) <= max_length:
         return [_first(row, end) for row, end in zip(rows, ends, strict=True)]
     if any(row.whole.pictures for row in rows):
-        return [row.whole._replace(supervised=np.zeros_like(row.whole.supervised)) for row in rows]
-    cut = _keep(rows[int(np.argmax(ends))], encoder, max_length)
+        return [_nothing_learned(row.whole) for row in rows]
+    cut = _keep(rows[int(np.argmax(ends))], how)
     kept = cut.positions[cut.positions < prompt]
     found = []
     for row, end in zip(rows, ends, strict=True):
         answer = np.arange(prompt, end)[: max_length - len(kept)]
         whole = len(kept) == prompt and prompt + len(answer) == end
         own = cut._replace(positions=np.append(kept, answer))
-        found.append(_first(row, end) if whole else cut_to(row, own, stop_ids))
+        found.append(_first(row, end) if whole else cut_to(row, own, template.stop_ids))
     return found
 
 
-def _keep(row: Row, encoder: TextEncoder, max_length: int) -> Kept:
-    return keep(row.runs, row.learned, row.conversation, row.whole.supervised, encoder, max_length)
+def _keep(row: Row, how: EncodeSettings) -> Kept:
+    return keep(row.runs, row.learned, row.conversation, row.whole.supervised, how.encoder, how.max_length)
 
 
 def _begin(row: Row) -> int:

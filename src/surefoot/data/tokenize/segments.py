@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -286,6 +287,19 @@ def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) 
         Piece(segment.text, literal=segment.content, opening=opening and place == 0)
         for place, segment in enumerate(segments)
     ]
+
+
+def token_spans(
+    segments: Sequence[Segment], encoder: TextEncoder, opening: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[Segment, int, int]]]]:
+    """For each piece of a run: from which character [T] to which [T] each of its tokens reaches, and from where to
+    where each of its segments does."""
+    pieces = pieces_of(segments, encoder, opening)
+    groups = [segments] if len(pieces) == 1 else [[segment] for segment in segments]
+    for piece, group in zip(pieces, groups, strict=True):
+        starts, ends = np.array(encoder.spans(piece)[1], dtype=np.int64).reshape(-1, 2).T
+        borders = itertools.pairwise(itertools.accumulate((len(one.text) for one in group), initial=0))
+        yield starts, ends, [(one, *border) for one, border in zip(group, borders, strict=True)]
 
 
 def _own_places(segments: Sequence[Segment], encoder: TextEncoder) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import gc
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,20 +21,12 @@ from surefoot.data.chat.templates import make_template, template_for_all, templa
 from surefoot.data.formats import Conversation, each_row
 from surefoot.data.formats.pictures import refuse_pictures, with_pictures
 from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept, reader_with
-from surefoot.data.sources.records import Kind, Source, rows_per_item
+from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
-from surefoot.data.tokenize.encode import (
-    Encoded,
-    Encoding,
-    TrainOn,
-    encode,
-    encode_judged,
-    encode_pairs,
-    encode_prompts,
-)
-from surefoot.data.tokenize.segments import Template, TextEncoder
-from surefoot.data.tokenize.sight import Sight, is_same
+from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
+from surefoot.data.tokenize.segments import Template
+from surefoot.data.tokenize.sight import is_same
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.errors import Fault, InputError
@@ -44,33 +36,24 @@ Records = Callable[[], tuple[Reading, Batches]]
 _STAGES = " or ".join(name for name, method in METHODS.items() if method.pictures)
 
 
-@dataclass(frozen=True)
-class TokenizeSettings:
+@dataclass(frozen=True, kw_only=True)
+class TokenizeSettings(EncodeSettings):
     """How records become examples: the same for all files of a run.
 
     digest: of the tokenizer.
-    chunks: plain texts only, and one that is too long becomes several examples.
-    read_record: for files whose format is custom.
+    template_asked: the user named it.
     fallbacks: templates for records that the first cannot write, where nobody asked for it.
-    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
-    sight: of a model that learns pictures, None for others.
+    chunks: plain texts only; other records are refused.
+    read_record: for files whose format is custom.
     pictures: the method learns them.
     """
 
-    encoder: TextEncoder
     digest: str
     template: str
     template_asked: bool
-    bos_id: int | None
     stop_ids: tuple[int, ...]
-    max_length: int
-    train_on: TrainOn
-    chunks: bool = False
-    read_record: ReadRecord | None = None
     fallbacks: tuple[str, ...] = ()
-    encoding: Encoding = "parts"
-    kind: Kind = "answers"
-    sight: Sight | None = None
+    read_record: ReadRecord | None = None
     pictures: bool = True
 
     def template_called(self, name: str) -> Template:
@@ -213,7 +196,7 @@ def _examples(
             continue
         try:
             seen = each_row(batch, functools.partial(_seen, source=source, settings=settings), name)
-            examples = list(_encoded(seen, template, settings, name))
+            examples = list(encode(seen, template, settings, name))
         except InputError as error:
             why = error
             continue
@@ -263,29 +246,6 @@ def _seen(conversation: Conversation, source: Source, settings: TokenizeSettings
 def _is_kept(example: Encoded, settings: TokenizeSettings) -> bool:
     """Both examples of a pair, or none."""
     return example.fits if settings.kind == "prompts" else example.usable
-
-
-def _encoded(
-    conversations: Sequence[Conversation], template: Template, settings: TokenizeSettings, name: str
-) -> Iterator[Encoded]:
-    if settings.kind == "answers":
-        return encode(
-            conversations,
-            template,
-            settings.encoder,
-            bos_id=settings.bos_id,
-            max_length=settings.max_length,
-            train_on=settings.train_on,
-            name=name,
-            chunks=settings.chunks,
-            encoding=settings.encoding,
-            sight=settings.sight,
-        )
-    how = {"bos_id": settings.bos_id, "max_length": settings.max_length, "name": name}
-    if settings.kind == "pairs":
-        return encode_pairs(conversations, template, settings.encoder, sight=settings.sight, **how)
-    encode_kind = {"judged": encode_judged, "prompts": encode_prompts}[settings.kind]
-    return encode_kind(conversations, template, settings.encoder, **how)
 
 
 def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:

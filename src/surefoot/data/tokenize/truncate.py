@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from surefoot.data.formats import Conversation
-from surefoot.data.tokenize.segments import Run, Segment, TextEncoder, pieces_of
+from surefoot.data.tokenize.segments import Run, Segment, TextEncoder, token_spans
 
 _PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the room, if they are as long
 
@@ -89,16 +89,12 @@ def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEnco
     count = len(run.ids)
     if not any(_is_prompt_text(segment, learned) for segment in run.segments):
         return np.full(count, -1)
-    pieces = pieces_of(run.segments, encoder, opening)
-    groups = [run.segments] if len(pieces) == 1 else [(segment,) for segment in run.segments]
     owners = [np.full(count, -1)]
-    for piece, segments in zip(pieces, groups, strict=True):
-        starts, ends = np.array(encoder.spans(piece)[1], dtype=np.int64).reshape(-1, 2).T
-        owner, position = np.full(len(starts), -1), 0
-        for segment in segments:
-            left, position = position, position + len(segment.text)
+    for starts, ends, placed in token_spans(run.segments, encoder, opening):
+        owner = np.full(len(starts), -1)
+        for segment, left, right in placed:
             if _is_prompt_text(segment, learned):
-                owner[(starts >= left) & (ends <= position) & (starts < ends)] = segment.turn
+                owner[(starts >= left) & (ends <= right) & (starts < ends)] = segment.turn
         owners.append(owner)
     # BOS may have been added or taken away at the front of the first run, so the ends are aligned.
     return np.concatenate(owners)[-count:]
