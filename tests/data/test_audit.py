@@ -25,7 +25,7 @@ from surefoot.data.tokenize.dataset import (
     TokenisedDataset,
     of_files,
 )
-from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.system.errors import InputError
 
 SOURCE = SourceFacts("d.json", "0" * 64, "1" * 64, "alpaca", "it has an output", "llama3", 9, 9)
@@ -63,14 +63,10 @@ def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost:
 
 
 def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> Audit:
-    asked = {
-        "bos_id": ids["bos"],
-        "pad_id": ids["pad"],
-        "stop_ids": (ids["eos"], ids["eot"]),
-        "train_on": "responses",
-        **how,
-    }
-    return audit_dataset(data, SOURCE, encoder, **asked)
+    asked = {"bos_id": ids["bos"], "pad_id": ids["pad"], "train_on": "responses"}
+    template = {name: how.pop(name) for name in ("learns_behind_stop", "last_stops", "stop_ids") if name in how}
+    template = Template("t", "", segments=tuple, jinja=str, **{"stop_ids": (ids["eos"], ids["eot"])} | template)
+    return audit_dataset(data, how.pop("source", SOURCE), encoder, template, **asked | how)
 
 
 def fault_of(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> str:
@@ -270,17 +266,7 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
         (("d.json", 1, 10),),
         "{{name}}",
     )
-    audit = audit_dataset(
-        data,
-        facts,
-        encoder,
-        bos_id=ids["bos"],
-        pad_id=ids["pad"],
-        stop_ids=(ids["eot"],),
-        train_on="responses",
-        duplicates=np.array([1, 2]),
-        overlap=np.arange(4),
-    )
+    audit = audited(data, encoder, ids, source=facts, duplicates=np.array([1, 2]), overlap=np.arange(4))
     assert cautions(audit) == (
         "a note",
         "fields that nothing reads: answer",

@@ -1,12 +1,12 @@
 """What the data turned out to be.
 
 Everything is counted from the token ids themselves, after all cutting and caching, not from what the code before
-meant to do. What is wrong is an error (see `proofs`); what is only odd is a caution.
+meant to do. What is wrong is an error (see `prove`); what is only odd is a caution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from surefoot.data.tokenize.dataset import (
     together,
 )
 from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.method_facts.methods import COUNTED
 
 _SAMPLES = 3
@@ -117,39 +117,24 @@ def audit_dataset(
     dataset: TokenisedDataset,
     source: SourceFacts,
     encoder: TextEncoder,
+    template: Template,
     *,
     bos_id: int | None,
     pad_id: int,
-    stop_ids: Collection[int],
     train_on: TrainOn,
     duplicates: np.ndarray = NONE,
     overlap: np.ndarray = NONE,
-    repeats_bos: bool = False,
-    learns_behind_stop: bool = False,
-    last_stops: bool = False,
     kind: Kind = "answers",
 ) -> Audit:
     """Count and prove.
 
+    template: that the examples were written with.
     bos_id: None where no BOS is to be put.
     duplicates, overlap: items by index, found before, as they are of several files at once; see `surefoot.data.checks`.
-    repeats_bos: the template writes BOS before later turns as well.
-    learns_behind_stop: what it writes behind a stop token is part of the answer.
-    last_stops: of several answers the last alone ends with one.
 
     Raises InputError, naming the first record, when a proof fails.
     """
-    proven = prove(
-        dataset,
-        encoder,
-        bos_id=bos_id,
-        pad_id=pad_id,
-        stop_ids=stop_ids,
-        train_on=train_on,
-        repeats_bos=repeats_bos,
-        learns_behind_stop=learns_behind_stop,
-        last_stops=last_stops,
-    )
+    proven = prove(dataset, encoder, template, bos_id=bos_id, pad_id=pad_id, train_on=train_on)
     flags = dataset.flags()
     size = rows_per_item(kind)
     pictures = [picture for index, own in dataset.pictures() if index % size == 0 for picture in own]
@@ -177,7 +162,7 @@ def audit_dataset(
         **_lengths(dataset),
         bos=None if bos_id is None else _name(encoder, bos_id),
         pad=_name(encoder, pad_id),
-        stops=tuple(_name(encoder, number) for number in stop_ids),
+        stops=tuple(_name(encoder, number) for number in template.stop_ids),
         answers=proven.answers,
         ended=proven.closed,
         samples=tuple(_sample(dataset, index, encoder, kind) for index in _shown(len(dataset), kind)),

@@ -19,7 +19,7 @@ import numpy as np
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
 from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.system.errors import Fault, InputError
 
 
@@ -40,30 +40,24 @@ class Proven:
 def prove(
     dataset: TokenisedDataset,
     encoder: TextEncoder,
+    template: Template,
     *,
     bos_id: int | None,
     pad_id: int,
-    stop_ids: Collection[int],
     train_on: TrainOn,
-    repeats_bos: bool = False,
-    learns_behind_stop: bool = False,
-    last_stops: bool = False,
 ) -> Proven:
-    """Check BOS, PAD and the ends of answers of every example.
+    """Check BOS, PAD and the ends of answers of every example, as its template has them.
 
     An answer cut by max_length may lack its stop, and a text in several examples has BOS in the first and its stop in
     the last.
 
     bos_id: None where no BOS is to be put.
-    repeats_bos: the template writes BOS before later turns.
-    learns_behind_stop: what it writes behind a stop token is part of the answer.
-    last_stops: of several answers the last alone ends with one.
     """
     supervised = answers = closed = 0
     for part in _parts(dataset):
-        _prove_bos(part, encoder, bos_id, repeats_bos or (bos_id if bos_id is not None else encoder.bos_id) in stop_ids)
-        _prove_pad(part, encoder, pad_id, stop_ids)
-        ends = _prove_ends(part, stop_ids, train_on, learns_behind_stop, last_stops)
+        _prove_bos(part, encoder, template, bos_id)
+        _prove_pad(part, encoder, pad_id, template.stop_ids)
+        ends = _prove_ends(part, template, train_on)
         supervised += int(np.count_nonzero(part.mask))
         answers += len(ends)
         closed += int(ends.sum())
@@ -113,15 +107,14 @@ def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
     return found
 
 
-def _prove_bos(part: _Part, encoder: TextEncoder, bos_id: int | None, elsewhere: bool) -> None:
-    """elsewhere: BOS has its place further on as well, since it also ends answers (GPT-2) or begins turns (Llama 2);
-    then only the start is looked at."""
+def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: int | None) -> None:
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
         return
     found = np.flatnonzero(part.ids == token)
     wanted = part.begins[part.flags & CONTINUES == 0]
-    if elsewhere:
+    if template.repeats_bos or token in template.stop_ids:
+        # It has its place further on as well: it begins turns (Llama 2) or ends answers (GPT-2). Only the start counts.
         first_two = part.begins if bos_id is None else np.union1d(part.begins, part.begins + 1)
         found = np.intersect1d(found, first_two, assume_unique=True)
     if bos_id is None:
@@ -142,24 +135,20 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
         part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")
 
 
-def _prove_ends(
-    part: _Part, stop_ids: Collection[int], train_on: TrainOn, learns_behind_stop: bool, last_stops: bool
-) -> np.ndarray:
+def _prove_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarray:
     """For each supervised stretch whether a stop token closes it: [stretches] bool."""
-    stops = np.flatnonzero(_among(part.ids, stop_ids) & part.mask)
+    stops = np.flatnonzero(_among(part.ids, template.stop_ids) & part.mask)
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
     owner = part.owner(ends)
-    if train_on in (
-        "completion",
-        "everything",
-    ):  # templates may write a line end after the stop token, and it is learned as well; what was cut has earlier ones
+    if train_on in ("completion", "everything"):
+        # Templates may write a line end after the stop token, and it is learned as well; what was cut has earlier ones.
         closed = np.isin(owner, part.owner(stops)) & (part.flags[owner] & STOP_LOST == 0)
-    elif learns_behind_stop:
+    elif template.learns_behind_stop:
         closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
     else:
         closed = np.isin(ends, stops, assume_unique=True)
     cut = part.flags[owner] & (STOP_LOST | CONTINUED) > 0
-    excused = np.append(owner[1:] == owner[:-1], False)[: len(owner)] & last_stops
+    excused = np.append(owner[1:] == owner[:-1], False)[: len(owner)] & template.last_stops
     wrong = ends[~closed & ~cut & ~excused]
     if len(wrong):
         fix = "the model would never learn to stop; choose another data.template"

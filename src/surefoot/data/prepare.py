@@ -249,19 +249,15 @@ def _audits(
     for own in parts:
         audits.append([])
         for facts, examples in own:
-            template = settings.template_called(facts.template)
             duplicates, overlap = next(counted)
             audits[-1].append(
                 audit_dataset(
                     examples,
                     facts,
                     settings.encoder,
+                    settings.template_called(facts.template),
                     bos_id=settings.bos_id,
                     pad_id=pad_id,
-                    stop_ids=template.stop_ids,
-                    repeats_bos=template.repeats_bos,
-                    learns_behind_stop=template.learns_behind_stop,
-                    last_stops=template.last_stops,
                     train_on=settings.train_on,
                     duplicates=duplicates,
                     overlap=overlap,
