@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import engine_cases
-from helpers.engine_cases import ENGINES, KINDS, ONE, RATE, SINGLE, Case, alone, engine_for, tiny
+from distributed import engine_cases
+from distributed.engine_cases import ENGINES, KINDS, ONE, RATE, SINGLE, Case, alone, engine_for, tiny
+from distributed.two_ranks import on_two_ranks
 from helpers.tiers import diagonal, representatives
-from helpers.two_ranks import on_two_ranks
 from surefoot.system.errors import InputError
 from surefoot.training.engine import EngineChoice, make_engine
 from surefoot.training.ranks import ALONE

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from helpers import zoo
-from helpers.surefoot_on_path import served_surefoot
+from helpers.python_on_path import served_python
 from surefoot.evaluate.capture import compare_folders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bos_phi3.sh"
@@ -39,11 +39,11 @@ def walked(tmp_path_factory):
     (folder / "own.json").write_text(json.dumps(OWN))
     data = SHARED if SHARED.is_file() else folder / "own.json"
     settings = ["duration=3 steps", "precision=fp32", "data.max_length=192", "batch.micro=8"]
-    with served_surefoot(folder / "bin") as environment:
+    with served_python(folder / "bin") as served:
         done = subprocess.run(
             ["bash", str(SCRIPT), "phi3", str(data), "out", *settings],
             cwd=folder,
-            env=environment,
+            env=served.environment,
             capture_output=True,
             text=True,
         )

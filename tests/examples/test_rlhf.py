@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import zoo
-from helpers.surefoot_on_path import served_surefoot
+from helpers.python_on_path import served_python
 from helpers.tiers import representatives
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rlhf.sh"
@@ -35,11 +35,11 @@ def walked(request, tmp_path_factory):
     else:
         train.write_text(json.dumps(OWN[:18]), encoding="utf-8")
         evaluation.write_text(json.dumps(OWN[18:]), encoding="utf-8")
-    with served_surefoot(folder / "bin") as environment:
+    with served_python(folder / "bin") as served:
         done = subprocess.run(
             ["bash", str(SCRIPT), "base", str(train), str(evaluation), "out", *SMALL],
             cwd=folder,
-            env=environment | {"ANSWER": "16"},
+            env=served.environment | {"ANSWER": "16"},
             capture_output=True,
             text=True,
         )

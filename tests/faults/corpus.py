@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import yaml
+from helpers.other_tools import COMMANDS, FILES
 
 from faults.good_files import (
     ADAPTER,
@@ -39,7 +40,6 @@ from faults.parser_inputs import JINJA, OVERRIDE_WORDS, PIECES, SCRIPTS, WORDS
 from faults.readers import ADAPTER_WEIGHTS, with_header
 from helpers import zoo_templates
 from helpers.architectures import TINY
-from helpers.other_tools import COMMANDS, FILES
 from helpers.plans import adapter_plan, run_plan
 from helpers.run_folders import audit, log_rows
 from interop.compat.seeds import of_kind

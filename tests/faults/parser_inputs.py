@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from helpers.other_tools import COMMANDS, FILES
 from hypothesis import strategies as st
 
 from helpers.configs import ANYTHING
-from helpers.other_tools import COMMANDS, FILES
 
 NESTED, HUGE = b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"
 DIGITS = "9" * 5000  # more than Python makes a number of

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from helpers.other_tools import FILES
 from hypothesis import strategies as st
 
 from faults import corpus, readers
@@ -53,7 +54,6 @@ from faults.parser_inputs import (
 )  # fmt: skip
 from faults.readers import FAULTS, with_header
 from helpers.configs import ANYTHING, mutated_configs
-from helpers.other_tools import FILES
 
 SECONDS = 10  # of the processor, for an input of at most some hundred kilobytes: most take a thousandth of one
 WALL = 120  # seconds by the clock: one that waits, for a pipe or a lock, uses no processor

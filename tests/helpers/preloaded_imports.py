@@ -1,7 +1,7 @@
 """What processes of tests are forked from: everything is imported here, tables that libraries build at their first use
 are built, and nothing is computed.
 
-Preloaded by the fork server of multiprocessing (`tests/helpers/two_ranks.py`, `tests/helpers/forked_command.py`).
+Preloaded by the fork server of multiprocessing (`tests/distributed/two_ranks.py`, `tests/helpers/forked_command.py`).
 """
 
 from __future__ import annotations

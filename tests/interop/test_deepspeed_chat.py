@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from helpers.deepspeed_chat_flags import FLAGS
 from helpers.faults import refused_settings
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
@@ -19,6 +20,8 @@ from surefoot.interop.registry import translate_command
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import InputError
 
+# Every flag of its three programs with its default: facts of its argument parsers.
+FLAGS = json.loads((Path(__file__).parent / "facts" / "deepspeed_chat.json").read_text())
 REQUIRED = {
     "sft": "--model_name_or_path org/m",
     "reward": "--model_name_or_path org/m",

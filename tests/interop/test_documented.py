@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.faults import refused_settings
-from helpers.other_tools import COMMANDS, EXPECTED, FILES
+from interop.documented import COMMANDS, EXPECTED, FILES
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.interop import finetune, train_sft

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
-from helpers.llamafactory_keys import KEYS
 from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Options
@@ -16,6 +16,8 @@ from surefoot.interop.registry import translate_file
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
 
+# Its settings and their defaults, group by group: `hparams/*.py` of its version of August 2026.
+KEYS = json.loads((Path(__file__).parent / "facts" / "llamafactory.json").read_text())
 BASE = {
     "model_name_or_path": "m",
     "stage": "sft",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.other_tools import FILES
+from interop.documented import FILES
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 

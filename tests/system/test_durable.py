@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from helpers.no_fsync import TRUE_FSYNC
-from helpers.odd_files import dangling, fifo, link
 from surefoot.system import disk, durable
 from surefoot.system.errors import EnvironmentFault
+from system.odd_files import dangling, fifo, link
 
 
 def files_under(folder: Path) -> list[str]:

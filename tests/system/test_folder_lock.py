@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from helpers.odd_files import dangling, fifo, link, second_name
 from surefoot.system import disk, folder_lock
 from surefoot.system.errors import EnvironmentFault
+from system.odd_files import dangling, fifo, link, second_name
 
 
 def fail(number: int):
