@@ -51,7 +51,7 @@ contracts: $(SETUP)
 test-long: $(SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
-soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; begins with an estimate; SOAK="--scale 0.01" for less
+soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)
 
 # Tools that are no part of surefoot's own environment, in one of their own.

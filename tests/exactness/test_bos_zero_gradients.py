@@ -43,41 +43,28 @@ def llama(layers, dtype=torch.float32, **keys):
 
 def biased(name, layers=4):
     """Models whose biases are not zero, so that the stream of the first token is not either."""
-    configs = {
-        "qwen2": transformers.Qwen2Config(
-            vocab_size=128,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.16,
-        ),
-        "opt": transformers.OPTConfig(
-            vocab_size=128,
-            hidden_size=32,
-            ffn_dim=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            max_position_embeddings=64,
-            word_embed_proj_dim=32,
-            dropout=0.0,
-            init_std=0.16,
-        ),
-        "gpt2": transformers.GPT2Config(
-            vocab_size=128,
-            n_embd=32,
-            n_layer=layers,
-            n_head=4,
-            n_positions=64,
-            initializer_range=0.16,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            resid_pdrop=0.0,
-        ),
+    sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4}
+    more = {
+        "qwen2": {"intermediate_size": 64, "num_key_value_heads": 2, "initializer_range": 0.16},
+        "opt": {
+            "ffn_dim": 64,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 32,
+            "dropout": 0.0,
+            "init_std": 0.16,
+        },
+        "gpt2": {
+            "n_positions": 64,
+            "initializer_range": 0.16,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+        },
     }
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(configs[name]).train()
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(name, **sizes, **more[name])
+    ).train()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

@@ -11,8 +11,7 @@ import random
 
 import pytest
 
-from faults.records import Record, add
-from faults.trials import fresh_seed, processor_seconds
+from faults.trials import fresh_seed
 from helpers.fork_server import ForkServer
 from helpers.rollback_runs import examples_by_step, one_of_each, rollback_world, write_config
 from helpers.tiers import representatives
@@ -112,9 +111,7 @@ def test_a_kill_within_the_rollback(world, place):
 def test_a_kill_before_each_write_of_a_run_that_goes_back(world):
     writes = world.straight("sft", "lora")[1]
     for n in range(1, writes):
-        before = processor_seconds()
         killed_and_resumed(world, f"each-{n}", "sft", "lora", [{"at": "write", "n": n}])
-        add(Record("each write of a run that goes back", "sft, lora", seconds=processor_seconds() - before))
 
 
 def test_twin_a_resume_that_forgets_the_rollback_is_noticed(world):

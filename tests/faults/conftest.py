@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +12,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from faults import records
 from faults.breaks import BREAKS, broken
 from faults.place import ROWS, Place, settings_of
-from faults.soak import Told, forecast, sizes
+from faults.soak import sizes
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 
@@ -24,34 +22,8 @@ from surefoot.commands.main import main
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "; ".join(f"{name}: {what}" for name, what in BREAKS.items())
     parser.addoption("--break", choices=BREAKS, default=None, help=f"take a protection out: {words}")
-    parser.addoption(
-        "--records", default=None, help="file to whose end a line is written for each trial: faults/records.py"
-    )
     parser.addoption("--scale", type=float, default=1.0, help="of make soak: share of each part's trials")
     parser.addoption("--trials", action="append", default=[], help="of make soak: PART=COUNT, see tests/faults/soak.py")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    counts = _sizes(config)
-    if _soaks(config) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Told(config, forecast(counts)))
-        if config.getoption("--records", default=None) is None:
-            handle, config.option.records = tempfile.mkstemp(".jsonl")  # of no use after the summary
-            os.close(handle)
-            config.add_cleanup(lambda: os.unlink(config.option.records))
-    kept = config.getoption("--records", default=None)  # known to every process of the session
-    records.keep_in(Path(kept).absolute() if kept else None)
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(records)
-
-
-def _sizes(config: pytest.Config) -> dict[str, int]:
-    """The options are unknown where pytest was started above this folder."""
-    return sizes(config.getoption("--scale", default=1.0), config.getoption("--trials", default=[]))
-
-
-def _soaks(config: pytest.Config) -> bool:
-    return config.getoption("markexpr", default="") == "soak"
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +36,7 @@ def without(request: pytest.FixtureRequest) -> str | None:
 def trials(request: pytest.FixtureRequest) -> int:
     """How many a test of `make soak` is to make."""
     (part,) = request.node.get_closest_marker("soak").args
-    return _sizes(request.config)[part]
+    return sizes(request.config.getoption("--scale"), request.config.getoption("--trials"))[part]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 import yaml
-from helpers.other_tools import COMMANDS, FILES
 
 from faults.good_files import (
     ADAPTER,
@@ -43,6 +42,7 @@ from helpers.architectures import TINY
 from helpers.plans import adapter_plan, run_plan
 from helpers.run_folders import audit, log_rows
 from interop.compat.seeds import of_kind
+from interop.documented import COMMANDS, FILES
 from surefoot.planning.plan import plan_to_json
 from surefoot.system.durable import json_text
 from surefoot.training.manifest import sealed

@@ -24,14 +24,9 @@ NAMES = (
     *("create", "open_end", "write", "truncate", "sync_file", "sync", "chmod", "rename", "replace", "unlink"),
     *("make_folder", "remove_folder", "remove_tree"),
 )
+# the process ends before the operation; in the middle of it, where it has one; ENOSPC; EIO; half of it is written, and
+# then the disk is full
 Kind = Literal["kill", "torn", "full", "broken", "short"]
-KINDS: dict[Kind, str] = {
-    "kill": "the process ends before the operation",
-    "torn": "the process ends in the middle of it, where it has one",
-    "full": "ENOSPC",
-    "broken": "EIO",
-    "short": "half of it is written, and then the disk is full",
-}
 _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO, "short": errno.ENOSPC}
 
 

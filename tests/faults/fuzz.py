@@ -19,8 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from faults.mutate import smaller
-from faults.parsers import PARSERS, WALL, Parser, TooLong, read_or_refuse
+from faults.parsers import PARSERS, WALL, Parser, read_or_refuse
 
 CHUNK = 500  # inputs between two looks at the clock
 LAST = 2 * WALL + CHUNK  # seconds for a chunk, before the process is ended
@@ -55,7 +54,7 @@ def fuzz(name: str, parser: Parser, count: int, seed: int, enough: Callable[[], 
             try:
                 found.read += read_or_refuse(parser.read, value)
             except Exception as error:
-                _note(found, parser, seed + number, value, error)
+                _note(found, seed + number, value, error)
         faulthandler.cancel_dump_traceback_later()
     found.seconds = time.process_time() - started
     return found
@@ -70,20 +69,11 @@ def _watch(file: Any, what: str) -> None:
     faulthandler.dump_traceback_later(LAST, exit=True, file=file)
 
 
-def _note(found: Found, parser: Parser, seed: int, value: Any, error: Exception) -> None:
+def _note(found: Found, seed: int, value: Any, error: Exception) -> None:
     kind = _kind(error)
     if kind in found.wrong:
         return
-
-    def fails(less: Any) -> bool:
-        try:
-            read_or_refuse(parser.read, less)
-        except Exception as other:
-            return _kind(other) == kind
-        return False
-
-    least = value if isinstance(error, TooLong) else _least(value, fails)  # a slow one is not tried again and again
-    found.wrong[kind] = f"seed {seed}: {kind}: {least!r}"[:_SHOWN]
+    found.wrong[kind] = f"seed {seed}: {kind}: {value!r}"[:_SHOWN]
     print(found.wrong[kind], flush=True)
 
 
@@ -93,16 +83,6 @@ def _kind(error: Exception) -> str:
     ours = [frame for frame in frames if "/surefoot/" in frame.filename]
     where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "elsewhere"
     return f"{type(error).__name__} at {where}"
-
-
-def _least(value: Any, fails: Callable[[Any], bool]) -> Any:
-    if isinstance(value, bytes | str):
-        return smaller(value, fails)
-    if isinstance(value, tuple) and isinstance(value[-1], bytes):
-        return (*value[:-1], smaller(value[-1], lambda less: fails((*value[:-1], less))))
-    if isinstance(value, tuple) and isinstance(value[0], bytes | str):
-        return (smaller(value[0], lambda less: fails((less, *value[1:]))), *value[1:])
-    return value
 
 
 def _show(name: str, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Files from strangers that would run code, read or write elsewhere, or never end: 30 of them, each with its command.
+"""Files from strangers that would run code, read or write elsewhere, or never end, beside those of the other tables.
 
 Code that ran would leave `marker` in the folder of the test; a name that escaped would leave `escaped`.
 """
@@ -14,13 +14,9 @@ from pathlib import Path
 
 import torch
 
-from faults.case import Case, Words
-from faults.data_cases import archive, data, described, gzip_bomb, script
-from faults.model_cases import Payload, config, pickled, pickled_adapter, sharded, template
-from faults.place import Place
+from faults.model_cases import Payload, config, sharded, template
+from faults.place import Case, Place, Prepare, Words, refused
 from faults.run_cases import raw, resumed
-
-Prepare = Callable[[Place], Words | None]
 
 
 def code_beside(place: Place, name: str) -> None:
@@ -131,69 +127,58 @@ TEMPLATES = {
     "grows": "{% set ns = namespace(x='a') %}{% for n in range(90) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
 }
 CASES = [
-    *(
-        Case("pickle", f"weights, {name}", pickled(name), 2, (name, "can run code"))
-        for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth")
-    ),
-    Case("pickle", "adapter", pickled_adapter, 2, ("pickled",)),
-    Case("pickle", "arguments beside the weights", planned(arguments_beside), 0, ("dry run",)),
-    Case("pickle", "distributed metadata", distributed, 2, ("pickled",)),
-    Case(
-        "pickle",
-        "for convert",
-        converted(lambda path, payload: path.write_bytes(pickle.dumps(payload))),
-        2,
-        ("asks for",),
-    ),
-    Case(
-        "pickle", "zip for convert", converted(lambda path, payload: torch.save({"w": payload}, path)), 2, ("asks for",)
-    ),
-    Case("archive", "tar for convert", converted(tarred), 2, ("tar",)),
-    Case("archive", "zip as data", data(archive(), "train.zip"), 2, ("train.zip",)),
-    Case("archive", "gzip bomb", gzip_bomb, 2, ("unpacks to more",)),
-    Case("config", "model code", planned(model_code), 0, ("dry run",)),
-    Case(
-        "config",
-        "code of an unknown family",
-        config(model_type="own", auto_map={"AutoConfig": "a--b.C"}),
-        2,
-        ("never run",),
-    ),
-    Case("config", "attention from a repository", config(_attn_implementation="a/b"), 2, ("names code",)),
-    Case("config", "other weights", planned(config(transformers_weights="../../x.bin")), 0, ("dry run",)),
-    Case("tokenizer", "code by auto_map", planned(tokenizer_code), 0, ("dry run",)),
-    Case("tokenizer", "code by its class", planned(tokenizer_class), 0, ("dry run",)),
-    Case("generation", "custom code", planned(generation_code), 0, ("dry run",)),
-    *(Case("template", name, template(source + CHATML), 2, ("own.jinja",)) for name, source in TEMPLATES.items()),
-    Case("names", "a shard above", sharded({"a": "../../x.safetensors"}), 2, ("outside its folder",)),
-    Case("names", "an absolute shard", sharded({"a": "/etc/passwd"}), 2, ("outside its folder",)),
-    Case("names", "a shard that is a link", linked_shard, 2, ("part.safetensors",)),
-    Case("names", "a manifest that points outside", resumed(manifest_outside), 4, ("outside its folder",), faults=4),
-    Case("names", "data above", described({"file_name": "../secret.json"}), 2, ("leaves the folder",)),
-    Case("names", "data behind a link", described({"file_name": "inside.json"}, link=True), 2, ("link out",)),
-    Case("names", "a name for a shell", shell_words, 0, ("dry run",)),
-    Case("script", "of a data set", script, 2, ("sets",)),
-    Case("yaml", "a tag", raw("seed: !!python/object/apply:os.system ['touch marker']\n"), 2, ("tag",)),
-    Case(
-        "yaml",
-        "an alias, of which a few make millions of values",
-        raw(ALIASES),
-        2,
-        ("alias *a38", "anchor &a39"),
+    *refused(
+        {
+            "SF-CONFIG-KEY": {
+                "run.yaml:15:1": {"an alias, of which a few make millions of values": raw(ALIASES)},
+            },
+        },
         faults=40 + 40 + 2 * 39,
     ),
-    Case(
-        "dialect",
-        "a tag",
-        translated("theirs.yaml", "stage: sft\nx: !!python/object/apply:os.system ['touch {folder}/marker']\n"),
-        2,
-        ("theirs.yaml",),
+    *refused(
+        {
+            "SF-MODEL-WEIGHTS": {
+                "base": {"distributed metadata": distributed},
+                "their/pytorch_model.bin": {
+                    "for convert": converted(lambda path, payload: path.write_bytes(pickle.dumps(payload))),
+                    "zip for convert": converted(lambda path, payload: torch.save({"w": payload}, path)),
+                    "tar for convert": converted(tarred),
+                },
+                "base/model.safetensors.index.json": {
+                    "a shard above": sharded({"a": "../../x.safetensors"}),
+                    "an absolute shard": sharded({"a": "/etc/passwd"}),
+                },
+                "base/part.safetensors": {"a shard that is a link": linked_shard},
+            },
+            "SF-TRANSLATE-COMMAND": {
+                "theirs.yaml": {
+                    "a tag": translated(
+                        "theirs.yaml", "stage: sft\nx: !!python/object/apply:os.system ['touch {folder}/marker']\n"
+                    )
+                },
+            },
+            "SF-TRANSLATE-SCRIPT": {
+                "theirs.py": {"a script": translated("theirs.py", "import os\nos.system('touch {folder}/marker')\n")},
+            },
+            "SF-DATA-TEMPLATE": {
+                "own.jinja:1": {**{name: template(source + CHATML) for name, source in TEMPLATES.items()}},
+            },
+        }
     ),
-    Case(
-        "dialect",
-        "a script",
-        translated("theirs.py", "import os\nos.system('touch {folder}/marker')\n"),
-        2,
-        ("theirs.py",),
+    *refused(
+        {
+            "SF-CHECKPOINT-DAMAGED": {
+                "out/checkpoint-6/MANIFEST.json": {"a manifest that points outside": resumed(manifest_outside)},
+            },
+        },
+        exit=4,
+        faults=4,
     ),
+    Case("arguments beside the weights", planned(arguments_beside), exit=0, shows=("dry run",)),
+    Case("model code", planned(model_code), exit=0, shows=("dry run",)),
+    Case("other weights", planned(config(transformers_weights="../../x.bin")), exit=0, shows=("dry run",)),
+    Case("code by auto_map", planned(tokenizer_code), exit=0, shows=("dry run",)),
+    Case("code by its class", planned(tokenizer_class), exit=0, shows=("dry run",)),
+    Case("custom code", planned(generation_code), exit=0, shows=("dry run",)),
+    Case("a name for a shell", shell_words, exit=0, shows=("dry run",)),
 ]

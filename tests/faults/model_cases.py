@@ -1,4 +1,4 @@
-"""Bad tokenizers and models: faults T4 to T13 and M1 to M18 of the catalogue."""
+"""Bad tokenizers and models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from faults.case import Case, Words
 from faults.data_cases import dry
-from faults.place import Place
+from faults.place import Case, Place, Prepare, Words, refused
 from surefoot.system.plain_files import MOST
 
-Prepare = Callable[[Place], Words | None]
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf")}
 QUERY = "model.layers.0.self_attn.q_proj.weight"
+PICKLED = ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt")
 NORM = "model.layers.1.input_layernorm.weight"
 
 
@@ -80,6 +79,10 @@ def bytes_of(change: Callable[[bytes], bytes]) -> Prepare:
         path.write_bytes(change(path.read_bytes()))
 
     return prepare
+
+
+def cut_at(eighths: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[: len(content) * eighths // 8]
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Prepare:
@@ -211,196 +214,189 @@ def unreachable(place: Place) -> None:
     place.change(model="some-org/some-model")
 
 
-MODELS = [
+CASES = [
+    *refused(
+        {
+            "SF-MODEL-KEYS": {
+                "base": {
+                    "a renamed tensor": weights(lambda own: own.update(more=own.pop(NORM))),
+                    "an encoder": config(model_type="bert"),
+                },
+            },
+        },
+        faults=2,
+    ),
+    *refused(
+        {
+            "SF-MODEL-WEIGHTS": {
+                "base/model-00001-of-00002.safetensors": {
+                    "a missing shard": sharded({"a": "model-00001-of-00002.safetensors"})
+                },
+                "base": {
+                    "no weights": without("model.safetensors"),
+                    **{f"pickled weights, {name}": pickled(name) for name in PICKLED},
+                },
+                "base/more.safetensors": {"other weights that are none": file("more.safetensors", b"\xff" * 64)},
+                "base/model.safetensors": {
+                    "a byte too many": bytes_of(lambda all: all + b"\0"),
+                    "nonsense for weights": bytes_of(lambda all: b"x" * len(all)),
+                    "a header that is no JSON": bytes_of(lambda all: all[:8] + b"x" * (len(all) - 8)),
+                    "a header nested without end": file(
+                        "model.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000
+                    ),
+                    "a shape that is not that of the data": header(lambda own: own[NORM].update(shape=[7])),
+                    "two tensors in one place": header(
+                        lambda own: own[NORM].update(data_offsets=own["model.norm.weight"]["data_offsets"])
+                    ),
+                    "an unknown type": header(lambda own: own[NORM].update(dtype="F99")),
+                    "negative places": header(lambda own: own[NORM].update(data_offsets=[-128, 0])),
+                    **{f"cut at {part}/8": bytes_of(cut_at(part)) for part in (0, 1, 4, 7)},
+                },
+            },
+            "SF-FILE-MISSING": {
+                "run.yaml:2:8: model.path": {
+                    "no folder": keys(model="./gone"),
+                    "no config.json": without("config.json"),
+                },
+                "run.yaml:9:13: data.template": {
+                    "a template file that is not there": keys(data={"template": "gone.jinja"})
+                },
+                "base/tokenizer.json": {"no tokenizer": without("tokenizer.json")},
+            },
+            "SF-ADAPTER-FIT": {
+                "out": {"pickled adapter": pickled_adapter},
+                "out/adapter_config.json": {
+                    "an adapter of another kind": adapter(peft_type="IA3"),
+                    "an adapter that altered its base": adapter(init_lora_weights="pissa"),
+                },
+                "out/adapter_model.safetensors": {"an adapter with another rank": adapter(r=9)},
+            },
+            "SF-MODEL-KEYS": {
+                "base": {
+                    "a missing tensor": weights(lambda own: own.pop(NORM)),
+                    "a tied config over two matrices": config(tie_word_embeddings=True),
+                    "more layers in the config": config(num_hidden_layers=3),
+                },
+                "base/model.safetensors": {
+                    "a surplus tensor": weights(lambda own: own.update(more=torch.ones(2))),
+                    "another width in the config": config(hidden_size=64, head_dim=16),
+                    "an adapter for another base": other_base,
+                },
+            },
+            "SF-MODEL-KIND": {
+                "base/config.json": {
+                    "heads that do not divide": config(num_attention_heads=7, head_dim=None),
+                    "a word for a number": config(hidden_size="wide"),
+                    "no layers": config(num_hidden_layers=0),
+                    "a negative width": config(intermediate_size=-64),
+                    "an unknown architecture": config(model_type="odd", auto_map={"AutoConfig": "odd.Odd"}),
+                    "no architecture": config(model_type=None),
+                    "a repository for attention": config(_attn_implementation="someone/kernels"),
+                    "the same, inside": config(text_config={"attn_implementation": "someone/kernels"}),
+                    "a repository for experts": config(experts_implementation="a/b"),
+                },
+            },
+            "SF-FILE-UNREADABLE": {
+                "base/config.json:1:16": {"config.json cut": file("config.json", '{"model_type": "lla')},
+                "base/config.json": {
+                    "config.json is a list": file("config.json", "[]"),
+                    "config.json in Latin-1": file("config.json", b'{"a": "\xe9"}'),
+                    "config.json with 5000 digits": file("config.json", '{"hidden_size": ' + "9" * 5000 + "}"),
+                    "config.json nested without end": file("config.json", '{"a": ' + "[" * 100_000),
+                },
+                "own.jinja": {
+                    "Jinja in Latin-1": lambda place: place.change(
+                        data={"template": str(place.text("own.jinja", "é".encode("latin-1")))}
+                    )
+                },
+                "base/tokenizer.json:1:11": {"tokenizer.json cut": file("tokenizer.json", '{"model": ')},
+                "base/tokenizer.json": {"a tokenizer.json of holes": holes("tokenizer.json")},
+                "base/tokenizer_config.json:1:2": {
+                    "tokenizer_config.json in pieces": file("tokenizer_config.json", "{")
+                },
+                "base/chat_template.jinja": {
+                    "a chat template that is no text": file("chat_template.jinja", b"\xff\xfe")
+                },
+            },
+            "SF-ADAPTER-TARGETS": {
+                "run.yaml:7:3: adapter.targets": {
+                    "targets that are not there": keys(adapter={"targets": ["q_prj"]}),
+                    "targets that are no linear layers": keys(adapter={"targets": ["norm"]}),
+                },
+                "run.yaml:7:3: adapter.modules_to_save": {
+                    "a module that is not there": keys(adapter={"modules_to_save": ["no_such"]})
+                },
+            },
+            "SF-CONFIG-CONFLICT": {
+                "run.yaml:13:9: precision.base": {
+                    "a frozen base and no adapter": keys(adapter=None, precision={"base": "bf16"})
+                },
+                "run.yaml:16:8: tokenizer.pad": {"a word for PAD": keys(tokenizer={"pad": "a"})},
+            },
+            "SF-TOKENIZER": {
+                "run.yaml:2:8: model": {"more tokens than rows": tokenizer(more_tokens)},
+                "run.yaml:16:8: tokenizer.pad": {"an unknown token for PAD": keys(tokenizer={"pad": "<nothing>"})},
+                "base/tokenizer.json": {
+                    "tokenizer.json without a vocabulary": file("tokenizer.json", "{}"),
+                    "a part that breaks its library off": tokenizer(broken_off),
+                    "a part that breaks it off later": tokenizer(in_nothing),
+                },
+                "base": {"ids that are words": tokenizer(lambda own: own["model"]["vocab"].update({"a": "x"}))},
+                "tokenizer": {
+                    "an end token that is nowhere": tokenizer(
+                        lambda own: own.update(eos_token="<end>"), "tokenizer_config.json"
+                    )
+                },
+            },
+            "SF-DATA-TEMPLATE": {
+                "run.yaml:9:13: data.template": {
+                    "no chat template": no_template,
+                    "an unknown template": keys(data={"template": "lama3"}),
+                },
+                "own.jinja:2": {
+                    "broken Jinja": template("{% for m in messages %}\n{{ m.content"),
+                    "Jinja that fails": template("\n{{ messages[0].no.such }}"),
+                },
+                "own.jinja": {"Jinja that prints nothing": template("nothing")},
+            },
+            "SF-DATA-ROW": {
+                "train.jsonl:1": {"a template that drops the beginning": history_stripped},
+            },
+            "SF-MODEL-NUMBERS": {
+                **{
+                    f"base/model.safetensors: {name}": {
+                        f"{word} in {name}": put(name, value) for word, value in NOT_FINITE.items()
+                    }
+                    for name in (QUERY, NORM, "lm_head.weight")
+                },
+            },
+        }
+    ),
+    *refused(
+        {
+            "SF-HUB-OFFLINE": {
+                "some-org/some-model": {"offline without a copy": offline, "nobody answers": unreachable},
+            },
+        },
+        exit=3,
+    ),
+    Case("a FIFO beside the weights", dry(fifo_beside), exit=0, shows=("dry run",)),
     Case(
-        "M1",
-        "a missing shard",
-        sharded({"a": "model-00001-of-00002.safetensors"}),
-        2,
-        ("model-00001-of-00002.safetensors", "missing", "download"),
-    ),
-    Case("M1", "no weights", without("model.safetensors"), 2, ("base", "no weights", "model.safetensors")),
-    Case("M1", "no folder", keys(model="./gone"), 2, ("run.yaml:", "model.path", "does not exist")),
-    Case("M1", "no config.json", without("config.json"), 2, ("model.path", "no config.json")),
-    *(
-        Case(
-            "M2",
-            f"weights cut at {eighth}/8",
-            bytes_of(lambda all, eighth=eighth: all[: len(all) * eighth // 8]),
-            2,
-            ("model.safetensors", "damaged", "expected", "download"),
-        )
-        for eighth in (0, 1, 4, 7)
-    ),
-    Case("M2", "other weights that are none", file("more.safetensors", b"\xff" * 64), 2, ("more.safetensors",)),
-    Case("M2", "a FIFO beside the weights", dry(fifo_beside), 0, ("dry run",)),
-    Case("M2", "a byte too many", bytes_of(lambda all: all + b"\0"), 2, ("model.safetensors", "expected")),
-    Case("M2", "nonsense for weights", bytes_of(lambda all: b"x" * len(all)), 2, ("model.safetensors", "damaged")),
-    Case(
-        "M2",
-        "a header that is no JSON",
-        bytes_of(lambda all: all[:8] + b"x" * (len(all) - 8)),
-        2,
-        ("model.safetensors", "not a safetensors file"),
-    ),
-    Case(
-        "M2",
-        "a header nested without end",
-        file("model.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000),
-        2,
-        ("model.safetensors", "not a safetensors file"),
-    ),
-    Case(
-        "M2",
-        "a shape that is not that of the data",
-        header(lambda own: own[NORM].update(shape=[7])),
-        2,
-        ("model.safetensors",),
-    ),
-    Case(
-        "M2",
-        "two tensors in one place",
-        header(lambda own: own[NORM].update(data_offsets=own["model.norm.weight"]["data_offsets"])),
-        2,
-        ("model.safetensors",),
-    ),
-    Case("M2", "an unknown type", header(lambda own: own[NORM].update(dtype="F99")), 2, ("model.safetensors",)),
-    Case(
-        "M2", "negative places", header(lambda own: own[NORM].update(data_offsets=[-128, 0])), 2, ("model.safetensors",)
-    ),
-    *(
-        Case("M4", f"pickled weights, {name}", pickled(name), 2, (name, "can run code", "surefoot convert"))
-        for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "model.ckpt")
-    ),
-    Case("M4", "pickled adapter", pickled_adapter, 2, ("out", "pickled", "surefoot convert")),
-    Case(
-        "M6",
         "matrices of q, k and v in one",
         dry(weights(fused)),
-        0,
-        ("is in another layout (fused)", "read through rules"),
+        exit=0,
+        shows=("is in another layout (fused)", "read through rules"),
     ),
     Case(
-        "M7",
         "names from under an adapter",
         dry(weights(from_under_an_adapter)),
-        0,
-        ("is in another layout (base-layer)", "read through rules"),
-    ),
-    Case("M8", "a missing tensor", weights(lambda own: own.pop(NORM)), 2, (NORM,)),
-    Case("M8", "a surplus tensor", weights(lambda own: own.update(more=torch.ones(2))), 2, ("more",)),
-    Case("M8", "a renamed tensor", weights(lambda own: own.update(more=own.pop(NORM))), 2, (NORM,), faults=2),
-    Case(
-        "M9",
-        "a tied config over two matrices",
-        config(tie_word_embeddings=True),
-        2,
-        ("base", "output head", "tie_word_embeddings"),
-    ),
-    Case("M10", "another width in the config", config(hidden_size=64, head_dim=16), 2, ("base",)),
-    Case("M10", "more layers in the config", config(num_hidden_layers=3), 2, ("model.layers.2",)),
-    Case("M10", "heads that do not divide", config(num_attention_heads=7, head_dim=None), 2, ("config.json",)),
-    Case("M10", "a word for a number", config(hidden_size="wide"), 2, ("config.json", "hidden_size")),
-    Case("M10", "no layers", config(num_hidden_layers=0), 2, ("config.json",)),
-    Case("M10", "a negative width", config(intermediate_size=-64), 2, ("config.json",)),
-    Case("M10", "config.json cut", file("config.json", '{"model_type": "lla'), 2, ("config.json:1:", "not JSON")),
-    Case("M10", "config.json is a list", file("config.json", "[]"), 2, ("config.json", "not an object")),
-    Case("M10", "config.json in Latin-1", file("config.json", b'{"a": "\xe9"}'), 2, ("config.json", "read")),
-    Case(
-        "M10",
-        "config.json with 5000 digits",
-        file("config.json", '{"hidden_size": ' + "9" * 5000 + "}"),
-        2,
-        ("config.json",),
-    ),
-    Case("M10", "config.json nested without end", file("config.json", '{"a": ' + "[" * 100_000), 2, ("config.json",)),
-    *(
-        Case("M11", f"{word} in {where}", put(where, value), 2, (where, "NaN"))
-        for word, value in NOT_FINITE.items()
-        for where in (QUERY, NORM, "lm_head.weight")
-    ),
-    Case("M13", "offline without a copy", offline, 3, ("some-org/some-model", "HF_HUB_OFFLINE")),
-    Case("M13", "nobody answers", unreachable, 3, ("some-org/some-model",)),
-    Case("M14", "an adapter for another base", other_base, 2, ("base",)),
-    Case("M14", "an adapter of another kind", adapter(peft_type="IA3"), 2, ("adapter_config.json", "IA3", "LoRA")),
-    Case("M14", "an adapter with another rank", adapter(r=9), 2, ("out",)),
-    Case("M14", "an adapter that altered its base", adapter(init_lora_weights="pissa"), 2, ("pissa", "convert it")),
-    Case(
-        "M15",
-        "an unknown architecture",
-        config(model_type="odd", auto_map={"AutoConfig": "odd.Odd"}),
-        2,
-        ("config.json", "odd", "never run"),
-    ),
-    Case("M15", "no architecture", config(model_type=None), 2, ("config.json", "model_type")),
-    Case("M15", "an encoder", config(model_type="bert"), 2, ("base", "missing"), faults=2),
-    Case(
-        "M16",
-        "a repository for attention",
-        config(_attn_implementation="someone/kernels"),
-        2,
-        ("config.json", "_attn_implementation", "names code", "delete"),
+        exit=0,
+        shows=("is in another layout (base-layer)", "read through rules"),
     ),
     Case(
-        "M16",
-        "the same, inside",
-        config(text_config={"attn_implementation": "someone/kernels"}),
-        2,
-        ("config.json", "names code", "delete"),
-    ),
-    Case("M16", "a repository for experts", config(experts_implementation="a/b"), 2, ("config.json", "names code")),
-    Case("M17", "targets that are not there", keys(adapter={"targets": ["q_prj"]}), 2, ("adapter.targets", "q_proj")),
-    Case("M17", "targets that are no linear layers", keys(adapter={"targets": ["norm"]}), 2, ("adapter.targets",)),
-    Case(
-        "M17",
-        "a module that is not there",
-        keys(adapter={"modules_to_save": ["no_such"]}),
-        2,
-        ("adapter.modules_to_save", "lm_head"),
-    ),
-    Case("M18", "a frozen base and no adapter", keys(adapter=None, precision={"base": "bf16"}), 2, ("precision.base",)),
-]
-TOKENIZERS = [
-    Case("T4", "more tokens than rows", tokenizer(more_tokens), 2, ("tokenizer", "row")),
-    Case(
-        "T6",
         "added rows over a frozen embedding are saved",
         keys(tokenizer={"pad": "add"}, duration="1 step"),
-        0,
-        (),
+        exit=0,
         writes=True,
     ),
-    Case("T7", "no chat template", no_template, 2, ("data.template", "alpaca")),
-    Case("T7", "an unknown template", keys(data={"template": "lama3"}), 2, ("data.template", "llama3")),
-    Case("T7", "a template file that is not there", keys(data={"template": "gone.jinja"}), 2, ("gone.jinja",)),
-    Case("T8", "broken Jinja", template("{% for m in messages %}\n{{ m.content"), 2, ("own.jinja:2",)),
-    Case("T8", "Jinja that fails", template("\n{{ messages[0].no.such }}"), 2, ("own.jinja:2",)),
-    Case("T8", "Jinja that prints nothing", template("nothing"), 2, ("own.jinja", "print every turn")),
-    Case(
-        "T8",
-        "Jinja in Latin-1",
-        lambda place: place.change(data={"template": str(place.text("own.jinja", "é".encode("latin-1")))}),
-        2,
-        ("own.jinja",),
-    ),
-    Case("T11", "a template that drops the beginning", history_stripped, 2, ("template", "every turn")),
-    Case("T13", "a word for PAD", keys(tokenizer={"pad": "a"}), 2, ("tokenizer.pad",)),
-    Case("T13", "an unknown token for PAD", keys(tokenizer={"pad": "<nothing>"}), 2, ("tokenizer.pad",)),
-    Case("T13", "no tokenizer", without("tokenizer.json"), 2, ("tokenizer.json", "save_pretrained")),
-    Case("T13", "tokenizer.json cut", file("tokenizer.json", '{"model": '), 2, ("tokenizer.json",)),
-    Case("T13", "tokenizer.json without a vocabulary", file("tokenizer.json", "{}"), 2, ("tokenizer.json", "vocab")),
-    Case("T13", "ids that are words", tokenizer(lambda own: own["model"]["vocab"].update({"a": "x"})), 2, ("base",)),
-    Case("T13", "a tokenizer.json of holes", holes("tokenizer.json"), 2, ("tokenizer.json", "is larger than 512 MiB")),
-    Case("T13", "a part that breaks its library off", tokenizer(broken_off), 2, ("tokenizer.json", "break off")),
-    Case("T13", "a part that breaks it off later", tokenizer(in_nothing), 2, ("tokenizer.json", "break off")),
-    Case("T13", "tokenizer_config.json in pieces", file("tokenizer_config.json", "{"), 2, ("tokenizer_config.json",)),
-    Case("T13", "a chat template that is no text", file("chat_template.jinja", b"\xff\xfe"), 2, ("base",)),
-    Case(
-        "T13",
-        "an end token that is nowhere",
-        tokenizer(lambda own: own.update(eos_token="<end>"), "tokenizer_config.json"),
-        2,
-        ("eos",),
-    ),
 ]
-CASES = [*MODELS, *TOKENIZERS]

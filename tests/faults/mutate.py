@@ -1,4 +1,4 @@
-"""Good inputs changed at random, fast: tens of thousands a second, where hypothesis draws a thousand.
+"""Good inputs changed at random, fast: tens of thousands a second.
 
     mutated(random.Random(7), [b"a: 1\\n", b"b: [2]\\n"], [b"&x", b"!!"])
 
@@ -10,7 +10,7 @@ word replaced. `mutated_tree` does the like to values, `mutated_words` to the wo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -89,22 +89,6 @@ def mutated_words(draw: Random, good: Sequence[Sequence[str]], odd: Sequence[str
             other = draw.randrange(len(words))
             words[at], words[other] = words[other], words[at]
     return words
-
-
-def smaller(value: bytes | str, fails: Callable[[Any], bool], tries: int = 400) -> bytes | str:
-    """A part of `value` that still fails: stretches are taken out for as long as it does."""
-    size = len(value) // 2
-    while size and tries > 0:
-        at = 0
-        while at < len(value) and tries > 0:
-            less = value[:at] + value[at + size :]
-            tries -= 1
-            if fails(less):
-                value = less
-            else:
-                at += size
-        size //= 2
-    return value
 
 
 def _copied(value: Any) -> Any:

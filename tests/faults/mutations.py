@@ -136,7 +136,6 @@ def mutate_once(trial: Trial) -> str:
         save(run, step)
     chosen = draw.choice(_files(run / "checkpoint-2"))
     what = draw.choice(sorted(MUTATIONS))
-    trial.row, trial.drawn["file"] = what, chosen.name
     MUTATIONS[what](chosen, draw)
     try:
         found = loaded(run)

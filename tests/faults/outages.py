@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from faults.breaks import broken
 from faults.histories import loaded, recovered, save
 from faults.power import EXACT, WAYS, Operation, Recording, disk_after, lose_power
-from faults.records import Record, add
 from faults.trials import Trial
 from surefoot.commands.main import main
 from surefoot.report.journal import salvage
@@ -111,7 +110,6 @@ def start_of_publication(outage: Outage) -> int:
 def fail_once(outage: Outage, trial: Trial) -> str:
     """Power fails after a random operation; returns "" or what is wrong with what is found then."""
     count, way = trial.draw.randint(0, len(outage.log)), trial.draw.choice(WAYS)
-    trial.row, trial.drawn["operation"] = f"{outage.name}, {way}", count
     return _fail(outage, count, way, trial.draw, trial.folder)
 
 
@@ -119,12 +117,8 @@ def fail_everywhere(outage: Outage, folder: Path, first: int = 0) -> list[str]:
     """Power fails, or the process is killed, after each operation from `first` on; chance has no part in it."""
     draw = random.Random(0)  # unused by these ways
     places = [(way, count) for way in EXACT for count in range(first, len(outage.log) + 1)]
-    found = {(way, count): _fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places}
-    for (way, count), wrong in found.items():
-        add(
-            Record("power failure after each operation", f"{outage.name}, {way}", None, 0.0, wrong, drawn={"at": count})
-        )
-    return [wrong for wrong in found.values() if wrong]
+    found = (_fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places)
+    return [wrong for wrong in found if wrong]
 
 
 def _fail(outage: Outage, count: int, way: str, draw: random.Random, to: Path) -> str:

@@ -1,16 +1,8 @@
-"""What readers of other people's files are given: good ones that were damaged, and texts of the right letters."""
+"""Pieces that mean something to readers of other people's files, and inputs that are known to be hard."""
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterator
-from typing import Any
-
-from helpers.other_tools import COMMANDS, FILES
-from hypothesis import strategies as st
-
-from helpers.configs import ANYTHING
+from interop.documented import FILES
 
 NESTED, HUGE = b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"
 DIGITS = "9" * 5000  # more than Python makes a number of
@@ -19,14 +11,10 @@ _PIECES = (
 )
 _BETWEEN = ["\x00", "\n", "\t", "\r", "\ufeff", ": ", "- ", "9" * 40]
 PIECES = [piece.encode() for piece in [*_PIECES.split(), *_BETWEEN]] + [b"\xff"]
-INSERTED = st.sampled_from(PIECES)
 _WORDS = """- -- --- = --= -m -c --x --seed --seed= --learning_rate --bf16 nan inf -1 1e999 ² ٣ { [ [] {} a=b =b NAME=
     WORLD_SIZE=² CUDA_VISIBLE_DEVICES=² deepspeed python torchrun accelerate launch --num_gpus --num_processes
     --nproc_per_node --config_file --deepspeed lora.yml lora.yaml simple_finetune.py true None a.b.c=1"""
 WORDS = [*_WORDS.split(), "", "\x00", "\ud800", DIGITS, f"WORLD_SIZE={DIGITS}", f"--seed={DIGITS}"]
-ODD_WORDS = st.text(max_size=6) | st.sampled_from(WORDS)
-JSON_LIKE = st.text(alphabet='{}[]",:\\\n\t abuvx019.-eENIa\ufeff\ud7ff', max_size=80).map(str.encode)
-YAML_LIKE = st.text(alphabet="ab:-?[]{}!&*|>'\"%@#,.~<0 1e+\n\t", max_size=80).map(str.encode)
 _JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_endfor_%} {%_endif_%} {# #}
     _for_m_in_messages_ _endfor_ _if_ _endif_ _set_x_=_
     _messages_ [0] [-1:] .content m['role'] _|_ trim join tojson replace('a','b')
@@ -35,72 +23,11 @@ _JINJA = """{% %} {{ }} {{_ _}} {%_if_messages_%} {%_for_m_in_messages_%} {%_end
     defined _dict _break_ _continue_ raise_exception('a') strftime_now('%Y') {%_generation_%} {%_endgeneration_%}
     bos_token .format(1) .split('') |int |float |round(999)"""
 JINJA = [*(piece.replace("_", " ") for piece in _JINJA.split()), "bos_token", "__class__", "\n"]
-JINJA_LIKE = st.lists(st.sampled_from(JINJA), max_size=14).map("".join)
 _OVERRIDES = """seed=1 data.train[0].weight=1 data.train.9.weight=1 optim.lr=[ = a.b.c=1 .=1 data.train.²=1 [0]=1 0=1
     data.0=1 optim.betas.0=x batch={size:1} adapter=none data=1"""
 OVERRIDE_WORDS = [*_OVERRIDES.split(), f"optim.betas.{DIGITS}=1"]
-OVERRIDES = st.just("") | st.text(max_size=12) | st.sampled_from(OVERRIDE_WORDS)
-GROUPS = st.sampled_from(["data", "optim", "adapter", "batch", "bos", "stage", "duration", "ppo", "guard", "parallel"])
 
 
-def damaged(good: bytes) -> st.SearchStrategy[bytes]:
-    """As it is, cut, with bytes replaced, with a stretch taken out or repeated, or with something put in."""
-    places = st.integers(0, len(good) - 1)
-    return st.one_of(
-        st.just(good),
-        places.map(lambda end: good[:end]),
-        st.tuples(places, st.binary(min_size=1, max_size=4)).map(
-            lambda change: good[: change[0]] + change[1] + good[change[0] + len(change[1]) :]
-        ),
-        st.tuples(places, places).map(lambda ends: good[: ends[0]] + good[ends[1] :]),
-        st.tuples(places, places, INSERTED).map(lambda cut: good[: cut[0]] + cut[2] + good[max(cut[:2]) :]),
-    )
-
-
-def damaged_text(good: str) -> st.SearchStrategy[str]:
-    return damaged(good.encode()).map(lambda content: content.decode("utf-8", "replace"))
-
-
-def damaged_json(good: Any) -> st.SearchStrategy[bytes]:
-    """The text damaged, or one value, at any depth, another one or gone."""
-    places = st.sampled_from(list(_places(good)))
-    other = st.tuples(places, ANYTHING, st.booleans()).map(lambda change: json.dumps(_changed(good, *change)).encode())
-    return damaged(json.dumps(good).encode()) | other
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, held in items:
-        yield from _places(held, (*path, key))
-
-
-def _changed(value: Any, path: tuple[Any, ...], new: Any, gone: bool) -> Any:
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    if len(path) == 1 and gone:
-        del copy[path[0]]
-    else:
-        copy[path[0]] = _changed(value[path[0]], path[1:], new, gone)
-    return copy
-
-
-def other_words(words: list[str]) -> st.SearchStrategy[list[str]]:
-    """A command with a word left out, another one, one more, or another value behind the =."""
-    places = st.tuples(st.integers(0, len(words) - 1), ODD_WORDS | st.sampled_from(words))
-    return st.one_of(
-        places.map(lambda at: words[: at[0]] + words[at[0] + 1 :]),
-        places.map(lambda at: [*words[: at[0]], at[1], *words[at[0] + 1 :]]),
-        places.map(lambda at: [*words[: at[0]], at[1], *words[at[0] :]]),
-        places.map(lambda at: [*words[: at[0]], f"{words[at[0]].partition('=')[0]}={at[1]}", *words[at[0] + 1 :]]),
-    )
-
-
-OTHER_COMMANDS = st.one_of(other_words(shlex.split(words)) for words in COMMANDS.values())
-OTHER_FILES = st.one_of(
-    st.tuples(st.just(name), damaged(text.encode())) for name, text in FILES.items() if not name.endswith(".py")
-)
 SCRIPTS = [text for name, text in FILES.items() if name.endswith(".py")]
 
 

@@ -35,6 +35,43 @@ JUDGED = [{"prompt": f"Say {word}.", "completion": word, "label": number % 2 == 
 PROMPTS = [{"prompt": f"Say {word}."} for word in WORDS]
 
 
+Words = list[str]
+Prepare = Callable[["Place"], Words | None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input, and what the command must say of it.
+
+    name: of the test.
+    prepare: spoils one thing in a Place and returns the words of the command; None is `train run.yaml`.
+    code, where: of the first fault that is printed; both "" where the command succeeds.
+    exit: code of the exit.
+    faults: how many are printed.
+    writes: whether the command may leave something behind.
+    shows: what the output of a command that succeeds must hold.
+    """
+
+    name: str
+    prepare: Prepare
+    code: str = ""
+    where: str = ""
+    exit: int = 2
+    faults: int = 1
+    writes: bool = False
+    shows: tuple[str, ...] = ()
+
+
+def refused(table: Mapping[str, Mapping[str, Mapping[str, Prepare]]], **more: Any) -> list[Case]:
+    """table: code -> place of the fault -> name -> prepare. more: other fields of these cases."""
+    return [
+        Case(name, prepare, code, where, **more)
+        for code, places in table.items()
+        for where, inputs in places.items()
+        for name, prepare in inputs.items()
+    ]
+
+
 @dataclass
 class Place:
     """base: a model folder, which `own_base` copies before a test may change it. run: a finished run of 6 steps with

@@ -42,7 +42,6 @@ def poison_once(trial: Trial) -> str:
     for step in range(1, bad):
         take(engine, step)
     before, where = bits(engine), draw.choice(PLACES)
-    trial.row, trial.drawn["step"] = where, bad
     report = _poisoned_step(engine, bad, where, draw)
     told = (report.loss, report.grad_norm)
     if report.decision != "non_finite":
@@ -104,7 +103,6 @@ def poison_moment_once(trial: Trial) -> str:
     name, entry = draw.choice(["hidden.weight", "head.weight", "hidden.bias"]), draw.choice(["exp_avg", "exp_avg_sq"])
     moment = engine.optimizer.state[engine.parameters[name]][entry]
     place = draw.randrange(moment.numel())
-    trial.row, trial.drawn["step"] = f"{name}, {entry}", bad
     before, good = bits(engine), moment.flatten()[place].item()
     moment.flatten()[place] = draw.choice(VALUES)
     report = take(engine, bad)

@@ -12,9 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from helpers.other_tools import FILES
-
 from helpers.converted_records import convert
+from interop.documented import FILES
 from surefoot.commands.tune.attempt import Journal
 from surefoot.config.load import check_values, load_config
 from surefoot.data.chat import render as chat_jinja

@@ -19,7 +19,6 @@ from surefoot.training.manifest import MANIFEST
 
 KILLED, STOPPED = -9, 75
 GRACE = 30.0  # seconds that a run has to save what it has, as preempting machines give it
-SLOWEST = "longest from signal to end, s"
 _LATER = {"save": 0.005, "update": 0.02, "write": 0.02}  # seconds, at most, that a signal comes after its place
 _MOST = {"save": 45, "update": 2 * STEPS, "write": 250}  # of the smallest whole run: flushes and renames of its three
 # saves; micro-batches; writes from the first of the command to the publication
@@ -40,7 +39,6 @@ class _Signalling:
 
     def _begin(self, trial: Trial) -> tuple[tuple[str, str, str], str, Path]:
         combination = self.combinations[trial.seed % len(self.combinations)]
-        trial.row = ", ".join(combination)
         return combination, self.runs.config(combination, trial.folder), trial.folder.with_suffix(".txt")
 
 
@@ -57,9 +55,6 @@ class Killing(_Signalling):
         combination, config, log = self._begin(trial)
         straight, where = self.runs.straight(combination), log.with_suffix(".where")
         plan = [random_kill(trial.draw) for _ in range(trial.draw.randint(1, self.most))]
-        trial.counts["kills"] = 0
-        trial.counts.update(dict.fromkeys(run_position.PARTS, 0))
-        trial.drawn["kills"] = plan
         for kill in plan:
             code = self.runs.server.run(["train", config, "--resume"], log, kill, where=where)
             if code == 0:
@@ -68,7 +63,6 @@ class Killing(_Signalling):
                 return f"{plan}: exit {code}: {log.read_text()[-2000:]}"
             kill["fell"] = run_position.read(where).killed_in
             self.kills[kill["fell"]] += 1
-            trial.counts.update(["kills", kill["fell"]])
             if any(not (one.folder / MANIFEST).is_file() for one in list_checkpoints(trial.folder)):
                 return f"{plan}: a checkpoint was visible before it was finished"
         code = self.runs.server.run(["train", config, "--resume"], log)
@@ -98,21 +92,16 @@ class Stopping(_Signalling):
         kill = {"at": place, "n": trial.draw.randint(1, _MOST[place]), "delay": delay, "number": signal.SIGTERM}
         code = self.runs.server.run(["train", config], log, kill, where=where)
         ended, found = time.monotonic(), run_position.read(where)
-        trial.drawn["signal"] = {**kill, "fell": found.asked_in}
-        trial.counts["exit 75"] = int(code == STOPPED)
-        trial.counts["exit 0"] = int(code == 0)
-        trial.counts.update(dict.fromkeys(run_position.PARTS, 0))
-        if found.asked_at is not None:
-            trial.counts[found.asked_in] += 1
-            trial.longest[SLOWEST] = round(ended - found.asked_at, 3)
+        drawn = {**kill, "fell": found.asked_in}
+        waited = 0.0 if found.asked_at is None else ended - found.asked_at
         if code != STOPPED and not (is_over(found) and code == 0):
-            return f"{trial.drawn}: exit {code}: {log.read_text()[-2000:]}"
-        if trial.longest.get(SLOWEST, 0.0) > GRACE:
-            return f"{trial.drawn}: {trial.longest[SLOWEST]} s from the signal to the end"
+            return f"{drawn}: exit {code}: {log.read_text()[-2000:]}"
+        if waited > GRACE:
+            return f"{drawn}: {waited:.3f} s from the signal to the end"
         checkpoint, rejected = newest_verified(trial.folder)
         if (checkpoint is None and found.asked_in != run_position.BEFORE) or rejected:
-            return f"{trial.drawn}: {checkpoint}, {rejected}"
+            return f"{drawn}: {checkpoint}, {rejected}"
         if code == STOPPED and self.runs.server.run(["train", config, "--resume"], log) != 0:
-            return f"{trial.drawn}: resumed, it failed: {log.read_text()[-2000:]}"
+            return f"{drawn}: resumed, it failed: {log.read_text()[-2000:]}"
         differences = compare_folders(straight, trial.folder)
-        return f"{trial.drawn}: {differences[:3]}" if differences else ""
+        return f"{drawn}: {differences[:3]}" if differences else ""

@@ -1,51 +1,119 @@
-"""Every bad input of the catalogue: the right exit code, one line with the place and the way out, nothing written."""
+"""Bad and hostile inputs: the right exit code, one line with code and place, nothing written, run or left outside."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
+from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
+from jinja2 import Environment
+from safetensors.torch import load_file
 
-from faults.case import Case
-from faults.data_cases import CASES as DATA
-from faults.model_cases import CASES as MODELS
-from faults.place import Place
-from faults.run_cases import CASES as RUNS
+from faults import data_cases, hostile_cases, model_cases, run_cases
+from faults.model_cases import Payload, from_under_an_adapter, fused
+from faults.place import ROWS, Case, Place
+from faults.run_cases import raising
+from helpers.tiers import representatives
+from surefoot.data.chat import sandbox
+from surefoot.training.checkpoint import list_checkpoints
 
-CASES = [*DATA, *MODELS, *RUNS]
+CASES = [*data_cases.CASES, *model_cases.CASES, *run_cases.CASES, *hostile_cases.CASES]
 MOST = 700  # characters of an output that a failing test shows
 
 
-def check(case: Case, result: Result, before: dict[str, str], after: dict[str, str]) -> None:
+def check(case: Case, place: Place, result: Result, before: dict[str, str]) -> None:
     seen = result.stderr[-MOST:] or result.stdout[-MOST:]
-    assert result.exit_code == case.code, seen
+    assert result.exit_code == case.exit, seen
     assert "Traceback" not in result.output, seen
     errors = re.findall(r"^(?:\S.*: )?error: .*$", result.stderr, re.MULTILINE)
-    assert len(errors) == (case.faults if case.code not in (0, 75) else 0), seen
-    text = "\n".join(errors) or result.output
-    missing = [words for words in case.says if words not in text]
-    assert not missing, seen
+    assert len(errors) == (case.faults if case.exit not in (0, 75) else 0), seen
+    assert all(shown in result.output for shown in case.shows), seen
+    if errors:
+        first = errors[0].removeprefix("error: ").replace(": error: ", ": ")  # of a line in a file, or of anything else
+        for folder in (place.folder, place.base.parent):
+            first = first.replace(f"{folder}/", "").replace(f"{folder}:", ".:")
+        assert re.match(rf"{re.escape(case.where)}(?![\w:]\d|\w)", first), seen
+        assert first.endswith(f" [{case.code}]" if case.code else "."), seen
     if not case.writes:
-        assert after == before
+        assert place.snapshot() == before
+    assert left(place) == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def left(place: Place) -> list[Path]:
+    """What ran or escaped. Above the folder only what lies beside it: the folders of all other tests are there too."""
+    seen = [*place.folder.parent.iterdir(), *place.folder.rglob("*")]
+    return [path for path in seen if path.name in ("marker", "escaped", "escaped.json")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_refused(case: Case, place: Place) -> None:
+    place.patch.setattr(sandbox, "STEPS", 50_000)  # a template without end is stopped sooner
     words = case.prepare(place) or ["train", place.config()]
     before = place.snapshot()
-    result = place.call(*words)
-    check(case, result, before, place.snapshot())
+    check(case, place, place.call(*words), before)
 
 
-def test_the_table_is_long_and_names_every_case_once() -> None:
-    assert len({case.id for case in CASES}) == len(CASES) >= 120
+def test_the_tables_are_long_and_name_every_case_once() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 280
 
 
-def test_twin_what_is_written_or_said_otherwise_is_noticed(place: Place) -> None:
-    case = next(case for case in CASES if case.id == "D3: empty file")
+@pytest.mark.parametrize("other", [{"code": "SF-DATA-ROW"}, {"where": "train.json"}, {"exit": 3}, {"faults": 2}])
+def test_twin_another_code_place_or_number_is_noticed(place: Place, other: dict[str, object]) -> None:
+    case = next(case for case in CASES if case.name == "empty file")
+    case.prepare(place)
+    config = place.config()
+    before, result = place.snapshot(), place.call("train", config)
+    check(case, place, result, before)
+    with pytest.raises(AssertionError):
+        check(Case(**(vars(case) | other)), place, result, before)
+
+
+def test_twin_what_is_written_or_runs_is_noticed(place: Place) -> None:
+    case = next(case for case in CASES if case.name == "empty file")
     case.prepare(place)
     before = place.snapshot()
-    result = place.call("train", place.config())
     with pytest.raises(AssertionError):
-        check(case, result, before, place.snapshot())  # run.yaml is new
+        check(case, place, place.call("train", place.config()), before)  # run.yaml is new
+    pickle.loads(pickle.dumps(Payload(place.folder / "marker")))  # opened by a plain library it does run
+    assert left(place) == [place.folder / "marker"]
+    assert "os" in Environment().from_string("{{ lipsum.__globals__['os'] }}").render()
+
+
+def test_the_last_line_cut_at_every_byte_is_named(place: Place) -> None:
+    """All of it gone, or its end of line alone, is a whole file of one record less, or of as many."""
+    lines = [json.dumps(row, ensure_ascii=False).encode() for row in [*ROWS[:1], {**ROWS[1], "output": "ä 😀"}]]
+    path = place.text("train.jsonl", b"")
+    place.change(data={"train": str(path)})
+    config = place.config()
+    for cut in range(1, len(lines[1])):
+        path.write_bytes(lines[0] + b"\n" + lines[1][:cut])
+        result = place.call("train", config)
+        assert result.exit_code == 2, cut
+        (line,) = (line for line in result.stderr.splitlines() if "error: " in line)
+        assert "train.jsonl:2" in line, cut
+    assert not (place.folder / "out").exists()
+
+
+@pytest.mark.parametrize("change", representatives([fused, from_under_an_adapter], fused))
+def test_a_base_in_another_layout_trains_to_the_same_bits(place: Place, change) -> None:
+    place.weights(change)
+    result = place.call("train", place.config())
+    assert result.exit_code == 0, result.output
+    found, expected = (load_file(run / "adapter_model.safetensors") for run in (place.folder / "out", place.run))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_a_device_that_fails_saves_nothing_of_its_step(place: Place) -> None:
+    run = place.own_run()
+    raising(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), step=9)(place)
+    result = place.call("train", place.config(), "--resume", "duration=12 steps")
+    assert result.exit_code == 3
+    assert max(checkpoint.step for checkpoint in list_checkpoints(run)) == 8
+    place.patch.undo()
+    assert place.call("train", place.config(), "--resume", "duration=12 steps").exit_code == 0
+    assert max(checkpoint.step for checkpoint in list_checkpoints(run)) == 12

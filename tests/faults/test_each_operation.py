@@ -8,10 +8,8 @@ from functools import partial
 
 import pytest
 
-from faults.faulty_disk import KINDS, FaultyDisk, Killed, copy_of, operations_of
+from faults.faulty_disk import FaultyDisk, Killed, copy_of, operations_of
 from faults.histories import HISTORIES, engine_after, loaded, outcome, recovered, save
-from faults.records import Record, add
-from faults.trials import processor_seconds
 from helpers.tiers import diagonal
 from surefoot.system import disk, durable
 from surefoot.system.errors import EnvironmentFault
@@ -50,27 +48,18 @@ def trials(name, kind, prepared, folder):
         yield number, operations[number - 1], run, raised
 
 
-def told(name, fault, count, started):
-    seconds = processor_seconds() - started
-    add(Record("each operation of a save", name, seconds=seconds, trials=count, counts={fault: count}))
-
-
 @pytest.mark.parametrize(("name", "kind"), diagonal(HISTORIES, ["kill", "torn"]))
 def test_a_kill_at_any_operation_leaves_the_older_or_the_newer(name, kind, prepared, tmp_path):
-    count, started = 0, processor_seconds()
     for number, operation, run, raised in trials(name, kind, prepared, tmp_path):
         assert isinstance(raised, Killed), (number, operation)
         wrong = outcome(run, HISTORIES[name])
         assert not wrong, f"killed at {number} ({operation}): {wrong}"
         assert not [path for path in run.iterdir() if path.name.endswith(".tmp")]
-        count += 1
-    told(name, KINDS[kind], count, started)
 
 
 @pytest.mark.parametrize(("name", "kind"), diagonal(HISTORIES, ["full", "broken", "short"]))
 def test_a_disk_that_fails_at_any_operation_is_exit_3_and_costs_nothing(name, kind, prepared, tmp_path):
     """Clean-up of what is replaced or no longer needed may fail in silence: then the newer one stands."""
-    count, started = 0, processor_seconds()
     for number, operation, run, raised in trials(name, kind, prepared, tmp_path):
         where = f"{kind} at {number} ({operation}) of {name}"
         halves = kind == "short" and operation == "write"
@@ -83,14 +72,11 @@ def test_a_disk_that_fails_at_any_operation_is_exit_3_and_costs_nothing(name, ki
         assert left == [], where
         wrong = outcome(run, HISTORIES[name])
         assert not wrong, f"{where}: {wrong}"
-        count += 1
-    told(name, KINDS[kind], count, started)
 
 
 @pytest.mark.parametrize("name", ["again", "retention"])
 def test_a_kill_while_a_killed_save_is_put_right(name, prepared, tmp_path):
     """The recovery may be killed as well, at each of its operations, and again."""
-    count, started = 0, processor_seconds()
     for number, operation, run, _ in trials(name, "kill", prepared, tmp_path):
         whole = copy_of(run, tmp_path / f"{number}-whole")
         for second in range(1, len(operations_of(partial(recovered, whole))) + 1):
@@ -99,8 +85,6 @@ def test_a_kill_while_a_killed_save_is_put_right(name, prepared, tmp_path):
                 recovered(twice)
             wrong = outcome(twice, HISTORIES[name])
             assert not wrong, f"killed at {number} ({operation}), then at {second} of the recovery: {wrong}"
-            count += 1
-    told(name, "killed, and killed again in the recovery", count, started)
 
 
 def test_a_killed_thread_is_no_silent_thread(tmp_path):

@@ -15,8 +15,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from faults import fuzz as fuzzing
 from faults import parsers, readers
@@ -29,23 +27,7 @@ from helpers.tiers import representatives
 from surefoot.families.model_facts import read_model_facts
 from surefoot.system.errors import InputError
 
-SHORT, LONG = 25, 60  # changed inputs of one reader, and drawn ones half as many: `make test`, `make test-long`
-ROUND = 2_000  # inputs drawn under one seed: hypothesis remembers all of a round
-DRAWN = 0.02  # of the inputs of the long version: hypothesis takes ten times as long for one
-
-
-def attempt(parser: Parser, count: int, number: int) -> None:
-    """So many inputs of one seed."""
-    phases = (Phase.generate, Phase.shrink)
-    rounds = settings(
-        max_examples=count, deadline=None, derandomize=False, database=None, phases=phases,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-
-    def read(value: object) -> None:
-        read_or_refuse(parser.read, value)
-
-    seed(number)(rounds(given(parser.inputs)(read)))()
+SHORT, LONG = 40, 100  # changed inputs of one reader: `make test`, `make test-long`
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -90,7 +72,6 @@ def test_a_script_whose_data_lead_back_to_themselves_is_told_so() -> None:
 @pytest.mark.parametrize("count", representatives([SHORT, LONG], SHORT))
 @pytest.mark.parametrize("name", PARSERS)
 def test_reads_or_refuses(name: str, count: int) -> None:
-    attempt(PARSERS[name], count // 2, 0)
     assert fuzz(name, PARSERS[name], count, 0).wrong == {}
 
 
@@ -104,11 +85,6 @@ def test_reads_or_refuses_millions(name: str, trials: int) -> None:
         f"seeds from {first}, {found.seconds / 60:.2f} minutes of the processor"
     )
     assert found.wrong == {}
-    left, number = int(trials * DRAWN), first
-    while left > 0:
-        print(f"{name}: {min(left, ROUND)} drawn ones, seed {number}")
-        attempt(PARSERS[name], min(left, ROUND), number)
-        left, number = left - ROUND, number + 1
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -135,9 +111,7 @@ def test_twins_an_error_that_is_no_fault_and_a_hang_are_seen(monkeypatch: pytest
             raise InputError("something was caught") from None
 
     for read, expected in ((unforeseen, KeyError), (endless, TooLong), (endless_and_catching, TooLong)):
-        parser = Parser(read, st.just(1), lambda draw: 1)
-        with pytest.raises(expected):
-            attempt(parser, 1, 0)
+        parser = Parser(read, lambda draw: 1)
         (what,) = fuzz("a reader", parser, 3, 7).wrong.values()
         assert what.startswith(f"seed 7: {expected.__name__} at ")
 
@@ -149,17 +123,16 @@ def test_twin_a_reader_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
         read_or_refuse(lambda value: release.wait(60), 1)
 
 
-def test_what_failed_is_made_smaller_and_every_kind_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_failure_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "CHUNK", 10)
 
-    def read(value: bytes) -> None:
-        if b"b" in value:
-            raise KeyError("b")
+    def read(value: int) -> None:
+        if value:
+            raise KeyError(value)
 
-    found = fuzz("a reader", Parser(read, st.none(), lambda draw: bytes(draw.choices(b"abc", k=50))), 40, 1)
+    found = fuzz("a reader", Parser(read, lambda draw: draw.randrange(3)), 40, 1)
     assert found.inputs == 40
-    (what,) = found.wrong.values()
-    assert what.endswith("b'b'")
+    assert len(found.wrong) == 1
 
 
 def test_a_hang_in_c_ends_the_process_and_is_named(tmp_path: Path) -> None:
@@ -167,7 +140,7 @@ def test_a_hang_in_c_ends_the_process_and_is_named(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         fuzzing.LAST, tempfile.tempdir = 0.5, str(tmp_path)
-        fuzz("a reader", Parser(lambda value: sum(itertools.repeat(0)), st.none(), lambda draw: 1), 10, 4711)
+        fuzz("a reader", Parser(lambda value: sum(itertools.repeat(0)), lambda draw: 1), 10, 4711)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from faults.faulty_disk import KINDS, FaultyDisk, copy_of, operations_of
+from faults.faulty_disk import FaultyDisk, copy_of, operations_of
 from faults.test_power_loss import write_config
 from faults.trials import Trial, many
 from surefoot.commands.main import main
@@ -37,7 +37,6 @@ class Publishing:
         copy_of(self.folder / "run", run)
         kind = draw.choice(["full", "broken", "short"])
         number = draw.randint(1, len(self.operations))
-        trial.row, trial.drawn["operation"] = KINDS[kind], number
         where = f"{kind} at {number} of {len(self.operations)} ({self.operations[number - 1]})"
         with FaultyDisk(kind, number).installed():
             result = self.command(run)
