@@ -17,7 +17,6 @@ import pytest
 
 from surefoot.system import disk, durable, folder_lock
 from surefoot.training import checkpoint, manifest, step
-from surefoot.training.guard import Verdict
 
 BREAKS = {
     "fsync": "nothing is flushed to the disk",
@@ -42,7 +41,7 @@ def broken(name: str | None) -> Iterator[None]:
         elif name == "lock":
             patch.setattr(folder_lock, "_flock", lambda handle, path: None)
         elif name == "guard":
-            patch.setattr(step, "judge", lambda *arguments, **named: Verdict("stepped", None))
+            patch.setattr(step, "judge", lambda *arguments, **named: ("stepped", None))
         elif name == "parents":
             patch.setattr(durable, "make_folders", lambda path: Path(path).mkdir(parents=True, exist_ok=True))
         elif name == "order":
