@@ -1,1 +1,1 @@
-"""Arithmetic of our own where it pays: documents, adapters, head and loss; a plain reference beside each."""
+"""Kernels of our own where they pay: packed attention, adapters, head and loss; each with a plain reference."""

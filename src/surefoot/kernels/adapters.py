@@ -4,7 +4,7 @@
     f = m / |W + s B A|, row by row, held constant in the backward pass
                      z = f (x W^T + h (s B)^T)    y = z + b                        DoRA  (Liu et al. 2024)
 
-Backward, with dz = dy, and dz = f dy where only x, A or B is asked:
+Backward, with dz = dy, and dz = f dy in the gradients of x, A and B:
 
     g = dz (s B)     dA = g^T x     dB = s dz^T h     dx = dz W + g A     dm = (sum over tokens of dy z) / m
 

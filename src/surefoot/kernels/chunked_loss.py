@@ -119,7 +119,7 @@ class _Chunked(torch.autograd.Function):
                 if see is not None:
                     see(logits)
                 log_p = room.log_softmax(logits)
-                chosen = log_p.gather(1, words)
+                chosen = log_p.gather(1, words)  # before `exp_` below overwrites the logits in place
                 losses[part] = -chosen.squeeze(1)
                 if not wanted:
                     continue
@@ -155,7 +155,7 @@ class _Chunked(torch.autograd.Function):
 
 class _Room:
     """Where the logits of a part are, and what becomes of them: taken once for all parts. What is as large as this
-    comes from the system each time it is asked for, and has its pages cleared."""
+    comes from the system at each allocation, and has its pages cleared."""
 
     def __init__(self, rows: int, words: int, dtype: torch.dtype, wide: torch.dtype, device: torch.device):
         """dtype: of the products. wide: of the softmax."""

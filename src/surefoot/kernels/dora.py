@@ -149,7 +149,7 @@ def factored_norms(
 ) -> torch.Tensor:
     """|W + s B A| by rows, [O], in the dtype of `squares`.
 
-    weight: [O, I], whose dtype is that of the product W A^T: what it rounds is small beside |W|^2.
+    weight: [O, I], whose dtype is that of the product W A^T: what it rounds is small against |W|^2.
     squares: [O], of `row_squares`.
     a: [r, I].
     b: [O, r].
@@ -157,5 +157,6 @@ def factored_norms(
     wide = squares.dtype
     cross = (weight @ a.to(weight.dtype).T).to(wide)
     a, b = a.to(wide), b.to(wide)
+    # In fp32 from here on: the sum may cancel where B A nearly undoes W, and the factor divides by its root.
     change = 2 * scale * cross + scale**2 * (b @ (a @ a.T))
     return (squares + (change * b).sum(dim=1)).clamp(min=0).sqrt()

@@ -3,7 +3,7 @@
 On a CPU oneDNN makes a kernel for each new shape of 16-bit operands and keeps the last ones: 1,024, of which surefoot
 leaves it 256. That takes 5 to 10 ms of a core for a product as wide as a 125 M model's, and about a millisecond for a
 narrow one. The tokens of a packed row, the rows that a head reads and the tokens of a document are other numbers in
-each step: a tenth of what the products of a LoRA step took went into making kernels that were never asked for again.
+each step: a tenth of what the products of a LoRA step took went into making kernels that were never used again.
 Rounding the number of rows up leaves few shapes. Products of fp32 (MKL) and of GPUs have no such cost and are left.
 """
 

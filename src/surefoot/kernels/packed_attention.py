@@ -9,7 +9,7 @@ Forms, of which a probe takes the fastest that passes the accuracy check on the 
     sdpa     torch's scaled_dot_product_attention, document by document
     varlen   one kernel for the whole row (torch.nn.attention.varlen); NVIDIA GPUs, 16-bit types
 
-`plain` beside them is the textbook formula, which they are tested against.
+`plain` is the textbook formula that they are tested against.
 
 Shapes: H query heads, K heads of keys and values, of which H is a multiple; N tokens of the row; D numbers per head; L
 tokens of one document.

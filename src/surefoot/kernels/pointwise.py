@@ -14,7 +14,7 @@ A chain of pointwise operators over a whole micro-batch reads and writes main me
 rows as fit into a core's cache it does so once in all. Nothing is compiled, so nothing is needed but torch.
 
 Of a norm x is kept, in its own type, and s of every row in fp32; h is computed again. The plain path keeps x in fp32,
-and h beside it where the weight trains. A rotation keeps cos and sin, as the plain path does. Sums are fp32 (fp64 for
+and h as well where the weight trains. A rotation keeps cos and sin, as the plain path does. Sums are fp32 (fp64 for
 fp64); roundings in between are those of the plain path.
 
 `plain_norm` and `plain_turn` are the same in a line each, for autograd; tests hold the rest against them.
@@ -91,23 +91,10 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.T
 
 def plain_turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Of x [B, H, T, D] with cos, sin [B or 1, 1, T, R]."""
-    wide = cos.shape[-1]
-    moved, rest = x[..., :wide], x[..., wide:]
-    first, second = moved.chunk(2, dim=-1)
-    found = moved * cos + torch.cat((-second, first), dim=-1) * sin
+    rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = rotated.chunk(2, dim=-1)
+    found = rotated * cos + torch.cat((-second, first), dim=-1) * sin
     return torch.cat((found, rest), dim=-1) if rest.shape[-1] else found
-
-
-def stored_bytes(width: int, number: int, *, fused: bool, trains: bool = False) -> int:
-    """What one RMSNorm over `width` numbers keeps for the backward pass, in bytes per row.
-
-    number: bytes of one number of its input.
-    trains: the weight has a gradient. A turn by positions keeps nothing that grows with the heads.
-    """
-    if fused:
-        return width * number + 4
-    # fp32 input is kept as it is, 16-bit input as the fp32 copy that was squared; h beside it, in the type of the input
-    return width * 4 + 4 + (width * number if trains else 0)
 
 
 class _Norm(torch.autograd.Function):
@@ -135,13 +122,13 @@ class _Turned(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.dtype = x.dtype
         with torch.autocast(x.device.type, enabled=False):
-            return turn(x, cos, sin)
+            return _on_first(_turn, x, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         with torch.autocast(dy.device.type, enabled=False):
-            return turn_back(dy, *ctx.saved_tensors).to(ctx.dtype), None, None
+            return _on_first(_turn_back, dy, *ctx.saved_tensors).to(ctx.dtype), None, None
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -190,23 +177,14 @@ def norm_backward(
         if total is not None:
             total += torch.mul(gradient, normed, out=spare[0]).sum(dim=0)
         gradient.mul_(factor)
+        # g - h mean(g h): without the second term dx would also move the length of the row, which the norm takes away.
         inner = torch.linalg.vecdot(gradient, normed).unsqueeze(1).div_(-width)
         dx[part].copy_(gradient.addcmul_(normed, inner).mul_(scale))
     return dx, total
 
 
-def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x cos + (-x2, x1) sin, where x1, x2 are the halves of the first R numbers of x; the others pass. x [..., D]; cos,
-    sin [..., R], broadcast."""
-    return _on_first(_turn, x, cos, sin)
-
-
-def turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The gradient of `turn` in x, for dy [..., D]."""
-    return _on_first(_turn_back, dy, cos, sin)
-
-
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x cos + (-x2, x1) sin, for x [..., R] of halves x1, x2; cos, sin [..., R], broadcast."""
     half = x.shape[-1] // 2
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     turned = wide * cos
@@ -216,6 +194,7 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
 
 
 def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The gradient of `_turn` in x."""
     half = dy.shape[-1] // 2
     found = dy * cos
     found[..., :half].addcmul_(dy[..., half:], sin[..., half:])
@@ -226,11 +205,11 @@ def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 def _on_first(
     change: Callable[..., torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """`change` on the first numbers of every head, as many as cos has."""
-    wide = cos.shape[-1]
-    if wide == x.shape[-1]:
+    """`change` on the first R numbers of every head, as many as cos has; the others pass (partial rotary positions)."""
+    rotated = cos.shape[-1]
+    if rotated == x.shape[-1]:
         return change(x, cos, sin)
-    return torch.cat((change(x[..., :wide], cos, sin), x[..., wide:]), dim=-1)
+    return torch.cat((change(x[..., :rotated], cos, sin), x[..., rotated:]), dim=-1)
 
 
 def _rows(x: torch.Tensor) -> int:

@@ -99,7 +99,7 @@ def mlp_tensors(work: Workload) -> int:
 def _norm_bytes(work: Workload) -> int:
     """Per token and layer."""
     if work.fused_norms:
-        # As `surefoot.kernels.pointwise.stored_bytes` has it.
+        # `surefoot.kernels.pointwise` keeps x and 1 / rms of each row; tests/kernels counts what autograd holds.
         return sum(_residual(work) * work.model.size(norm) + 4 for norm in work.model.norms)
     size = sum(4 * work.model.size(norm) for norm in work.model.norms)
     # LayerNorm's backward pass computes the normalised input again.

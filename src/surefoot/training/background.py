@@ -1,4 +1,4 @@
-"""Finish checkpoints beside the steps: one thread, one checkpoint at a time, and no error is lost.
+"""Finish checkpoints while the steps go on: one thread, one checkpoint at a time, and no error is lost.
 
     with background_writer(over=16 << 20) as writer:
         with begin_checkpoint(...) as begun:        # the files are written, into the disk's cache
@@ -29,7 +29,7 @@ _THREAD = "checkpoint"
 
 
 def is_writing() -> bool:
-    """Whether a checkpoint is being finished beside the steps at this moment, in this process."""
+    """Whether a thread of this process is finishing a checkpoint at this moment."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
@@ -37,7 +37,7 @@ class BackgroundWriter:
     """Finishes checkpoints in a thread, one at a time.
 
     over: bytes of a checkpoint from which on a thread finishes it; a smaller one is finished at once, in less time than
-        it takes to tell of it later.
+        a thread would take to start and report.
     """
 
     def __init__(self, over: int):
@@ -48,7 +48,7 @@ class BackgroundWriter:
 
     def take(self, finish: Finish, size: int, note: Any = None) -> Path | None:
         """Finish a checkpoint of so many bytes. Returns its folder where that is done, None where a thread is at it.
-        `finished` must have said before that no other is on its way.
+        No other may be on its way: call `finished` first.
 
         note: given back with its folder.
         """

@@ -84,7 +84,7 @@ def begin_checkpoint(
 
     Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any rank.
     """
-    tensors = engine.gather_state()
+    tensors = engine.gather_state()  # a collective: before anything that one rank alone may refuse
     carried = carried or {}
     held = {**engine.weights(), **tensors, **carried}
     bad = [name for name, tensor in held.items() if not is_finite(tensor)]
@@ -116,12 +116,14 @@ def begin_checkpoint(
         durable.fill_json(staging / TRAINER_STATE, trainer_state)
         paths = sorted(staging.rglob("*"))
         begun.size = sum(path.stat().st_size for path in paths if path.is_file())
+        # `commit` closes them; until then an error, or the end of the process, removes the folder.
         rest = stack.pop_all()
 
     def commit() -> Path:
         with rest:
             durable.fill_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
-            engine.totals([1.0])  # a rank that failed has ended the run before it says this
+            # The rename that makes it a checkpoint comes after all ranks are done; one that failed never gets here.
+            engine.totals([1.0])
         return final
 
     begun._finish = commit
@@ -137,7 +139,7 @@ def verify_checkpoint(folder: Path) -> list[Fault]:
 
 def check_checkpoint(folder: Path) -> list[FileCheck]:
     """`check_files`; and of a folder with a checkpoint's name, whether it is that of its step, and files that its
-    manifest does not know: those of a run folder are many. Hidden ones, as desktops leave them, are nobody's: no
+    manifest does not know: those of a run folder are many. Hidden ones, as desktops leave them, do not count: no
     library reads them."""
     content = read_manifest(folder)
     checks = check_against(folder, content["files"])

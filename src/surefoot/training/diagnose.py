@@ -7,7 +7,7 @@ passes back, and not the sum with what others do that read the same tensor: the 
 
 Attention, rotary positions, residual sums are code of a module between those inside of it, and no module of their own.
 What they spoil is first seen in front of the next module, or behind the last one on the way back: then the module that
-was under way is named beside it.
+was under way is named as well.
 
 A model that is compiled is looked at as it is written: compiled code has no modules, and knows no hooks.
 """
@@ -83,7 +83,7 @@ class Origin:
     examples: of the micro-batch that was replayed, the number `micro_batch` of this rank's.
     tensor: that value.
     made_in: the module whose own code made it, from finite values; "" for the model as a whole, or none; None in
-        records of earlier versions, which do not tell.
+        records of earlier versions, which do not have it.
     """
 
     module: str
@@ -181,7 +181,7 @@ def find_origin(
     losses: list[float] = []
     try:
         for place, (batch, number) in enumerate(zip(micro_batches, numbers, strict=True)):
-            seed_micro_batch(settings.seed, step, number)
+            seed_micro_batch(settings.seed, step, number)  # the draws of the step itself, else it is another step
             with _watch(engine.model) if look else nullcontext([]) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if origin is None:
@@ -209,8 +209,8 @@ def agreed_origin(engine: Engine, origin: Origin | None) -> str | None:
     source = source_of(engine, origin)
     if source is None:
         return None
-    said = f"on rank {source} {origin}" if engine.world > 1 else str(origin)
-    return text_from(source, said, engine.ranks)
+    text = f"on rank {source} {origin}" if engine.world > 1 else str(origin)
+    return text_from(source, text, engine.ranks)
 
 
 def place_of_error(error: BaseException, model: nn.Module) -> str:
@@ -343,7 +343,7 @@ def _is_spoilt(tensor: torch.Tensor) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Beside the graph: a layer that is computed twice must save as much the second time, when nobody looks again."""
+    """Outside of the graph: a layer that is recomputed must save as many tensors the second time, without this look."""
     return bool(torch.isfinite(tensor.detach()).all())
 
 

@@ -1,7 +1,7 @@
 """Evaluation during training: the loss over all of the evaluation data, and the model's own answers with metrics on
 them.
 
-The prompt of an answer is everything before an example's last answer, so a dialogue is asked with its real history.
+The prompt of an answer is everything before an example's last answer, so a dialogue is answered with its real history.
 Decoding is greedy: equal weights give equal answers. A metric is a function of all answers; higher is better.
 """
 
@@ -41,7 +41,7 @@ def evaluate_loss(
     """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
 
     unit: what the batches weigh; of tokens the loss is a cross entropy, and has a perplexity.
-    give_up: asked before each batch; None is returned once it says so.
+    give_up: called before each batch; once it returns True, the result is None.
     totals: adds numbers up over the ranks, of which each has its own batches, and as many.
 
     Sums are added in float64, so the result depends on the batch split only through the forward pass itself. A
@@ -135,7 +135,7 @@ def answer_examples(
 
     positions: the longest sequence the model takes; a prompt that fills them is not answered.
     rows: prompts at once.
-    give_up: asked before each batch; None is returned once it says so.
+    give_up: called before each batch; once it returns True, the result is None.
     """
     requested = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]
     answers: list[Answered] = [Answered("", "", "", False)] * len(requested)
@@ -157,11 +157,11 @@ def answer_examples(
     return answers
 
 
-def _batches(lengths: Sequence[int], rows: int, roomy: int) -> Iterator[list[int]]:
-    """Places of prompts that are asked together, longest first. One longer than `roomy` leaves fewer positions than an
-    answer may take; it is asked alone, so that it shortens nobody else's answer."""
+def _batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
+    """Indices of prompts that form a batch, longest first. One longer than `most` leaves fewer positions than an answer
+    may take; it is a batch of its own, so that it shortens no other answer."""
     order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
-    alone = [place for place in order if lengths[place] > roomy]
+    alone = [place for place in order if lengths[place] > most]
     yield from ([place] for place in alone)
     for start in range(len(alone), len(order), rows):
         yield order[start : start + rows]

@@ -282,7 +282,7 @@ def look_into(
     if recorder is not None:
         if engine.rank == (source_of(engine, finding.origin) or 0):
             recorder.failed(attempt, report, finding)
-        engine.totals([0.0])  # nobody ends the run while another one writes
+        engine.totals([0.0])  # no rank ends the run while another one writes
     suspects = f"{'compiled code, ' if is_compiled(engine.model) else ''}the hardware or a non-deterministic kernel"
     finite = f"a replay of the step was finite: suspect {suspects}"
     return failed or agreed_origin(engine, finding.origin) or finite

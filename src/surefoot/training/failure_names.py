@@ -2,7 +2,7 @@
 
     failure-STEP               the step
     failure-STEP-batches       the making of its batches
-    failure-STEP-memory        what the stage carries on, when it hears of the step
+    failure-STEP-memory        the stage's own state, updated after the step
     failure-STEP-evaluation    the evaluation after it
 
 and `-rollback-N` behind each, after the run went back N times.

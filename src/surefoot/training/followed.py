@@ -19,25 +19,25 @@ ENTERS, LEAVES, REACHES = "enters", "leaves", "reaches"
 
 
 @contextmanager
-def followed(model: nn.Module, tell: Callable[[str, str], object]) -> Iterator[None]:
+def followed(model: nn.Module, report: Callable[[str, str], object]) -> Iterator[None]:
     """Report which module a pass is in, while it runs.
 
-    tell: hears that a forward pass ENTERS or LEAVES a module, by name, and that a backward pass REACHES one: the
+    report: called when a forward pass ENTERS or LEAVES a module, by name, and when a backward pass REACHES one: the
         gradient of its output is known.
     """
 
     def enters(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any) -> None:  # what a hook returns would take the place of the inputs
-            tell(ENTERS, name)
+            report(ENTERS, name)
 
         return hook
 
     def leaves(name: str) -> Callable[..., None]:
         def reached(gradient: torch.Tensor) -> None:
-            tell(REACHES, name)
+            report(REACHES, name)
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            tell(LEAVES, name)
+            report(LEAVES, name)
             for tensor in float_tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(reached)

@@ -90,7 +90,7 @@ Norms = tuple[float, ...]
 
 
 def spike_ceiling(norms: Norms) -> float | None:
-    """The highest gradient norm that is no spike after these; None while there are too few."""
+    """The highest gradient norm that does not count as a spike after these; None while there are too few."""
     if len(norms) < FEWEST:
         return None
     logs = [math.log(norm) for norm in norms]
@@ -100,7 +100,7 @@ def spike_ceiling(norms: Norms) -> float | None:
 
 
 def norms_after(norms: Norms, norm: float) -> Norms:
-    """These and the norm of a step that moved the weights: the newest WINDOW. A norm of 0 tells nothing of scatter."""
+    """These and the norm of a step that moved the weights: the newest WINDOW. A norm of 0 has no logarithm."""
     if norm <= 0:
         return norms
     highest = spike_ceiling(norms)

@@ -25,7 +25,7 @@ _WISHES = {
 
 
 class StopRequest:
-    """Context manager. On another thread than the main one, which alone hears signals, nothing is ever asked.
+    """Context manager. Python delivers signals to the main thread alone; on another one nothing is ever requested.
 
     totals: adds numbers up over the ranks; None in one process, where a signal counts at once.
     """
@@ -58,7 +58,7 @@ class StopRequest:
         self._signal = name
 
     def agree(self) -> None:
-        """Take in what any rank was asked for. Every rank must ask, at the same place."""
+        """Take over what was requested on any rank. Every rank must call it, at the same place."""
         if self._totals is None:
             return
         own, self._wishes = self._wishes, set()
@@ -69,7 +69,7 @@ class StopRequest:
         self._agreed_wishes |= {name for name, count in zip(names, wishes, strict=True) if count}
 
     def take_wishes(self) -> frozenset[str]:
-        """What was asked for since the last call, besides stopping: "save", "evaluate"."""
+        """What was requested since the last call, besides stopping: "save", "evaluate"."""
         if self._totals is None:
             taken, self._wishes = frozenset(self._wishes), set()
         else:

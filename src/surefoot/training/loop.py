@@ -49,7 +49,7 @@ class Memory(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers on the step whose batches were asked for last, for its report."""
+        """Numbers on the step whose batches were made last, for its report."""
         ...
 
     def learned(self, report: StepReport) -> None:
@@ -63,7 +63,7 @@ class Job:
 
     batches: step -> its micro-batches; may run the model.
     schedules: of the learning rate, by group of parameters.
-    evaluate: step -> report, or None when it was asked to stop in between.
+    evaluate: step -> report, or None where it gave up because the run is to stop.
     save: writes a checkpoint of engine and state; None where it is still being written.
     keep_best: whether an evaluation that is the best so far is followed by a checkpoint.
     goal: which evaluation result is watched.
@@ -155,24 +155,25 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
             brake = _brake(job, job.memory, attempt, report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
         state = _with_memory(job, state.after_step(report))
-        observer.step(report, state)
+        observer.step(report, state)  # before the brake, so that the log ends with the step that ended the run
         if brake is not None:
             raise brake
         over = _is_lost(job, state, report)
         if over or (job.recorder is not None and report.decision == "non_finite" and state.guard.consecutive == 1):
+            # Of bad steps in a row the first is recorded too: the weights are still those that it began with.
             words = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
             if over:
                 raise _diverged(report, state, words, job.max_consecutive)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
         _notify_saved(job, observer)
-        stop.agree()
+        stop.agree()  # once a step and at the same place on all ranks, else one would save while another steps on
         state = state.spent("other", clock.lap() - report.seconds)
         saved = False
         if not stop.requested:
             wishes = stop.take_wishes()
             if "evaluate" in wishes and not _evaluation_due(job, state):
-                # That a signal asked for it decides nothing: the run stays the one that it would have been.
+                # It is only shown: as a candidate for the best it would make this run another than one without signal.
                 if (reading := _evaluated(job, state.step)) is not None:
                     observer.evaluation(reading, state, improved=False)
                 state = state.spent("evaluation", clock.lap())
@@ -245,7 +246,7 @@ def _with_memory(job: Job, state: RunState) -> RunState:
 def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:
     """One checkpoint at a time: an earlier one that is on its way is waited for. The state with the time it took, which
     the checkpoint itself cannot hold."""
-    _notify_saved(job, observer, wait=True)
+    _notify_saved(job, observer, wait=True)  # two at once would need room for both, and finish in any order
     folder = job.save(state)
     if folder is not None:
         observer.saved(folder, state)

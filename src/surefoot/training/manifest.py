@@ -133,7 +133,7 @@ def check_against(
     hashed_up_to: as in `check_files`.
     """
     if outside := [name for name, entry in files.items() if not _is_entry(name, entry)]:
-        raise IntegrityError(damaged(folder, f"{outside[0]!r} is no file of it with size and SHA-256"))
+        raise IntegrityError(damaged(folder, f"{outside[0]!r} is not a file of this folder with size and SHA-256"))
     return [
         FileCheck(name, expected["size"], expected["sha256"], _file_fault(folder / name, expected, hashed_up_to))
         for name, expected in files.items()

@@ -4,9 +4,9 @@ torch keys optimizer state by position; positions shift when a model gains or lo
 state is saved and loaded by name, as safetensors. An entry that an optimizer keeps as a Python integer travels as an
 int64 scalar, which no optimizer keeps as a tensor.
 
-Moments are checked before the optimizer moves, for no loss or gradient tells of them: by the 2-norm of every moment, in
+Moments are checked before the optimizer moves, for no loss or gradient shows them: by the 2-norm of every moment, in
 one pass over them, as NaN and infinity go through a sum. So does an overflow of finite numbers, so what the pass finds
-is confirmed number by number before anybody acts on it.
+is confirmed number by number before the step is refused.
 
 A pass over the moments of all weights runs at the speed of the memory, and takes as long as it takes to learn from some
 dozens of tokens (22 on a CPU, see docs/evidence/reliability.md; by arithmetic up to 180 on a GPU, whose products are

@@ -1,4 +1,4 @@
-"""Is the run slower than it was? By its own pace alone: nobody else's number is right for this model and machine.
+"""Is the run slower than it was? By its own pace alone: no other run's number is right for this model and machine.
 
 A step is slow where it took clearly longer than its work asks for. Its work is known beforehand, so longer examples are
 no alarm; and since a part of a step costs the same however small it is, a step with little work may take as long as an
@@ -32,7 +32,7 @@ class Slow:
 
 
 class PaceGuard:
-    """Hears of every step, in order."""
+    """Called after every step, in order."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW + RECENT)

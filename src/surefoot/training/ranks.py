@@ -135,7 +135,7 @@ def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) 
 
     own: place (of `count`) -> this rank's numbers.
 
-    Every rank must ask; a place that nobody has comes out empty.
+    Every rank must call it; a place that no rank has comes out empty.
     """
     lengths = [int(length) for length in totals([float(len(own.get(place, ()))) for place in range(count)])]
     flat: list[float] = []

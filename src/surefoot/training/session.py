@@ -48,7 +48,7 @@ from surefoot.training.watchdog import (
 _LEAD = "lead"
 _POLL = 0.1  # seconds
 _GOODBYE = 60.0  # seconds that the rank with the store waits for the others' last words
-_MARGIN = 5.0  # seconds in which a watchdog says what it knows
+_MARGIN = 5.0  # seconds in which a watchdog publishes what it found
 _BACKEND = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset)|Broken pipe")
 
 
@@ -144,7 +144,7 @@ class Session:
         except SurefootError as error:
             if self._store is not None:
                 self._publish(error.exit_code, tuple(map(str, error.faults)), error)
-                if not self.ranks.is_first:  # whose word is the run's
+                if not self.ranks.is_first:  # the message of rank 0 needs no rank in it
                     error.faults = tuple(map(self._from_here, error.faults))
             raise
         except Exception as error:
@@ -185,7 +185,7 @@ class Session:
         self._watchdog.stop()
         with suppress(RuntimeError):
             mark_done(self._store, self.ranks.rank, self.ranks.world, LINGER if failed else _GOODBYE)
-        if dist.is_initialized() and not failed:  # with a rank gone it could wait for ever
+        if dist.is_initialized() and not failed:  # with a rank gone it could wait without end
             dist.destroy_process_group()
 
 

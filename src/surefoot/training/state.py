@@ -116,7 +116,7 @@ class RunState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a run can begin anew from here: the step before it moved the weights, or was no fault of theirs."""
+        """Whether a run can restart from here: the last step was not refused as non-finite."""
         return self.guard.consecutive == 0
 
     def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:

@@ -103,6 +103,8 @@ def train_step(
         engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
     )
     with watch("optimizer"):
+        # In this order norms are of the whole step's gradients, of all ranks and without the fp16 scale. The guard and
+        # clipping use the same norms, so that what was judged is what moves the weights.
         engine.reduce()
         engine.unscale(scale)
         norms = engine.grad_norms()
@@ -117,7 +119,7 @@ def train_step(
             share = 1.0 if spike is None else spike / seen.grad_norm
             engine.apply(lr, norms, _limits(settings.max_grad_norm, seen.norms, share))
         else:
-            engine.discard()
+            engine.discard()  # before the next backward pass, which would add to gradients that are not finite
     settings.after_step()
     load = _loads(engine, settings.routing) if settings.routing else {}
     report = begun(
@@ -244,11 +246,12 @@ def accumulate_gradients(
     sums = {LOSS: torch.zeros((), dtype=torch.float32, device=engine.device)}
     balance = None
     if settings.routing:
-        settings.routing.take()  # of passes beside the steps, such as trials
+        settings.routing.take()  # drops what passes between two steps counted, such as trials
     if settings.routing and settings.routing.coefficient:
         with watch("forward"):
             balance = _balance(engine, objective, micro_batches, step=step, settings=settings, routing=settings.routing)
     for number, batch in enumerate(micro_batches):
+        # Here and not once a step: the masks of a micro-batch do not depend on how many came before it on this rank.
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
         found = add_gradient(
             engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch, balance=balance
@@ -303,6 +306,7 @@ def add_gradient(
     sums, loss first, detached. A batch without weight counts nothing.
 
     balance: of the step, whose load-balancing loss is added to what goes backward, and to no sum but its own."""
+    # A blank micro-batch goes forward and backward like any other: its rank must enter every collective of the pass.
     share = 1.0 if batch.weight else 0.0
     routing, extra = settings.routing, {}
     with settings.kernels():

@@ -1,4 +1,4 @@
-"""A thread in every rank, so that no rank waits for ever for one that is gone.
+"""A thread in every rank, so that no rank waits without end for one that is gone.
 
 It writes this rank's heartbeat into the store once a second, over a connection of its own, and reads those of the next
 rank and of rank 0, which holds the store. Four things end the run, on every rank within seconds of each other:
@@ -94,6 +94,7 @@ class Watchdog:
         self._thread.join(timeout=_PATIENCE)
 
     def _work(self) -> None:
+        # A connection of its own: on the main thread's, a beat would queue behind a `wait` that lasts minutes.
         store = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue]
         store.set_timeout(timedelta(seconds=_PATIENCE))
         looked = time.monotonic()
@@ -148,6 +149,7 @@ class Watchdog:
             if beat.over:
                 continue
             if is_gone(beat, self._host):
+                # Read again: between the read above and its end it may have said that its part is done.
                 latest = Heartbeat.from_bytes(store.get(_key(rank)))
                 if not latest.over:
                     return _line(rank, latest, "has ended without a word", self._host)
@@ -171,7 +173,7 @@ class Watchdog:
         """The store is gone, so ranks cannot agree on who prints: the rank that watches rank 0 does."""
         if self._halt.is_set():
             return
-        time.sleep(PERIOD)
+        time.sleep(PERIOD)  # a rank that ends the run properly takes its store along: let its own message come first
         first = self._known.get(0)
         if self._rank == self._world - 1:
             what = "is gone or does not answer"
@@ -187,7 +189,7 @@ class Watchdog:
         self._leave(fault.code, store)
 
     def _leave(self, code: int, store: Store | None = None) -> None:
-        durable.discard_unfinished()
+        durable.discard_unfinished()  # `os._exit` runs no clean-up
         if store is not None:
             with suppress(RuntimeError):
                 mark_done(store, self._rank, self._world, LINGER)
@@ -204,7 +206,7 @@ class Watchdog:
 
 def slowest(beats: Sequence[Heartbeat]) -> list[int]:
     """The ranks that are behind others or, where all have come equally far, those that do not wait in a collective
-    while others do. None where nothing tells them apart."""
+    while others do. Empty where nothing distinguishes them."""
     least = min(beat.progress for beat in beats)
     for behind in (
         [rank for rank, beat in enumerate(beats) if beat.progress == least],

@@ -221,7 +221,7 @@ def own_gradients(parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
 def clip(gradients: Sequence[torch.Tensor], limit: float, norm: torch.Tensor) -> None:
     """Scale down to the norm `limit` what has `norm`, the norm over all ranks; torch's `clip_grads_with_norm_`."""
     if gradients:
-        factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+        factor = torch.clamp(limit / (norm + 1e-6), max=1.0)  # stays on the device: comparing would wait for it
         torch._foreach_mul_(list(gradients), factor.to(gradients[0].device))  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -1,7 +1,7 @@
 """ZeRO by DeepSpeed: moments (1), gradients (2) and weights (3) shared out over the ranks.
 
 DeepSpeed moves gradients and weights; what a step is stays ours. Its mean over ranks is undone (losses are divided by
-the weight of all ranks already), it accumulates until it is told that a step ends, it neither clips nor scales, and the
+the weight of all ranks already), it accumulates until `reduce` ends the step, it neither clips nor scales, and the
 optimizer it steps is wrapped in a gate that only `apply` opens: a step that the guard refused goes through DeepSpeed's
 own clearing up, and moves nothing. Its checkpoints are pickles and are not used: moments go in and out by name.
 
@@ -135,7 +135,7 @@ class DeepSpeedEngine(Engine):
 
     def discard(self) -> None:
         if not self._pending:
-            return
+            return  # DeepSpeed's own step expects a backward pass before it
         if not self._reduced:
             self.reduce()
         self._zero.step()  # through a closed gate

@@ -1,7 +1,7 @@
 """Every rank holds a share of each weight, gradient and moment: torch's `fully_shard`.
 
-The units are the decoder layers, what else a language model holds (embeddings, last norm, head), and each module beside
-the language models that has parameters. A unit is gathered when its module is called and freed after; so a language
+The units are the decoder layers, what else a language model holds (embeddings, last norm, head), and each module with
+parameters outside of the language models. A unit is gathered when its module is called and freed after; so a language
 model is only ever entered through its own forward (see `surefoot.models.forward`), a value head through its.
 
 Gradients are added, not averaged: losses are divided by the weight of all ranks before. No MixedPrecisionPolicy: the
@@ -121,7 +121,7 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device, *, offload: bool
 
 
 def _roots(module: nn.Module) -> list[nn.Module]:
-    """The modules through whose forward a stage enters: language models, and what stands beside them."""
+    """The modules through whose forward a method enters: language models, and heads outside of them."""
     inside = any(isinstance(one, PreTrainedModel) for one in module.modules())
     if isinstance(module, PreTrainedModel) or not inside:
         return [module] if next(module.parameters(), None) is not None else []

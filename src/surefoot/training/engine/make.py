@@ -1,7 +1,7 @@
 """Make the engine that a plan names, and check what each rank really holds against the plan.
 
-Libraries fall back to whole copies without a word: accelerate 1.15, asked for FSDP or DeepSpeed on a CPU, gives plain
-DDP, and a model that no rule cuts stays whole on every rank. Both would run, and neither would be what was planned.
+Libraries fall back to whole copies silently: accelerate 1.15 gives plain DDP for FSDP or DeepSpeed on a
+CPU, and a model that no rule cuts stays whole on every rank. Both would run, and neither would be what was planned.
 """
 
 from __future__ import annotations
