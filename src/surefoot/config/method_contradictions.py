@@ -198,6 +198,10 @@ def groups(config: RunConfig) -> Iterator[Problem]:
         fix = "set grpo.top_k to 20 at most, which vLLM tells unless its --max-logprobs is higher, or leave top_p out"
         yield problem("grpo.top_p", what, fix, "grpo.top_k")
     for place, term in enumerate(given.rewards):
+        if term.name == "code" and not given.run_code:
+            what = "runs programs that the model writes, which nobody has allowed"
+            fix = "read SECURITY.md on what confines them, then set grpo.run_code: true"
+            yield problem(f"grpo.rewards.{place}.name", what, fix, "grpo.run_code")
         if is_address(term.name) and veiled(term.name) != term.name:
             what = "holds what looks like a key or a password, and a run's records hold its settings"
             yield problem(f"grpo.rewards.{place}.name", what, "leave it out: a proxy on this machine can add it")

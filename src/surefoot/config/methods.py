@@ -136,18 +136,20 @@ class PpoConfig(Section):
 
 class RewardTerm(Section):
     name: Annotated[Text, Field(examples=["numeric"])]
-    """exact, numeric, choice, regex, length, json or math, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
+    """exact, numeric, choice, regex, length, json, math or code, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
     MODULE:FUNCTION or entry_point:NAME; an http(s) address; or a reward model's folder or hub id."""
     weight: Annotated[float, Number] = 1.0
     """What its scores are multiplied by before all are added up; 0: they are logged, and not learned from."""
     field: Annotated[Text | None, Field(examples=["answer"])] = None
     """exact, numeric, choice and math: field of the record with the right answer; null: answer. json: field with a
-    schema; null: any JSON will do."""
+    schema; null: any JSON will do. code: field with the tests; null: tests."""
     pattern: Annotated[Text | None, Field(examples=["<answer>.*</answer>"])] = None
-    """regex: Python's regular expression that an answer has to contain. exact, numeric, choice and math: with one
-    group, which holds what is compared; null: as docs/grpo.md says."""
+    """regex: Python's regular expression that an answer has to contain. exact, numeric, choice, math and code: with one
+    group, which holds what is compared or run; null: as docs/grpo.md says."""
     longest: Annotated[Count | None, Field(examples=[200])] = None
     """length: tokens of an answer beyond which it scores 0."""
+    seconds: Annotated[Positive | None, Field(examples=[10])] = None
+    """math: for one comparison. code: CPU time of one program, in whole seconds. null: 5."""
 
 
 class GrpoConfig(Section):
@@ -155,6 +157,8 @@ class GrpoConfig(Section):
         default=[], examples=[["numeric"], [{"name": "numeric"}, {"name": "style.py:short", "weight": 0.1}]]
     )
     """Where scores come from: a list of names, or of {name, weight}. Their weighted sum is what is learned from."""
+    run_code: Flag = False
+    """Allow the reward code to run programs that the model writes, confined as SECURITY.md says."""
     loss: GroupLoss = "dapo"
     """docs/grpo.md has the formulas. dapo: Yu et al. 2025. grpo: Shao et al. 2024. bnpo: TRL's. dr_grpo: Liu et al.
     2025. cispo: MiniMax 2025. gspo: Zheng et al. 2025. rloo: Ahmadian et al. 2024. reinforce++: Hu 2025."""

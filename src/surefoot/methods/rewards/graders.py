@@ -6,6 +6,7 @@
     regex    `pattern` is found in the answer
     length   the answer has an end and at most `longest` tokens
     json     the answer is JSON and fits the schema in the field, where one is named
+    math, code    see `surefoot.methods.rewards.in_children`
 
 Numbers are compared exactly, as fractions. Where the right answer is missing from a record, or is none that the grader
 can read, training cannot begin: a grader that gives 0 there would teach that every answer is wrong.
@@ -21,6 +22,7 @@ from typing import Any
 
 from surefoot.config.methods import RewardTerm
 from surefoot.methods.rewards.answers import Answers, Grade, Score
+from surefoot.methods.rewards.in_children import code_fault, code_grader, math_fault, math_grader
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 
@@ -49,7 +51,7 @@ def _letter(words: str) -> str | None:
 
 
 _READ: Mapping[str, Callable[[str], Any]] = {"exact": _text, "numeric": number_in, "choice": _letter}
-COMPARING = tuple(_READ)
+COMPARING = (*_READ, "math", "code")
 
 
 def grader(term: RewardTerm, key: str) -> Grade:
@@ -71,6 +73,8 @@ def _comparing(term: RewardTerm, key: str) -> Grade:
 
 def expected_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
     """Why a grader cannot compare with this record; empty where it can, or compares with nothing."""
+    if term.name in ("math", "code"):
+        return (math_fault if term.name == "math" else code_fault)(term, record)
     if term.name not in _READ:
         return ""
     try:
@@ -192,4 +196,6 @@ GRADERS: Mapping[str, Callable[[RewardTerm, str], Grade]] = {
     "regex": _regex,
     "length": _length,
     "json": _json,
+    "math": lambda term, key: math_grader(term, key, _pattern(term, key, groups=1)),
+    "code": lambda term, key: code_grader(term, key, _pattern(term, key, groups=1)),
 }
