@@ -15,7 +15,7 @@ from typing import Any
 from helpers.converted_records import convert
 from interop.documented import FILES
 from surefoot.commands.tune.attempt import Journal
-from surefoot.config.load import check_values, load_config
+from surefoot.config.load import check_config, load_config
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
@@ -52,7 +52,7 @@ def config_file(given: tuple[bytes, str]) -> None:
 
 
 def config_tree(tree: Mapping[str, Any]) -> None:
-    check_values({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "o", **tree})
+    check_config({"stage": "sft", "model": "m", "data": {"train": "d.json"}, "output": "o", **tree}, files=False)
 
 
 def data_file(given: tuple[str, bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.faults import refused_settings
-from surefoot.config.load import check_values
+from surefoot.config.load import check_config
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
 from surefoot.system.errors import Fault, InputError
@@ -81,7 +81,7 @@ def test_the_stage_and_what_is_offloaded(file, parallel):
         "nproc": 2,
         **parallel,
     }
-    check_values(found.config)
+    check_config(found.config, files=False)
 
 
 def test_the_documented_file_has_a_fate_for_each_word():
@@ -160,7 +160,7 @@ def test_a_file_that_is_not_there():
 def test_fsdp(words, parallel):
     found = run({"f.json": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "version": 2}}, **words)
     assert found.config["parallel"] == {"nproc": 2, **parallel}
-    check_values(found.config)
+    check_config(found.config, files=False)
 
 
 def test_what_fsdp_asks_for_in_vain():

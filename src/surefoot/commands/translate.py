@@ -161,10 +161,10 @@ def show_at_words(translation: Translation) -> None:
 def values_checked(translation: Translation) -> None:
     """Raises InputError for what `surefoot train` would refuse in the config; what lies on a disk may lie on another
     machine's."""
-    from surefoot.config.load import check_values
+    from surefoot.config.load import check_config
 
     show_at_words(translation)
-    check_values(translation.config)
+    check_config(translation.config, files=False)
 
 
 @click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})

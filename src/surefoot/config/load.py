@@ -96,28 +96,19 @@ def is_run_config(text: str) -> bool:
     return isinstance(content, dict) and {"model", "data"} <= content.keys() <= RunConfig.model_fields.keys()
 
 
-def check_config(data: Mapping[str, Any]) -> RunConfig:
+def check_config(data: Mapping[str, Any], *, files: bool = True) -> RunConfig:
     """A config from plain values, such as a Python caller writes them, checked as one from a file is.
+
+    files: those that it names have to be here.
 
     Raises InputError with one fault for each mistake, which names the key.
     """
     _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(_with_texts(data))))
-    faults = [Fault(shown_key(problem.key), problem.what, problem.fix, problem.code) for problem in _problems(plain)]
-    if faults:
-        raise InputError(faults)
+    problems = _problems(plain, files=files)
+    if problems:
+        raise InputError([Fault(shown_key(one.key), one.what, one.fix, one.code) for one in problems])
     return RunConfig.model_validate(plain)
-
-
-def check_values(data: Mapping[str, Any]) -> None:
-    """Raises InputError as `check_config` does, but for files that are not here."""
-    _require_plain_keys(data)
-    plain = expand_home(expand_short_forms(deepcopy(dict(data))))
-    if faults := [
-        Fault(shown_key(problem.key), problem.what, problem.fix, problem.code)
-        for problem in _problems(plain, files=False)
-    ]:
-        raise InputError(faults)
 
 
 def _with_texts(value: Any) -> Any:

@@ -90,13 +90,9 @@ MISTRAL = Family(
     name="mistral",
     model_types=("mistral",),
     uses_bos=True,
-    structure=Structure(
-        embedding="model.embed_tokens",
-        layers="model.layers",
+    structure=replace(
+        LLAMA_STRUCTURE,
         linears=gated_linears(),
-        layer_norms=NORMS,
-        final_norm=Norm("model.norm"),
-        head="lm_head",
         defaults={
             "hidden_act": "silu",
             "num_key_value_heads": 8,
@@ -117,13 +113,9 @@ MISTRAL = Family(
 
 
 # Qwen2 and 2.5: biases on q, k and v.
-QWEN2_STRUCTURE = Structure(
-    embedding="model.embed_tokens",
-    layers="model.layers",
+QWEN2_STRUCTURE = replace(
+    LLAMA_STRUCTURE,
     linears=gated_linears(qkv_bias=True),
-    layer_norms=NORMS,
-    final_norm=Norm("model.norm"),
-    head="lm_head",
     defaults={
         "hidden_act": "silu",
         "num_key_value_heads": 32,
@@ -170,18 +162,14 @@ PHI3 = Family(
     model_types=("phi3",),
     # The chat template begins with <|user|>; published tokenizers of the family disagree on <s>.
     uses_bos=None,
-    structure=Structure(
-        embedding="model.embed_tokens",
-        layers="model.layers",
+    structure=replace(
+        LLAMA_STRUCTURE,
         linears=(
             Linear("q+k+v", "self_attn.qkv_proj", "hidden", ("query", "key_value", "key_value")),
             Linear("o", "self_attn.o_proj", "query", ("hidden",)),
             Linear("gate+up", "mlp.gate_up_proj", "hidden", ("intermediate", "intermediate")),
             Linear("down", "mlp.down_proj", "intermediate", ("hidden",)),
         ),
-        layer_norms=NORMS,
-        final_norm=Norm("model.norm"),
-        head="lm_head",
         defaults={
             "hidden_act": "silu",
             "sliding_window": None,
@@ -205,13 +193,10 @@ PHI3 = Family(
 
 
 # Gemma 2 and the text models of Gemma 3: norms before and after each half, embeddings scaled, head tied, <pad> = 0.
-GEMMA2_STRUCTURE = Structure(
-    embedding="model.embed_tokens",
-    layers="model.layers",
+GEMMA2_STRUCTURE = replace(
+    LLAMA_STRUCTURE,
     linears=gated_linears(qkv_bias=ATTENTION_BIAS, output_bias=ATTENTION_BIAS),
     layer_norms=SANDWICH_NORMS,
-    final_norm=Norm("model.norm"),
-    head="lm_head",
     keys={"hidden_act": "hidden_activation"},
     defaults={
         "hidden_activation": "gelu_pytorch_tanh",

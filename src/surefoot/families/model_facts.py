@@ -8,7 +8,7 @@ the family's structure, the caller gives what the model shows of itself when it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,43 +75,52 @@ class ModuleFact:
         return any(one.experts > 1 for one in self.matrices) or (".experts." in f"{self.name}." and not self.routes)
 
 
-@dataclass(frozen=True)
-class ModuleTree:
-    """What a model shows of itself where no row has its structure.
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a model shows of itself when it is built without weights; of families with a structure as the defaults say.
 
-    config: its values, defaults included, under Llama's names.
-    modules: those that hold parameters; a tied head too.
-    without_sdpa: as in `Family`.
-    dropouts: by config key.
+    without_sdpa: why SDPA cannot run it, as the end of a sentence; empty where it can.
     active: experts that a token goes to, 0 where there are none.
     attends: some layer has attention over tokens (softmax); state spaces and linear attention alone have none.
     recurrent: some layer carries a state, or a convolution, along the row.
-    text_type: model_type of the language model inside a wrapper.
-    wrapper_parameters: parameters of the wrapper that are not the language model's, which `modules` are.
+    wrapper_parameters: parameters that are not the language model's (a vision tower, what joins it), which stay frozen
+        unless `vision` says otherwise.
     both_ways: the tokens of a picture see each other, later ones too.
     sight: name and shape of what vision tower and projector hold, which are beside the language model.
     opened_by: transformers' class that opens the checkpoint.
     """
 
-    config: Mapping[str, Any]
-    modules: tuple[ModuleFact, ...]
-    embedding: str
-    head: str
     without_sdpa: str = ""
-    dropouts: tuple[str, ...] = ()
     active: int = 0
     attends: bool = True
     recurrent: bool = False
     uneven_heads: bool = False
-    text_type: str = ""
     wrapper_parameters: int = 0
     both_ways: bool = False
     sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened_by: str = OPENED_BY
 
 
-@dataclass(frozen=True)
-class ModelFacts:
+@dataclass(frozen=True, kw_only=True)
+class ModuleTree(Shown):
+    """All that a model shows of itself where no row has its structure.
+
+    config: its values, defaults included, under Llama's names.
+    modules: those that hold parameters; a tied head too.
+    dropouts: by config key.
+    text_type: model_type of the language model inside a wrapper.
+    """
+
+    config: Mapping[str, Any]
+    modules: tuple[ModuleFact, ...]
+    embedding: str
+    head: str
+    dropouts: tuple[str, ...] = ()
+    text_type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts(Shown):
     """What planning knows of a model: of the language model in it, where it is more than that.
 
     family: None for a model_type that no row describes.
@@ -125,14 +134,10 @@ class ModelFacts:
     fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards.
     rotary_switch: positions beyond which "longrope" takes its other table, for a whole micro-batch.
     stored: dtype on disk.
-    active: experts that a token goes to, 0 where there are none.
+    stored_form: as `families.stored_forms.stored_form` names it; such weights are decoded while they are loaded.
     balance: factor of the load-balancing loss that config.json names, None where the family has none.
     balances: config.json says to train with it.
-    attends, recurrent, uneven_heads: as in `ModuleTree`.
-    wrapper_parameters: parameters that are not the language model's (a vision tower, what joins it), which stay
-        frozen unless `vision` says otherwise.
-    both_ways, sight: as in `ModuleTree`.
-    opened_by: transformers' class that opens the checkpoint.
+    bos_scale: by what its BOS embedding was scaled in training, where a file beside it says so.
     """
 
     model_type: str
@@ -160,19 +165,10 @@ class ModelFacts:
     window: int | None = None
     dropouts: tuple[tuple[str, float], ...] = ()
     rotary_switch: int | None = None
-    without_sdpa: str = ""  # why SDPA cannot run this model, as the end of a sentence; empty where it can
-    active: int = 0
     balance: float | None = None
     balances: bool = False
-    attends: bool = True
-    recurrent: bool = False
-    uneven_heads: bool = False
-    wrapper_parameters: int = 0
-    both_ways: bool = False
-    sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    opened_by: str = OPENED_BY
-    stored_form: str = ""  # as `families.stored_forms.stored_form` names it; weights are decoded while they are loaded
-    bos_scale: float | None = None  # by what its BOS embedding was scaled in training, where a file beside it says so
+    stored_form: str = ""
+    bos_scale: float | None = None
 
     @property
     def structure(self) -> Structure | None:
@@ -248,6 +244,9 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
     heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
     wide = hidden * structure.intermediate_per_hidden if structure and structure.intermediate_per_hidden else None
     names = tree.dropouts if tree else family.dropouts if family else ()
+    shown: dict[str, Any] = {"without_sdpa": family.without_sdpa if family else ""}
+    if tree:
+        shown = {one.name: getattr(tree, one.name) for one in fields(Shown)}
     facts = ModelFacts(
         model_type=keys.text("model_type"),
         family=family,
@@ -274,17 +273,9 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         window=_window(keys, family),
         rotary_switch=_rotary_switch(keys),
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
-        active=tree.active if tree else 0,
         balance=_balance(keys, tree),
         balances=bool(keys.get("output_router_logits")) if tree else False,
-        attends=tree.attends if tree else True,
-        recurrent=tree.recurrent if tree else False,
-        uneven_heads=tree.uneven_heads if tree else False,
-        without_sdpa=tree.without_sdpa if tree else family.without_sdpa if family else "",
-        wrapper_parameters=tree.wrapper_parameters if tree else 0,
-        both_ways=tree.both_ways if tree else False,
-        sight=tree.sight if tree else (),
-        opened_by=tree.opened_by if tree else OPENED_BY,
+        **shown,
     )
     if facts.heads % facts.kv_heads:
         keys.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")
