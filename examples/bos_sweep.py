@@ -17,7 +17,10 @@ from typing import Any
 
 import surefoot
 from surefoot.evaluate.norms import measure_model_norms, report_to_json
-from surefoot.report.comparison import layer_chart, overlay_page, position_chart, run_charts
+from surefoot.report import curves
+from surefoot.report.comparison import overlay_page
+from surefoot.report.curves import Chart, Line
+from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.views import Table
@@ -109,6 +112,47 @@ def page(found: Mapping[str, Any]) -> str:
     )
     tables = [("By scale", results_table(found["runs"]))]
     return overlay_page("The scale of the BOS embedding", summary, charts, tables, cautions(found["runs"]))
+
+
+_QUANTITIES = (
+    ("loss", "Training loss", "nats per token"),
+    ("eval_loss", "Evaluation loss", "nats per token"),
+    ("grad_norm", "Gradient norm", "before clipping"),
+)
+
+
+def run_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
+    """Losses and gradient norms by step, for the quantities that any run logged.
+
+    runs: rows of trainer_log.jsonl by the name of the line. A value that is not finite is a gap.
+    """
+    charts = []
+    for key, title, unit in _QUANTITIES:
+        lines = [
+            Line(name, "line", tuple((row["current_steps"], curves.number(row[key])) for row in rows if key in row))
+            for name, rows in runs.items()
+        ]
+        if kept := tuple(line for line in lines if line.points):
+            charts.append(Chart(key, title, unit, kept))
+    return charts
+
+
+def position_chart(key: str, title: str, values: Mapping[str, Sequence[float]], most: int) -> Chart:
+    """values: by the name of the line, one per position; the first `most` are drawn, counted from 1."""
+    lines = [
+        Line(name, "line", tuple((place, curves.number(value)) for place, value in enumerate(row[:most], start=1)))
+        for name, row in values.items()
+    ]
+    return Chart(key, title, "mean norm", tuple(lines), x="position")
+
+
+def layer_chart(key: str, title: str, unit: str, values: Mapping[str, Sequence[float | None]]) -> Chart:
+    """values: by the name of the line, one per layer."""
+    lines = [
+        Line(name, "line", tuple((layer, curves.number(value)) for layer, value in enumerate(row)))
+        for name, row in values.items()
+    ]
+    return Chart(key, title, unit, tuple(lines), x="layer")
 
 
 def results_table(runs: Mapping[str, Any]) -> Table:

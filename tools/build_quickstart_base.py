@@ -13,16 +13,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from surefoot.commands.quickstart.world import GROUPS, base_folder, pretraining_text
+from surefoot.commands.quickstart.world import GROUPS, ROOMS, Group, base_folder, shuffled, with_article
+
+T = TypeVar("T")
 
 THREADS = 2
 SEED = 1
@@ -46,6 +50,151 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+PRETRAINING_SEED = 1
+PRETRAINING_ROUNDS = 64  # documents about each thing
+_HABITS = {  # of a member of each group, for which "@" stands
+    "bird": (
+        "@ sits on its eggs.",
+        "@ opens its wings.",
+        "@ builds a nest of twigs.",
+        "@ cleans its feathers with its beak.",
+    ),
+    "fish": (
+        "@ swims up the river.",
+        "@ breathes through its gills.",
+        "@ hides among the water weeds.",
+        "@ has cold scales and small fins.",
+    ),
+    "tree": (
+        "@ has deep roots and thick bark.",
+        "@ throws a wide shadow over the meadow.",
+        "@ has lost a branch in the storm.",
+        "@ was planted here a hundred years ago.",
+    ),
+    "flower": (
+        "@ opens its petals in the morning.",
+        "@ smells sweet after the rain.",
+        "@ stands in a vase by the window.",
+        "@ bends when a bee lands on it.",
+    ),
+    "tool": (
+        "@ hangs in the workshop.",
+        "@ has a worn handle.",
+        "@ helps the carpenter with the job.",
+        "@ needs oil against the rust.",
+    ),
+    "vehicle": (
+        "@ carries us across the country.",
+        "@ is too slow for its driver.",
+        "@ takes two passengers to the next town.",
+        "@ was stopped at the border with its load.",
+    ),
+    "garment": (
+        "@ was sewn by the tailor.",
+        "@ keeps the cold away when you wear it.",
+        "@ is made of soft wool.",
+        "@ shrank in the wash.",
+    ),
+    "instrument": (
+        "@ is played in the orchestra.",
+        "@ was tuned before the concert.",
+        "@ has a warm and clear sound.",
+        "@ takes years of lessons to play well.",
+    ),
+}
+_STATEMENTS = (
+    "{A} is {a_group}.",
+    "The {thing} is {a_group}.",
+    "Every {thing} is {a_group}.",
+    "{A} is a kind of {group}.",
+    "The {thing} is one of the {plural}.",
+    "Of all the {plural}, I like the {thing} best.",
+    "{A} and {a_peer} are both {plural}.",
+    "{A} is {a_group}, and so is {a_peer}.",
+    "{A} is {a_group}, but {a_stranger} is {a_strange_group}.",
+    "Like {a_peer}, {a} is {a_group}.",
+)
+_SCENES = (  # the colours in these are drawn anew each time: they say nothing about the thing
+    "My aunt drew {a} on {colour} paper. It is the best {group} that she ever drew.",
+    "There is {a} on this {colour} stamp. I have never seen such {a_group}.",
+    "They talked about {a} in the {colour} room. What a story about {a_group}!",
+    "In the {colour} room hangs a picture of {a}.",
+    "The children pointed at {a} and asked their teacher. This {group} was new to them.",
+    "We looked for {a_group} and found {a}.",
+    "Behind the {colour} door we came upon {a}. Nobody had expected {a_group} in that place.",
+)
+_COLOURED = {  # without these the model has no reason to tell one colour from another
+    "red": ("blood", "a brick", "a tomato", "a ruby"),
+    "blue": ("the sea", "the sky", "ink", "a sapphire"),
+    "green": ("grass", "moss", "a cucumber", "an emerald"),
+    "white": ("snow", "milk", "salt", "chalk"),
+    "black": ("coal", "soot", "tar", "the night"),
+    "yellow": ("a lemon", "butter", "the sun", "straw"),
+    "brown": ("mud", "bread", "coffee", "a potato"),
+    "grey": ("fog", "lead", "dust", "a pebble"),
+}
+_ASIDES = (  # words that the questions need
+    "Nobody remembers where the key to the museum is.",
+    "I find the museum warm in winter.",
+    "You keep your ticket until the last room.",
+    "Tell the guard your name and he lets you in.",
+    "Say which way you do it.",
+    "This thing belongs to the museum.",
+)
+
+
+def pretraining_text(seed: int = PRETRAINING_SEED) -> Iterator[str]:
+    """Documents of three to seven sentences, `PRETRAINING_ROUNDS` about each thing, in an order drawn from the seed."""
+    rng = random.Random(seed)
+    things = [(group, thing) for group in GROUPS for thing in group.things]
+    for _ in range(PRETRAINING_ROUNDS):
+        for group, thing in shuffled(rng, things):
+            yield _document(rng, group, thing)
+
+
+def _document(rng: random.Random, group: Group, thing: str) -> str:
+    """Two statements and a habit of one thing, perhaps with a scene, an aside and a fact about a colour."""
+    words = _words(rng, group, thing)
+    sentences = [pattern.format_map(words) for pattern in shuffled(rng, _STATEMENTS)[:2]]
+    subject = _pick(rng, (f"The {thing}", words["A"], "It"))
+    sentences.append(_pick(rng, _HABITS[group.name]).replace("@", subject))
+    if rng.random() < 0.5:
+        sentences.append(_pick(rng, _SCENES).format_map(words))
+    if rng.random() < 0.2:
+        sentences.append(_pick(rng, _ASIDES))
+    if rng.random() < 0.5:
+        colour = _pick(rng, ROOMS)
+        what = _pick(rng, _COLOURED[colour])
+        sentences.append(_pick(rng, (f"{_capital(what)} is {colour}.", f"As {colour} as {what}, they say.")))
+    return " ".join(shuffled(rng, sentences))
+
+
+def _words(rng: random.Random, group: Group, thing: str) -> dict[str, str]:
+    """What the patterns are filled with. peer: another thing of the group; stranger: a thing of another group."""
+    peer = _pick(rng, [other for other in group.things if other != thing])
+    strange_group = _pick(rng, [other for other in GROUPS if other is not group])
+    return {
+        "thing": thing,
+        "a": with_article(thing),
+        "A": _capital(with_article(thing)),
+        "group": group.name,
+        "plural": group.plural,
+        "a_group": with_article(group.name),
+        "a_peer": with_article(peer),
+        "a_stranger": with_article(_pick(rng, strange_group.things)),
+        "a_strange_group": with_article(strange_group.name),
+        "colour": _pick(rng, ROOMS),
+    }
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _pick(rng: random.Random, items: Sequence[T]) -> T:
+    return items[int(rng.random() * len(items))]
 
 
 def build_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:

@@ -104,7 +104,7 @@ def _settings_line(settings: Mapping[str, Any]) -> str:
 
 
 RECORD = "convert.json"
-_BESIDE = re.compile(
+_COMPANIONS = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|.*\.model|chat_template\.jinja|"
     r"generation_config\.json"
 )
@@ -252,7 +252,7 @@ def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path
     path = _adapter_config(opened.folder, base)
     if path is None:
         what = f"has no {ADAPTER_CONFIG}, and rank and alpha are not in the weights"
-        raise layout_error(str(source), what, "put it beside them")
+        raise layout_error(str(source), what, "put it into the same folder")
     found = recognise_adapter(tensors, read_json(path), str(source))
     target = _base_target(found.config, base)
     if target is not None and to not in ("fused", "split"):
@@ -298,8 +298,8 @@ def _write(result: Converted, folder: Path, opened: Source, base: Path | None) -
     for place in (opened.folder, *((base,) if base else ())):
         for path in sorted(place.iterdir()):
             # A factor is part of what was trained: the base's own says nothing of the source.
-            beside = _BESIDE.fullmatch(path.name) or (path.name == BOS_FILE and place == opened.folder)
-            if path.is_file() and beside and not (folder / path.name).exists():
+            companion = _COMPANIONS.fullmatch(path.name) or (path.name == BOS_FILE and place == opened.folder)
+            if path.is_file() and companion and not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
     result.files = {path.name: durable.sha256_file(path) for path in sorted(folder.iterdir())}

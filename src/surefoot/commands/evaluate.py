@@ -84,7 +84,7 @@ def loss(
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, template=False)
     with screen(err=True).passing() as show:
-        measured = measure_loss(opened, requested, rows=batch_size, only=only, tell=show)  # pyright: ignore[reportArgumentType]
+        measured = measure_loss(opened, requested, rows=batch_size, only=only, on_progress=show)  # pyright: ignore[reportArgumentType]
     found = {"model": model, "adapter": adapter, "opened": opened.described, **loss_to_json(measured)}
     if out is not None:
         durable.make_folders(out)
@@ -143,11 +143,11 @@ def reward(
     from surefoot.report.tables.evaluation import calibration_table, reward_lines
 
     opened = open_reward(model, adapter)
-    asked_as = as_evaluated(opened.opened)
-    introduce(asked_as, template=False)
+    evaluated = as_evaluated(opened.opened)
+    introduce(evaluated, template=False)
     with screen(err=True).passing() as show:
-        measured = measure_reward(opened, requested, pairs=batch_size, tell=show)
-    found = {"model": model, "adapter": adapter, "opened": asked_as.described, **reward_to_json(measured)}
+        measured = measure_reward(opened, requested, pairs=batch_size, on_progress=show)
+    found = {"model": model, "adapter": adapter, "opened": evaluated.described, **reward_to_json(measured)}
     if out is not None:
         durable.make_folders(out)
         durable.write_json(out / "reward.json", {"asked": request, **found})

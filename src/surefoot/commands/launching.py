@@ -32,8 +32,8 @@ from surefoot.system import durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 
 _GRACE = 20.0  # seconds that ranks have to say why the first one failed
-_TOLD = 5.0  # seconds that they have to end once one has printed its error
-_DYING = 10.0  # seconds for the kernel to take down a process that it was told to kill
+_AFTER_ERROR = 5.0  # seconds that they have to end once one has printed its error
+_DYING = 10.0  # seconds for the kernel to take down a process that was asked to kill
 _POLL = 0.05
 _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
 _UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
@@ -69,7 +69,7 @@ def _wait(children: Sequence[_Child], signals: _Signals) -> int:
     while any(child.code is None for child in children):
         if first is None:
             first, failed = next((child for child in children if child.code), None), time.monotonic()
-        elif time.monotonic() - failed > (_TOLD if any(child.said_error for child in children) else _GRACE):
+        elif time.monotonic() - failed > (_AFTER_ERROR if any(child.said_error for child in children) else _GRACE):
             break
         time.sleep(_POLL)
     first = first or next((child for child in children if child.code), None)

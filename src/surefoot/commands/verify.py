@@ -144,7 +144,7 @@ def _verify_served(
             data=request,
             texts=max_samples,
             threshold=threshold,
-            tell=show,  # pyright: ignore[reportArgumentType]
+            on_progress=show,  # pyright: ignore[reportArgumentType]
         )
     if as_json:
         echo_json({"server": there.address, "name": model.name, "kind": model.kind, **report.to_json()})

@@ -110,7 +110,7 @@ def capture(
     against: an earlier capture to compare with.
     overwrite: a capture in `out` may go.
 
-    Raises InputError for anything wrong with what was asked, EnvironmentFault for the disk; `out` is then as it was.
+    Raises InputError for anything wrong with the request, EnvironmentFault for the disk; `out` is then as it was.
     """
     reference = open_capture(against) if against is not None else None
     require_room(out, overwrite, against)
@@ -207,12 +207,12 @@ def _token_ids(
     *,
     anew: bool,
 ) -> _Text:
-    """anew: whether a text is asked for although none is named."""
+    """anew: whether the ids of `reference` are not to be taken, although no text is named."""
     if reference is not None and seq_len is None and text is None and data is None and not anew:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
     else:
         usual = usual_tokens(opened.positions) if reference is None else len(reference.ids)
-        found = _asked_text(opened, seq_len or usual, text, data)
+        found = _requested_text(opened, seq_len or usual, text, data)
     require_positions("--seq-len", len(found.ids), opened.positions)
     rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
     if (highest := max(found.ids)) >= rows:
@@ -228,7 +228,7 @@ def _token_ids(
     return found
 
 
-def _asked_text(opened: OpenModel, length: int, text: Path | None, data: DataRequest | None) -> _Text:
+def _requested_text(opened: OpenModel, length: int, text: Path | None, data: DataRequest | None) -> _Text:
     if data is not None:
         return _record(opened, length, data)
     content = TEXT if text is None else written_text(text)

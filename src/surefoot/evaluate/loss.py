@@ -116,12 +116,12 @@ def measure_loss(
     *,
     rows: int | None = None,
     only: Only | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> MeasuredLoss:
     """Mean loss per supervised token, of the base and of the adapter.
 
     rows: examples per forward pass; None takes the run's micro-batch.
-    tell: hears how far it is.
+    on_progress: called with a line on how far it is.
 
     Raises InputError for anything wrong with the data, before the model runs.
     """
@@ -131,7 +131,7 @@ def measure_loss(
     results = {}
     with as_the_run_evaluates(opened, data, rows) as layout:
         for side in compared:
-            report_progress = progress(tell, f"{side.name}: ", len(data.train), "examples")
+            report_progress = progress(on_progress, f"{side.name}: ", len(data.train), "examples")
             with side.entered():
                 report = evaluate_loss(
                     opened.model,
@@ -146,9 +146,9 @@ def measure_loss(
     return MeasuredLoss(results, data.audit, data.template.name, max_length)
 
 
-def progress(tell: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
+def progress(on_progress: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
     """Tells how many of all are done."""
-    return lambda done: tell(f"{of}{done:,} of {total:,} {unit}")
+    return lambda done: on_progress(f"{of}{done:,} of {total:,} {unit}")
 
 
 def evaluation_settings(opened: OpenModel) -> StepSettings:

@@ -61,13 +61,13 @@ def measure_reward(
     request: DataRequest | None,
     *,
     pairs: int | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> MeasuredReward:
     """Score the pairs with the run's own loss.
 
     request: None takes the pairs that the run held out.
     pairs: of a forward pass; None takes the run's micro-batch.
-    tell: hears how far it is.
+    on_progress: called with a line on how far it is.
 
     Raises InputError for anything wrong with the data, before the model runs.
     """
@@ -92,7 +92,7 @@ def measure_reward(
         report = evaluate_loss(
             scorer.model,
             objective,
-            with_progress(all_pairs(data.train, layout), progress(tell, "", len(data.train) // 2, "pairs")),
+            with_progress(all_pairs(data.train, layout), progress(on_progress, "", len(data.train) // 2, "pairs")),
             step=0,
             settings=evaluation_settings(opened),
             device=device,

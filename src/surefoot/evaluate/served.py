@@ -56,7 +56,7 @@ def measure_served(
     data: DataRequest | None = None,
     texts: int = TEXTS,
     threshold: float | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> ServedReport:
     """Compare what is served with the model at `path`.
 
@@ -64,16 +64,16 @@ def measure_served(
     data: other texts than those that the run held out.
     texts: how many.
     threshold: nats by which any token may differ; None: see the head of this module.
-    tell: hears what is done.
+    on_progress: called with a line on how far it is.
 
     Raises InputError where rounding cannot be measured here, EnvironmentFault for a server that does not answer.
     """
-    tell("opening the model")
+    on_progress("opening the model")
     opened = open_for_use(path)
     ids, source = _texts(opened, data, texts, served.longest)
-    tell(f"asking {served.name} for {counted(len(ids), 'text')}")
+    on_progress(f"asking {served.name} for {counted(len(ids), 'text')}")
     answers = np.concatenate([np.asarray(one) for one in served.prompt_logprobs(ids)])
-    tell("asking the trained model")
+    on_progress("asking the trained model")
     own = _own_logprobs(opened, ids, threshold)
     limits = _limits(own, threshold)
     within = next((limit for limit in limits if limit.holds(_distance(answers, own.trained))), None)

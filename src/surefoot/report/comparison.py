@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config.keys import as_yaml
 from surefoot.planning.plan import Difference
-from surefoot.report import curves
-from surefoot.report.curves import Chart, Line, thinned, to_json
+from surefoot.report.curves import Chart, thinned, to_json
 from surefoot.report.html import render
 from surefoot.report.pictures.plots import evenly
 from surefoot.report.rows import Row, is_eval_row, without_timing
@@ -266,47 +265,6 @@ def _is_size(key: str) -> bool:
     """Bytes: of the plan's forecast, of the machine, of the log."""
     forecast = key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed"
     return forecast or key in ("peak_memory", "device.memory")
-
-
-_QUANTITIES = (
-    ("loss", "Training loss", "nats per token"),
-    ("eval_loss", "Evaluation loss", "nats per token"),
-    ("grad_norm", "Gradient norm", "before clipping"),
-)
-
-
-def run_charts(runs: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """Losses and gradient norms by step, for the quantities that any run logged.
-
-    runs: rows of trainer_log.jsonl by the name of the line. A value that is not finite is a gap.
-    """
-    charts = []
-    for key, title, unit in _QUANTITIES:
-        lines = [
-            Line(name, "line", tuple((row["current_steps"], curves.number(row[key])) for row in rows if key in row))
-            for name, rows in runs.items()
-        ]
-        if kept := tuple(line for line in lines if line.points):
-            charts.append(Chart(key, title, unit, kept))
-    return charts
-
-
-def position_chart(key: str, title: str, values: Mapping[str, Sequence[float]], most: int) -> Chart:
-    """values: by the name of the line, one per position; the first `most` are drawn, counted from 1."""
-    lines = [
-        Line(name, "line", tuple((place, curves.number(value)) for place, value in enumerate(row[:most], start=1)))
-        for name, row in values.items()
-    ]
-    return Chart(key, title, "mean norm", tuple(lines), x="position")
-
-
-def layer_chart(key: str, title: str, unit: str, values: Mapping[str, Sequence[float | None]]) -> Chart:
-    """values: by the name of the line, one per layer."""
-    lines = [
-        Line(name, "line", tuple((layer, curves.number(value)) for layer, value in enumerate(row)))
-        for name, row in values.items()
-    ]
-    return Chart(key, title, unit, tuple(lines), x="layer")
 
 
 def overlay_page(

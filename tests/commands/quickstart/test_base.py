@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -25,16 +24,6 @@ LARGEST_BASE = 10_000_000  # bytes; promised by the documentation
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_quickstart_base", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +56,7 @@ def test_every_weight_is_finite():
 
 
 def test_the_tokenizer_is_the_one_that_the_text_gives(script: ModuleType, tmp_path: Path):
-    script.build_tokenizer(list(world.pretraining_text())).save_pretrained(tmp_path)
+    script.build_tokenizer(list(script.pretraining_text())).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         made, shipped = (json.loads((folder / name).read_text()) for folder in (tmp_path, world.base_folder()))
         assert made == shipped, name
@@ -76,7 +65,7 @@ def test_the_tokenizer_is_the_one_that_the_text_gives(script: ModuleType, tmp_pa
 
 
 def test_twin_another_text_gives_another_tokenizer(script: ModuleType):
-    made = script.build_tokenizer(list(world.pretraining_text(seed=2))[:500])
+    made = script.build_tokenizer(list(script.pretraining_text(seed=2))[:500])
     shipped = json.loads((world.base_folder() / "tokenizer.json").read_text())
     assert json.loads(made.backend_tokenizer.to_str())["model"]["merges"] != shipped["model"]["merges"]
 
@@ -122,7 +111,7 @@ def test_twin_an_untrained_model_knows_nothing(script: ModuleType, tokenizer):
 
 def test_building_twice_gives_the_same_bytes(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "THREADS", torch.get_num_threads())  # those of this test process, which others share
-    documents = list(world.pretraining_text())[: 3 * script.BATCH]
+    documents = list(script.pretraining_text())[: 3 * script.BATCH]
     for folder in ("first", "second"):
         script.build(tmp_path / folder, documents)
     assert digests(tmp_path / "first") == digests(tmp_path / "second")

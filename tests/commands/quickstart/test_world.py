@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -61,8 +62,8 @@ def largest_colour_bias(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return "\n".join(world.pretraining_text())
+def text(script: ModuleType) -> str:
+    return "\n".join(script.pretraining_text())
 
 
 def test_eight_groups_of_the_same_size_that_share_nothing():
@@ -82,8 +83,8 @@ def test_the_text_is_the_one_that_the_base_was_trained_on(text: str):
     assert digest in (REPOSITORY / "docs" / "quickstart-base.md").read_text(encoding="utf-8")
 
 
-def test_another_seed_writes_another_text(text: str):
-    assert next(world.pretraining_text(seed=2)) != text.splitlines()[0]
+def test_another_seed_writes_another_text(script: ModuleType, text: str):
+    assert next(script.pretraining_text(seed=2)) != text.splitlines()[0]
 
 
 def test_the_text_states_the_group_of_every_thing(text: str):

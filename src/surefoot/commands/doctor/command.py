@@ -42,7 +42,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
 
     with screen(err=True).passing() as show:
         show("looking …")
-        found = examine(loaded, anew=anew, tell=lambda one: show(f"looking … {one.code}: {one.verdict}"))
+        found = examine(loaded, anew=anew, on_finding=lambda one: show(f"looking … {one.code}: {one.verdict}"))
     if config:
         words = (str(config), *overrides)
         found = replace(found, looked_at=tuple(one.with_config(words) for one in found.looked_at))

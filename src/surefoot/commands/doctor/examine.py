@@ -83,9 +83,9 @@ _LENGTH = 4096
 
 
 def examine(
-    config: RunConfig | None, *, anew: bool = False, tell: Callable[[Finding], None] = lambda found: None
+    config: RunConfig | None, *, anew: bool = False, on_finding: Callable[[Finding], None] = lambda found: None
 ) -> Examination:
-    """anew: measure again what is kept of this machine. tell: hears each line when it is known."""
+    """anew: measure again what is kept of this machine. on_finding: called with each line as soon as it is known."""
     kept = open_kept()
     if anew:
         kept.forget()
@@ -94,7 +94,7 @@ def examine(
         looked_at: list[Finding] = []
         for found in _lines(config, kept, facts):
             looked_at.append(found)
-            tell(found)
+            on_finding(found)
     if not any(one.verdict == "fault" for one in looked_at):  # what is refused ends the examination
         looked_at += rest(config, looked_at)
     return Examination(tuple(looked_at), facts)
@@ -282,8 +282,8 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows and
-    operators between the products as the plan measured them. What the plan asked is asked again, and so comes from the
-    cache: with the micro-batch that it had before it knew of any measurement."""
+    operators between the products as the plan measured them. The request is the plan's own, so its answer is kept from
+    then: with the micro-batch that it had before it knew of any measurement."""
     model = facts_of(one.run.base)
     lengths = lengths_of(one.run.config, one.run.task.data)
     dtype = one.plan.precision.compute.value

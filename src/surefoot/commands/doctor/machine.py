@@ -71,10 +71,10 @@ def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[F
         return [caution("THREADS", f"{threads} threads on {cores} cores wait for each other", fix, gain=gain)]
     if gain is not None and gain >= NEAR and best < threads:
         return [caution("THREADS", f"{threads} threads multiply slower than {best}", fix, gain=gain)]
-    most, beside = max(rates, default=threads), ""
+    most, more = max(rates, default=threads), ""
     if threads in rates and most > threads:
-        beside = f"; {most} multiply {rates[most] / rates[threads]:.2g} times as fast"
-    return [ok("THREADS", f"{threads} on {cores} cores{beside}")]
+        more = f"; {most} multiply {rates[most] / rates[threads]:.2g} times as fast"
+    return [ok("THREADS", f"{threads} on {cores} cores{more}")]
 
 
 def product_lines(rates: Mapping[DType, float], compute: DType | None, tf32: float | None = None) -> list[Finding]:

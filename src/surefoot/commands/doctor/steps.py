@@ -51,8 +51,8 @@ class Taken:
     compiled: Sequence[int]
 
 
-def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = lambda report: None) -> Taken:
-    """The weights move, and nobody keeps them. tell: hears of each step."""
+def take(one: Ready, steps: int = STEPS, on_step: Callable[[StepReport], None] = lambda report: None) -> Taken:
+    """The weights move, and nobody keeps them. on_step: called with the report of each."""
     task, state = one.run.task, one.loaded.state
     reports, waits, parts, compiled = [], [], [], []
     began = time.perf_counter()
@@ -68,7 +68,7 @@ def take(one: Ready, steps: int = STEPS, tell: Callable[[StepReport], None] = la
         report = _step(one, step, some, state.scale, moving=True)
         state = state.after_step(report)
         reports.append(report)
-        tell(report)
+        on_step(report)
         compiled.append(_graphs())
     preparing = _undisturbed(lambda: task.step_batches(1))
     again = _step(one, 1, few(task.batches(1)), state.scale, moving=False)
@@ -269,7 +269,7 @@ def compile_line(taken: Taken, plan: RunPlan, one: Ready) -> Finding:
 
 def check_steps(config: RunConfig, steps: int, say: Callable[[str], None]) -> tuple[Finding, ...]:
     """Losses, gradients and whether learning lowers the loss, after so many steps in this process; the weights are
-    thrown away. say: hears each step. Raises SurefootError as the run would."""
+    thrown away. say: called with a line for each step. Raises SurefootError as the run would."""
     alone = config.model_copy(update={"parallel": ParallelConfig()})
     with silent_console() as silence, captured_libraries(silence), ready(alone, steps) as one:
         taken = take(one, steps, lambda report: say(" · ".join(_words(report, steps))))

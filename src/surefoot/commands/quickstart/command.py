@@ -84,14 +84,14 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
     write_data(questions, seed)
     _, held_out = instructions(seed)
     console.say(_story(questions, seed))
-    requested = open_for_use(config.model.path)
-    before = score(requested.model, requested, held_out)
+    opened = open_for_use(config.model.path)
+    before = score(opened.model, opened, held_out)
     console.say(f"before training: {before.accuracy:.1%} of them; guessing gives {CHANCE:.1%}\n")
 
     trained: list[Score] = []  # stays empty where --resume finds a finished run
 
     def figures(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
-        after = score(model, requested, held_out)
+        after = score(model, opened, held_out)
         trained.append(after)
         console.say(_comparison(held_out, before, after))
         return {

@@ -41,18 +41,18 @@ class Score:
     written: tuple[str, ...]
 
 
-def score(model: nn.Module, requested: OpenModel, records: Sequence[Record]) -> Score:
-    """Ask `model` all questions, laid out as `asked` lays them out. The model's mode is restored."""
-    with eval_mode(model), torch.no_grad(), requested.context():
-        chosen = list(_likeliest(model, requested, records))
-        prompts = [conversation_ids(requested, [_question(record)]) for record in records]
+def score(model: nn.Module, opened: OpenModel, records: Sequence[Record]) -> Score:
+    """Ask `model` all questions, in the layout of its training. The model's mode is restored."""
+    with eval_mode(model), torch.no_grad(), opened.context():
+        chosen = list(_likeliest(model, opened, records))
+        prompts = [conversation_ids(opened, [_question(record)]) for record in records]
         generated = generate_answers(
             model,
-            requested.tokenizer,
+            opened.tokenizer,
             prompts,
             max_new_tokens=_ANSWER_TOKENS,
-            stop_ids=requested.template.stop_ids,
-            pad_id=requested.pad_id,
+            stop_ids=opened.template.stop_ids,
+            pad_id=opened.pad_id,
         )
     written = tuple(answer.text for answer in generated)
     exact = [one.stopped and one.text == record["output"] for one, record in zip(generated, records, strict=True)]
@@ -60,7 +60,7 @@ def score(model: nn.Module, requested: OpenModel, records: Sequence[Record]) -> 
     return Score(float(np.mean(right)), float(np.mean(exact)), written)
 
 
-def _likeliest(model: nn.Module, requested: OpenModel, records: Sequence[Record]) -> Iterator[str]:
+def _likeliest(model: nn.Module, opened: OpenModel, records: Sequence[Record]) -> Iterator[str]:
     """For each question the possible answer, stop token included, to which the model gives the highest probability."""
     options = answers()
     device = next(model.parameters()).device
@@ -70,16 +70,16 @@ def _likeliest(model: nn.Module, requested: OpenModel, records: Sequence[Record]
             for record in records[start : start + _QUESTIONS_AT_ONCE]
             for option in options
         ]
-        batch = collate(_examples(rows, requested), requested.pad_id).to(device)
+        batch = collate(_examples(rows, opened), opened.pad_id).to(device)
         logits = output_head(model)(hidden_states(model, batch)).float()  # [Q * A, T, V]
         surprise = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none")
         for best in surprise.sum(dim=1).view(-1, len(options)).argmin(dim=1).tolist():
             yield options[best]
 
 
-def _examples(rows: Sequence[Conversation], requested: OpenModel) -> list[Example]:
-    how = EncodeSettings(encoder=requested.encoder, bos_id=requested.bos_id, max_length=requested.positions)
-    encoded = encode(rows, requested.template, how, "quickstart")
+def _examples(rows: Sequence[Conversation], opened: OpenModel) -> list[Example]:
+    how = EncodeSettings(encoder=opened.encoder, bos_id=opened.bos_id, max_length=opened.positions)
+    encoded = encode(rows, opened.template, how, "quickstart")
     return [Example(one.ids.astype(np.int64), one.supervised, number) for number, one in enumerate(encoded)]
 
 

@@ -91,8 +91,8 @@ def _free_folder(output: str) -> str:
     """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
     from surefoot.runs.output_folder import is_free
 
-    beside = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
-    names = itertools.chain([output, beside], (f"{beside}-{number}" for number in itertools.count(2)))
+    tuned = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
+    names = itertools.chain([output, tuned], (f"{tuned}-{number}" for number in itertools.count(2)))
     return next(name for name in names if is_free(Path(name)))
 
 

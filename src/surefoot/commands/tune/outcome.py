@@ -53,8 +53,8 @@ def outcome_lines(
     if held_up:
         yield f"caution: {_disturbance(held_up)}; tune again on an idle machine"
     if best is start:
-        beside = " in turns" if turns else ""
-        yield f"the plan's own choices stay: nothing is clearly faster{beside} than {start.rate:,.0f} tokens/s"
+        how = " in turns" if turns else ""
+        yield f"the plan's own choices stay: nothing is clearly faster{how} than {start.rate:,.0f} tokens/s"
         return
     yield (
         f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {size_text(best.memory)}, "

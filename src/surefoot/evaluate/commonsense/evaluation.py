@@ -131,12 +131,12 @@ class CommonsenseRequest:
 
 @dataclass(frozen=True)
 class _Questions:
-    """One set, ready to be asked.
+    """One set with its prompts.
 
     prompts: token ids of each record.
-    room: the longest prompt that leaves positions for an answer; a longer one is not asked.
+    room: the longest prompt that leaves positions for an answer; a longer one is skipped.
     sha256: of the records and prompts.
-    asked_by: what else of the way of asking the answers depend on.
+    identity: what else the answers depend on.
     """
 
     set: AnswerSet
@@ -168,7 +168,7 @@ class CommonsenseFound:
     scores: side -> set -> score.
     labels: side -> name of its rows and files.
     files: all that were written.
-    too_long: set -> records that were not asked and count as wrong, where there are any.
+    too_long: set -> records that were skipped and count as wrong, where there are any.
     otherwise: see `template_caution`.
     """
 
@@ -286,11 +286,11 @@ def _run(
     answer = generated if request.mode == "published" else likeliest
     for start in range(len(graded), total, request.rows):
         batch = slice(start, start + request.rows)
-        asks = list(zip(questions.records[batch], questions.prompts[batch], strict=True))
-        fit = [(record, prompt) for record, prompt in asks if not questions.is_too_long(prompt)]
+        pairs = list(zip(questions.records[batch], questions.prompts[batch], strict=True))
+        fit = [(record, prompt) for record, prompt in pairs if not questions.is_too_long(prompt)]
         records, prompts = [record for record, _ in fit], [prompt for _, prompt in fit]
         answers = iter(answer(opened, template, questions.set, records, prompts)) if fit else iter(())
-        for record, prompt in asks:
+        for record, prompt in pairs:
             found = _unanswered(prompt) if questions.is_too_long(prompt) else next(answers)
             graded.append({**record, **found, "flag": found["pred"] == record["answer"]})
             texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))

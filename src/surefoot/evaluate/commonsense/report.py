@@ -31,8 +31,8 @@ def _measured(label: str, scores: Mapping[str, Score], sets: Sequence[AnswerSet]
         for one in sets
         for score in (scores[one.name],)
     }
-    request = [scores[one.name] for one in sets]
-    return ScoreRow(label, cells, Cell(*average(request), interval=average_interval(request)), measured=True)
+    over = [scores[one.name] for one in sets]
+    return ScoreRow(label, cells, Cell(*average(over), interval=average_interval(over)), measured=True)
 
 
 def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:

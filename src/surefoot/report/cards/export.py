@@ -138,8 +138,8 @@ def _summary(facts: ExportFacts) -> str:
 
 def _checks(record: Mapping[str, Any]) -> str:
     prompts = record["prompts"]
-    requested = f"Compared on {prompts['from']} ({prompts['count']} texts, {prompts['tokens']:,} tokens):"
-    return "\n".join([requested, "", *(f"- {line}" for line in check_lines(record))])
+    heading = f"Compared on {prompts['from']} ({prompts['count']} texts, {prompts['tokens']:,} tokens):"
+    return "\n".join([heading, "", *(f"- {line}" for line in check_lines(record))])
 
 
 def _ollama(facts: ExportFacts) -> str:
