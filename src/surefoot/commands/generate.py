@@ -59,7 +59,7 @@ def generate(
 
     from surefoot.data.formats import Turn
     from surefoot.methods.open_model import conversation_ids, open_for_use, raw_ids, room_for
-    from surefoot.models.generate import Decoding, generate_answers
+    from surefoot.models.generate import generate_answers
 
     opened = open_for_use(model, adapter)
     introduce(opened, template=not raw)
@@ -68,15 +68,17 @@ def generate(
     room_for(opened, ids, max_new_tokens)  # all prompts are checked before the first is answered
     for start in range(0, len(texts), _TOGETHER):
         batch = ids[start : start + _TOGETHER]
-        decoding = Decoding(
-            max_new_tokens=room_for(opened, batch, max_new_tokens),
-            stop_ids=opened.template.stop_ids,
-            pad_id=opened.pad_id,
-            seed=seed + start,
-            **sampling,
-        )
         with opened.context():
-            answers = generate_answers(opened.model, opened.tokenizer, batch, **vars(decoding))
+            answers = generate_answers(
+                opened.model,
+                opened.tokenizer,
+                batch,
+                max_new_tokens=room_for(opened, batch, max_new_tokens),
+                stop_ids=opened.template.stop_ids,
+                pad_id=opened.pad_id,
+                seed=seed + start,
+                **sampling,  # pyright: ignore[reportArgumentType]
+            )
         for text, answer in zip(texts[start:], answers, strict=False):
             if as_json:
                 tokens = len(answer.ids)

@@ -101,7 +101,7 @@ def profiled(
 
     def batches(step: int) -> Sequence[Weighted]:
         found = job.batches(step)
-        if step in window.phases.clocked:
+        if step in window.clocked:
             works[step] = step_work(found)
         return found
 

@@ -160,7 +160,7 @@ class Window:
         finished: Callable[[Recorded], None],
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._clocked, self._traced = phases(first, last, wanted)
+        self.clocked, self._traced = phases(first, last, wanted)
         self._device, self._finished, self._clock = device, finished, clock
         self._watches: dict[int, Stopwatch] = {}
         self._between: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
@@ -175,7 +175,7 @@ class Window:
         self._end_step()
         if self._over:
             return unwatched
-        clocked, traced = self._clocked, self._traced
+        clocked, traced = self.clocked, self._traced
         if step not in clocked and step not in traced:
             if step >= traced.stop:
                 self._finish()
@@ -204,7 +204,7 @@ class Window:
         with watch(part):
             yield
         self._paused += watch.seconds[part]
-        if self._current in self._clocked:
+        if self._current in self.clocked:
             self._between[part] += watch.seconds[part]
 
     def abandon(self) -> None:
@@ -218,7 +218,7 @@ class Window:
         self._finish()
 
     def _end_step(self) -> None:
-        if self._current in self._clocked:
+        if self._current in self.clocked:
             self._stepping += self._clock() - self._started - self._paused
             self._counted = read_counters(self._device.type).since(self._before)
         self._current = None
