@@ -1,11 +1,14 @@
-"""Every optimizer against the library's own, stepped by hand; adamw also against the published algorithm."""
+"""Optimizers against the libraries' own and the published algorithms; schedules against tables and transformers."""
+
+import math
 
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
+from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
-from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, Together, adamw, make_optimizer
+from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, Schedule, Together, adamw, make_optimizer
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7
@@ -157,3 +160,49 @@ def test_adafactor_moves_what_starts_at_zero_at_the_rate_itself():
 
 def test_muons_default_momentum_is_the_librarys():
     assert torch.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))]).defaults["momentum"] == MUON_MOMENTUM
+
+
+EXACT = 1e-15  # float64 arithmetic of a handful of operations
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("cosine", [1 / 3, 2 / 3] + [0.5 * (1 + math.cos(math.pi * k / 6)) for k in range(6)]),
+        ("wsd", [1 / 3, 2 / 3, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+    ],
+)
+def test_hand_computed_table(kind, expected):
+    schedule = Schedule(kind, peak=1.0, total=8, warmup=2, decay=3)
+    assert [schedule.rate(step) for step in range(8)] == pytest.approx(expected, abs=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_first_step_moves_and_peak_is_reached_but_never_passed(kind, warmup):
+    schedule = Schedule(kind, peak=3e-4, total=20, warmup=warmup, decay=4)
+    rates = [schedule.rate(step) for step in range(20)]
+    assert rates[0] > 0
+    assert rates[warmup] == 3e-4 == max(rates)
+    assert min(rates) > 0
+    assert Schedule(kind, 1.0, total=1, warmup=0).rate(0) == 1.0  # a run of one step trains at the peak
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_from_zero_it_is_the_curve_of_transformers(kind, warmup):
+    """The twin is the usual curve, which differs wherever there is a warm-up."""
+    name = "constant_with_warmup" if kind == "constant" else kind
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
+    rates = []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    ours = Schedule(kind, peak=3e-4, total=20, warmup=warmup, from_zero=True)
+    usual = Schedule(kind, peak=3e-4, total=20, warmup=warmup)
+    assert [ours.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)
+    assert ([usual.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)) == (warmup == 0)

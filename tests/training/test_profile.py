@@ -1,10 +1,12 @@
-"""`train --time-every N`: forward and backward are timed apart, in the steps asked for, and no number changes."""
+"""A watched step and a window of steps: what they add up, and that they change nothing."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from surefoot.commands.main import main
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.report.wording import profile_line
-from surefoot.training.profile import Stopwatch, unwatched
+from surefoot.training.profile import PARTS, TRACED, WARM_UP, Stopwatch, Window, phases, unwatched
 from surefoot.training.report import StepProfile
 from surefoot.training.step import train_step
 
@@ -31,38 +33,35 @@ def slow_loss(model, batch):
     return toy_loss(model, batch)
 
 
-def steps(watch=lambda: unwatched, objective=toy_loss, dropout=0.3):
-    engine, batches = toy_engine(dropout), toy_batches(EXAMPLES, 4)
+@contextmanager
+def drawing(part):
+    """A watch that draws a random number, which the step would have drawn."""
+    torch.rand(1)
+    yield
+
+
+def steps(watch_of=lambda step: unwatched, objective=toy_loss, count=3):
+    engine, batches = toy_engine(0.3), toy_batches(EXAMPLES, 4)
 
     def step(number):
-        return train_step(
-            engine, objective, batches, step=number, lr=0.05, scale=None, settings=settings(), watch=watch()
-        )
+        given = {"step": number, "lr": 0.05, "scale": None, "settings": settings(), "watch": watch_of(number)}
+        return train_step(engine, objective, batches, **given)
 
-    reports = [step(number) for number in (1, 2, 3)]
-    return engine, reports
+    return engine, [step(number) for number in range(1, count + 1)]
 
 
 def test_a_watched_step_computes_the_same_bits():
     plain, reports = steps()
-    watched, others = steps(lambda: Stopwatch(CPU))
+    watched, others = steps(lambda step: Stopwatch(CPU))
     assert same_bits(bits(plain), bits(watched))
     assert [one.loss for one in reports] == [one.loss for one in others]
     assert all(one.profile is None for one in reports)
     assert all(one.profile for one in others)
-
-
-def test_twin_a_watch_that_draws_random_numbers_is_noticed():
-    class Drawing(Stopwatch):
-        def __call__(self, part):
-            torch.rand(1)
-            return super().__call__(part)
-
-    assert not same_bits(bits(steps()[0]), bits(steps(lambda: Drawing(CPU))[0]))
+    assert not same_bits(bits(plain), bits(steps(lambda step: drawing)[0]))  # twin
 
 
 def test_what_happens_in_the_forward_pass_is_counted_there():
-    _, reports = steps(lambda: Stopwatch(CPU), slow_loss)
+    _, reports = steps(lambda step: Stopwatch(CPU), slow_loss)
     for report in reports:
         profile = report.profile
         assert profile.micro_batches == 3
@@ -117,3 +116,80 @@ def test_time_every_counts_from_one(folder):
     result = CliRunner().invoke(main, ["train", str(folder / "plain.yaml"), "--time-every", "0"])
     assert result.exit_code == 2
     assert "--time-every" in result.output
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "wanted", "clocked", "traced"),
+    [
+        (1, 100, 5, [3, 4, 5, 6, 7], [8, 9]),
+        (51, 100, 1, [53], [54]),
+        (1, 6, 5, [3, 4], [5, 6]),  # less is clocked
+        (1, 4, 2, [2], [3, 4]),  # less warm-up
+        (1, 2, 5, [1], [2]),
+        (1, 1, 5, [1], []),
+        (1, 0, 5, [], []),  # nothing is left to do
+    ],
+)
+def test_which_steps(first, last, wanted, clocked, traced):
+    assert [list(found) for found in phases(first, last, wanted)] == [clocked, traced]
+
+
+class Ticks:
+    """A clock that tests move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_times_of_a_window_worked_out_by_hand():
+    clock, told = Ticks(), []
+    window = Window(1, 10, 2, CPU, told.append, clock)
+    for step in range(1, 11):
+        watch = window.watch(step)
+        for part, seconds in (("data", 1), ("forward", 2), ("backward", 4), ("optimizer", 8)):
+            with watch(part):
+                clock.now += seconds
+        clock.now += 16  # the log
+        with window.between("checkpoint"):
+            clock.now += 32
+        assert len(told) == (step >= WARM_UP + 2 + TRACED + 1)
+    (recorded,) = told
+    assert (recorded.first, recorded.last, recorded.traced) == (3, 4, TRACED)
+    assert recorded.parts == dict(zip(PARTS, (2, 4, 8, 16, 0, 64), strict=True))
+    assert recorded.step_seconds == 2 * (1 + 2 + 4 + 8 + 16)
+
+
+def test_a_run_that_ends_early_tells_what_there_is_and_one_that_fails_nothing():
+    told = []
+    window = Window(1, 10, 5, CPU, told.append)
+    for step in (1, 2, 3):
+        with window.watch(step)("forward"):
+            pass
+    window.close()
+    window.close()
+    assert [(one.first, one.last, one.operators) for one in told] == [(3, 3, ())]
+    failed = Window(1, 10, 5, CPU, told.append)
+    failed.watch(3)
+    failed.abandon()
+    failed.close()
+    assert len(told) == 1
+
+
+def test_a_window_changes_no_bit_and_its_trace_has_the_parts(tmp_path):
+    told = []
+    window = Window(1, 6, 2, CPU, told.append)
+    watched, _ = steps(window.watch, count=6)
+    window.close()
+    assert same_bits(bits(steps(count=6)[0]), bits(watched))
+    recorded = told[0]
+    assert recorded.operators[0].seconds >= recorded.operators[-1].seconds > 0
+    assert "aten::addmm" in {one.name for one in recorded.operators}
+    assert not {one.name for one in recorded.operators} & set(PARTS)
+    recorded.write_trace(tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    names = [event.get("name") for event in events]
+    assert names.count("optimizer") >= TRACED
+    assert {"forward", "backward"} <= set(names)
