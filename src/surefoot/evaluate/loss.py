@@ -32,9 +32,9 @@ from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest, config_for, require_positions, words_of_the_command
 from surefoot.models.attention import decoding_context
 from surefoot.models.facts import facts_of
+from surefoot.models.fast import FastPath
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.packing import packed_attention
-from surefoot.models.fast.path import FastPath
 from surefoot.models.precision import autocast
 from surefoot.planning.attention import mask_reason
 from surefoot.planning.fast_paths import head_rows

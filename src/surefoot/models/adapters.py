@@ -101,7 +101,7 @@ def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) ->
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
-    """Those that carry an adapter, or a module that trains in full beside one."""
+    """Those that carry an adapter, or a module that trains in full with one."""
     return [module for module in model.modules() if isinstance(module, AdaptedLayer)]
 
 

@@ -57,6 +57,7 @@ class BosScaling:
         self._handles: list[RemovableHandle] = [
             decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             decoder.register_forward_hook(self._leave),
+            # After every layer, not only the first: each norm on the way back divides by sqrt(eps) once more.
             *(layer.register_forward_hook(self._cut) for layer in layers),
         ]
         setattr(decoder, _INSTALLED, self)
@@ -83,6 +84,7 @@ class BosScaling:
         starts = sequence_starts(
             embedded, inputs.get("attention_mask"), inputs.get("position_ids"), inputs.get("past_key_values")
         )
+        # With another factor the stream is not zero, and its gradient is needed.
         self._starts = starts if self.scale == 0 and self._cuts else None
         return (), inputs | {"input_ids": None, "inputs_embeds": _scaled(embedded, starts, self.scale)}
 

@@ -28,7 +28,7 @@ def enable_gradient_checkpointing(
     layers: how many, from the first on; None: all. The first ones go backward last, when what the others kept is free
     again, so that the layer that is computed again takes no room of its own.
     It acts only in training mode. The backward pass must run under the same attention kernels as the forward pass,
-    because it runs attention again. recompute_in: asked in each layer's forward pass for a context, in which the layer
+    because it runs attention again. recompute_in: called in each layer's forward pass for a context, in which the layer
     is computed again, once for every backward pass.
     """
     settings: dict[str, Any] = {"use_reentrant": False}

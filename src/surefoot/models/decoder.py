@@ -93,8 +93,8 @@ class LastLayer:
 
 
 def last_layer(model: nn.Module) -> LastLayer:
-    """Of the one language model in `model`. Raises ValueError with the reason where the attention cannot be told from
-    the rest, or stands otherwise in the layer than in those that are known."""
+    """Of the one language model in `model`. Raises ValueError with the reason where the attention cannot be identified,
+    or stands otherwise in the layer than in those that are known."""
     base, layer = causal_model(model), decoder_layers(model)[-1]
     calls = _calls(base, layer)
     begin, *inside = calls
@@ -102,7 +102,7 @@ def last_layer(model: nn.Module) -> LastLayer:
         raise ValueError("its last layer returns more than hidden states")
     attention = next((one for one in inside if one.parent is layer and isinstance(one.output, tuple)), None)
     if attention is None or not isinstance(attention.output[0], torch.Tensor):
-        raise ValueError("its last layer has no attention that can be told from the rest")
+        raise ValueError("the attention of its last layer cannot be identified")
     norm = None
     if attention.given is not begin.given:
         norms = [one for one in inside if one.given is begin.given and one.output is attention.given]

@@ -10,8 +10,8 @@ NEFTune (Jain et al. 2023, arXiv 2310.05914) adds noise to the embedded tokens w
     e' = e + alpha / sqrt(L d) * u,   u uniform in [-1, 1], drawn for every number
 
 L is the paper's length of the sequence, here the number of real tokens of the example, and d the width. transformers'
-Trainer, and TRL through it, put the padded length for L, so that the same example gets less noise beside a longer one.
-Noise on padding reaches nothing.
+Trainer, and TRL through it, put the padded length for L, so that the same example gets less noise in a batch with a
+longer one. Noise on padding reaches nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of any model folder. Where a row has the family's structure, config.json is enough; else the model is asked.
+"""Facts of any model folder. Where a row has the family's structure, config.json is enough; else the modules are read.
 
 `transformers` builds the class of that model_type on the meta device: every module, no memory, no weights. That takes
 seconds, most of them the import, so it is done only where no row has the structure.

@@ -1,4 +1,4 @@
-"""The forward pass: logits only at the positions asked for, and documents of a packed row kept apart.
+"""The forward pass: logits only at the positions that are needed, and documents of a packed row kept apart.
 
 Instruction data supervises a tenth of its tokens. A head applied to those alone saves most of its arithmetic and
 nearly all of its memory, and each logit is the same dot product as before. The model's own forward runs, so whatever
@@ -10,7 +10,7 @@ the keywords that the model's forward was called with. `register` puts a functio
 makes no mask. A family that drops keywords on the way raises; it never mixes documents. Calls without documents go
 through SDPA and its masks, as under transformers' own name.
 
-Shapes: B examples, T tokens, N positions asked for, H hidden size, V vocabulary, h query and K key heads of D numbers.
+Shapes: B examples, T tokens, N positions needed, H hidden size, V vocabulary, h query and K key heads of D numbers.
 """
 
 from __future__ import annotations
@@ -203,8 +203,9 @@ def rows_read() -> torch.Tensor | None:
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
     With one (left padding) positions count real tokens from 0, as they would without padding. In a packed row they
-    begin anew in each document, and the documents go along; the row may end with some that nobody reads, so that its
-    products find their kernels (`surefoot.kernels.operands`). Raises EnvironmentFault where nothing would take them."""
+    begin at 0 again in each document, and the documents go along; the row may end with filling that is not read, so
+    that its products find their kernels (`surefoot.kernels.operands`). Raises EnvironmentFault where nothing would take
+    them."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
     if batch.documents:
         if not takes_documents(causal_model(model)):

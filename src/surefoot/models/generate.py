@@ -2,7 +2,7 @@
 
 No generator of torch is used or moved: sampling draws from its own stream per prompt, so an answer depends on
 (seed, place in the list), not on what else is in the batch. Settings that come with a model (`generation_config.json`)
-are not consulted: what is asked for is what runs. `transformers.generate` can do more (beams, constraints).
+are not consulted: only the arguments count. `transformers.generate` can do more (beams, constraints).
 
 A batch loses the rows of finished answers on its way, a batch without padding needs no mask, logits are computed at
 the last position alone, and DoRA's norms once for all steps.
@@ -127,7 +127,7 @@ def draw_steps(
     """As `decode`, with what was drawn and how likely it was.
 
     places: name each prompt's stream of draws, in place of its row.
-    keep_going: asked before every step, with whether an answer still goes on here; where ranks wait for each other in
+    keep_going: called before every step, with whether an answer still goes on here; where ranks wait for each other in
         the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
         prompts.
     """
@@ -148,6 +148,7 @@ def draw_steps(
         padded = any(len(prompts[row]) < longest for row in rows)
         with norms.held():
             logits = next_logits(model, ids, mask if padded else None, cache, past=mask.shape[1] - ids.shape[1])
+        # From the prompt's own stream, on the host: what else is in the batch, and the device, do not move it.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
         chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
         going = [place for place, row in enumerate(rows) if row in running]

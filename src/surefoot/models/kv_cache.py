@@ -1,6 +1,6 @@
 """A key-value cache with room to grow: a new token is written behind the others, not joined to a copy of them.
 
-transformers' `DynamicCache` joins all keys and values anew for every token, a fifth of the time of decoding a batch on
+transformers' `DynamicCache` joins all keys and values again for every token, a fifth of the time of decoding a batch on
 a CPU. The arithmetic is the same: attention sees the same numbers, in tensors that are parts of larger ones. Costs at
 most half of the cache again in memory. For use without gradients alone.
 

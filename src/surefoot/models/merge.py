@@ -209,6 +209,7 @@ def effective_weights(module: nn.Module) -> Weights:
 
 
 def _adapted(module: LoraLayer, base: nn.Module, before: torch.Tensor) -> torch.Tensor:
+    # In fp32: in 16 bits most of a small update would be rounded away, and DoRA's norm would be of another matrix.
     changed = before.float() + module.get_delta_weight(ADAPTER).float()  # pyright: ignore[reportAttributeAccessIssue]
     if ADAPTER not in module.lora_magnitude_vector:
         return changed

@@ -4,6 +4,8 @@ PEFT imports bitsandbytes wherever it is installed, needed or not, and bitsandby
 kernels on the hub when it is imported. So bitsandbytes comes first, without either. Nothing else imports PEFT.
 """
 
+# ruff: noqa: F401 (all of it is for others to import from here)
+
 from __future__ import annotations
 
 from surefoot.system.libraries import import_bitsandbytes, is_installed
@@ -26,19 +28,3 @@ from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.integrations import dequantize_module_weight
 from peft.utils.other import ModulesToSaveWrapper
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-
-__all__ = [
-    "DoraLinearLayer",
-    "LoraConfig",
-    "LoraLayer",
-    "LoraLinear",
-    "ModulesToSaveWrapper",
-    "ParamWrapper",
-    "PeftModel",
-    "TaskType",
-    "convert_peft_config_for_transformers",
-    "dequantize_module_weight",
-    "get_peft_model",
-    "get_peft_model_state_dict",
-    "set_peft_model_state_dict",
-]

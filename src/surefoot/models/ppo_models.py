@@ -9,7 +9,7 @@ and anything between. What trains is registered in the module together with its 
 frozen models of their own are not. Frozen models run without gradients and without dropout, and those of their own can
 wait in host memory between calls.
 
-Shapes: B rows, T tokens of the longest one, N positions asked for, V vocabulary.
+Shapes: B rows, T tokens of the longest one, N positions needed, V vocabulary.
 """
 
 from __future__ import annotations

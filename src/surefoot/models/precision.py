@@ -2,7 +2,7 @@
 
 NF4 (Dettmers et al. 2023, by bitsandbytes) holds a weight in 4 bits, one of 16 values whose spacing suits a normal
 distribution, times the largest value of its block of 64; these scales are held in 8 bits with a scale per 256 of them
-(double quantisation). Every product dequantises its weight anew to the compute dtype: a quarter of a 16-bit base's
+(double quantisation). Every product dequantises its weight again, to the compute dtype: a quarter of a 16-bit base's
 memory, for more time per step. int8 (`surefoot.models.int8`) has a byte per weight and a scale per row. The same
 weights give the same bits on every load, so nothing of the base is saved.
 """

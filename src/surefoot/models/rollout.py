@@ -81,7 +81,7 @@ class EmbeddedRollouts:
 
     rows: prompts in a batch; prompts of like length go together.
     context: autocast as in training, or nothing.
-    keep_going: see `generate.draw_steps`; it is asked before every batch as well, so that ranks with fewer prompts go
+    keep_going: see `generate.draw_steps`; it is called before every batch as well, so that ranks with fewer prompts go
         along until the last has answered its own.
     """
 

@@ -143,7 +143,7 @@ def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
 
 
 def add_saved(model: PeftModel, saved: SavedAdapter, name: str) -> None:
-    """Put it beside the adapters that the model has, over modules of its own choice. Raises InputError where it does
+    """Add it to the adapters that the model has, over its own target modules. Raises InputError where it does
     not fit. PEFT sets requires_grad of the other adapters on the way."""
     with _faults_of(saved), quiet_libraries(), torch.random.fork_rng(devices=[]):
         model.add_adapter(name, _config(saved))

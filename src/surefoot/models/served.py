@@ -155,8 +155,8 @@ def _of_sglang(model: ServedModel, ids: Sequence[int]) -> list[Any]:
 
 
 def _of_llamacpp(model: ServedModel, ids: Sequence[int]) -> list[Any]:
-    """The server tells nothing of prompts. Of a token that it chose it tells the log-probability before the bias, and
-    what it has computed of a prompt it keeps, so a token costs one more step."""
+    """The server reports nothing of prompts. Of a token that it chose it reports the log-probability before the bias,
+    and what it has computed of a prompt it keeps, so a token costs one more step."""
 
     def next_token(place: int) -> Any:
         body = {"prompt": list(ids[:place]), "n_predict": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}

@@ -98,7 +98,7 @@ class SharedBackbone:
 
     @contextmanager
     def _adding(self, name: str, trainable: bool) -> Iterator[None]:
-        """Undo what PEFT does beside adding: it changes requires_grad of others, sets training mode, activates all."""
+        """Undo what else PEFT does on adding: it changes requires_grad of others, sets training mode, activates all."""
         before = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         leaves_casts = any(isinstance(one, LoraLayer) and not one.cast_input_dtype_enabled for one in self._layers)
         yield

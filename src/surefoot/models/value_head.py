@@ -3,8 +3,8 @@
     value[b, t] = w · h[b, t] + c,   h after the final norm, in fp32 whatever the autocast dtype
 
 No logits are computed. A reward model is the value at the last token of an answer, a critic the values of all its
-tokens. The head is written beside the model as `value_head.safetensors`, under the names that TRL and LLaMA-Factory
-give it: v_head.summary.weight [1, H] and v_head.summary.bias [1].
+tokens. The head is written into the model's folder as `value_head.safetensors`, under the names that TRL and
+LLaMA-Factory give it: v_head.summary.weight [1, H] and v_head.summary.bias [1].
 
 Shapes: B rows, T tokens, H width of the hidden states.
 """
@@ -114,7 +114,7 @@ def is_of_value_head(name: str) -> bool:
 
 def has_value_head(folder: Path) -> bool:
     """Without reading a weight. Raises InputError for a folder without weights."""
-    return (folder / VALUE_HEAD_FILE).is_file() or any(map(is_of_value_head, _beside_the_model(folder)))
+    return (folder / VALUE_HEAD_FILE).is_file() or any(map(is_of_value_head, _own_tensors(folder)))
 
 
 def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / VALUE_HEAD_FILE).is_file():
         found = load_file(folder / VALUE_HEAD_FILE)
     else:
-        stored = lazy_tensors(_beside_the_model(folder))
+        stored = lazy_tensors(_own_tensors(folder))
         found = {name: tensor.read() for name, tensor in stored.items() if is_of_value_head(name)}
     if not found:
         what = f"is not a reward model: it has neither {VALUE_HEAD_FILE} nor score.weight"
@@ -141,6 +141,6 @@ def freeze_output_head(model: nn.Module) -> None:
         output_head(model).requires_grad_(False)
 
 
-def _beside_the_model(folder: Path) -> dict[str, StoredTensor]:
-    """What lies in a model's own files; nothing for an adapter, which has them beside another model."""
+def _own_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Of a model's own files; none for an adapter, whose model is elsewhere."""
     return {} if (folder / ADAPTER_CONFIG).is_file() else stored_tensors(folder)

@@ -18,7 +18,7 @@ from surefoot.commands.doctor.numbers import within_rounding
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import causal_model
 from surefoot.models.modes import without_randomness
 from surefoot.planning.fast_paths import plainly

@@ -46,9 +46,9 @@ def decoded(tensors: Tensors, stored: Mapping[str, Any]) -> dict[str, LazyTensor
     for name, tensor in tensors.items():
         if name.endswith(BLOCKS) and tensor.dtype == "U8":
             stem = name.removesuffix(BLOCKS)
-            plain[stem] = _mxfp4(name, tensor, _beside(tensors, name, stem + SCALES))
+            plain[stem] = _mxfp4(name, tensor, _factors_of(tensors, name, stem + SCALES))
         elif tensor.dtype == "F8_E4M3":
-            plain[name] = _fp8(name, tensor, _beside(tensors, name, name + FACTORS), stored["weight_block_size"])
+            plain[name] = _fp8(name, tensor, _factors_of(tensors, name, name + FACTORS), stored["weight_block_size"])
         elif not _is_factor(name, tensors):
             plain[name] = tensor
     return plain
@@ -59,7 +59,7 @@ def _is_factor(name: str, tensors: Tensors) -> bool:
     return numbers != name and numbers in tensors
 
 
-def _beside(tensors: Tensors, name: str, factors: str) -> LazyTensor:
+def _factors_of(tensors: Tensors, name: str, factors: str) -> LazyTensor:
     if factors not in tensors:
         raise layout_error(name, f"its factors {factors} are missing", "copy or download the model again")
     return tensors[factors]

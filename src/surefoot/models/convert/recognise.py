@@ -248,7 +248,7 @@ def is_mask(name: str, tensor: LazyTensor) -> bool:
 
 def _refuse_adapters(conversion: Conversion, where: str) -> None:
     if names := [name for name in conversion.tensors if _ADAPTER.search(name)]:
-        what = f"holds an adapter beside the model, {len(names)} weights: {some(names)}"
+        what = f"holds an adapter as well as the model, {len(names)} weights: {some(names)}"
         raise layout_error(where, what, "convert its two halves apart: --to peft and --to hf")
 
 
@@ -279,13 +279,13 @@ def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tu
     if not fused and not parts:
         unclear = [n for n in tensors if n.startswith(first) and n.split(".")[-2] in _GROUPED]
         if unclear:
-            what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not tell"
+            what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not record"
             raise layout_error(where, what, "convert it to transformers' layout with the tool that wrote it")
     return (fused[0] if fused else ""), (parts[0] if parts else ())
 
 
 def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple[str, ...]]], where: str) -> bool:
-    """Whether the linear layers hold their weights the other way round than the family. Square ones cannot tell."""
+    """Whether the linear layers hold their weights the other way round than the family. Square ones do not show it."""
     shapes: dict[str, tuple[int, int]] = {}  # path -> (outputs, inputs)
     for linear in target.linears:
         outputs = sum(target.facts.size(part) for part in linear.outputs)

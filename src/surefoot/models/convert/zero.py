@@ -59,7 +59,7 @@ def find_checkpoint(folder: Path) -> Path | None:
         return None
     tag = (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()
     if Path(tag).name != tag or not (folder / tag).is_dir():
-        raise _error(folder / "latest", f"names {tag!r}, which is not a folder beside it")
+        raise _error(folder / "latest", f"names {tag!r}, which is not a folder next to it")
     return find_checkpoint(folder / tag)
 
 
@@ -95,7 +95,7 @@ def _ranks(folder: Path) -> list[Path]:
         tuple(map(int, match.groups())): path for path in folder.iterdir() if (match := _OPTIM.fullmatch(path.name))
     }
     if any(model_rank for _, model_rank in found):
-        what = "was trained with tensor parallelism, which cuts matrices in ways that the files do not tell"
+        what = "was trained with tensor parallelism, which cuts matrices in ways that the files do not record"
         raise _error(folder, what, "consolidate it with the code that trained it")
     return [found[key] for key in sorted(found)]
 

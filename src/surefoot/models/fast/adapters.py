@@ -22,8 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.kernels.adapters import Layers, Projection, adapted
 from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
-from surefoot.models.fast import experts
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo, experts
 from surefoot.models.forward import language_models, short_pass
 from surefoot.models.peft import DoraLinearLayer, LoraLinear, ParamWrapper
 
@@ -170,14 +169,15 @@ class _Group:
             if not self._ready:
                 self._input = None
             return found
-        self._input, self._ready = None, {}
+        self._input, self._ready = None, {}  # what another pass left behind must not be handed out in this one
         on = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
         active = {one: one.adapter(x) for one in self.slots[self.slots.index(slot) :]}
         adapters = {one: adapter for one, adapter in active.items() if adapter is not None}
         if slot not in adapters:
             return None
-        if any(adapter.drops for adapter in adapters.values()):  # masks are drawn when a layer is called
+        if any(adapter.drops for adapter in adapters.values()):
+            # One layer at a time: masks must come from the generator in the order in which PEFT's layers draw them.
             adapters = {slot: adapters[slot]}
         first, *others = self._compute(adapters, x, dtype)
         if others:

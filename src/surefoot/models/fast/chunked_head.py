@@ -5,9 +5,9 @@
     if head is not None:
         loss = summed_loss(hidden_at(model, batch, places), head, targets)
 
-Only a head that is a plain linear layer, and whose output is the model's logits as it is, can be computed beside the
-model: `head_obstacle` says what is in the way. Gemma 2 caps its logits, Granite and Cohere scale them; an adapter on
-the head, or a copy of it that PEFT trains, is a module of another kind.
+Only a head that is a plain linear layer, and whose output is the model's logits as it is, can be computed outside of
+the model: `head_obstacle` says what is in the way. Gemma 2 caps its logits, Granite and Cohere scale them; an adapter
+on the head, or a copy of it that PEFT trains, is a module of another kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
 from surefoot.kernels.chunked_loss import Head
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, output_head, short_pass
 from surefoot.models.modes import eval_mode
 
@@ -77,7 +77,7 @@ def watched_logits(model: nn.Module, see: Callable[[nn.Module, torch.Tensor], No
 
 
 def head_obstacle(model: nn.Module) -> str:
-    """Why the head of the one language model in `model` cannot be computed beside it; empty where it can."""
+    """Why the head of the one language model in `model` cannot be computed outside of it; empty where it can."""
     head = output_head(model)
     if type(head) is not nn.Linear:
         return f"its output head is a {type(head).__name__}, no plain linear layer"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from surefoot.kernels.experts import Matrices, adapted_experts
-from surefoot.models.fast.path import Undo
+from surefoot.models.fast import Undo
 from surefoot.models.peft import ParamWrapper
 
 # What transformers' `use_experts_implementation` puts on a module of experts; it says how they are laid out.

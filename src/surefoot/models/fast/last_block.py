@@ -1,16 +1,16 @@
-"""The fast path "last_block": behind the attention of the last decoder layer, only rows that somebody reads go on.
+"""The fast path "last_block": behind the attention of the last decoder layer, only rows that are read go on.
 
     undo = last_block_path().install(model)
     logits = logits_at(model, batch, places)     # `surefoot.models.forward` says which rows are read
 
 Keys and values of the last layer come from all rows, but what its output projection, residual sums, norms and MLP and
-the final norm compute, they compute row by row, and rows that the output head is not asked about end there. The layer's
+the final norm compute, they compute row by row, and rows that the output head does not need end there. The layer's
 own forward runs, on the rows that are read alone; only its attention is given all of them, and narrows what enters its
-output projection. So nothing is said here of how a family adds up its parts: norms in front, behind or both, MLP behind
+output projection. So nothing here depends on how a family adds up its parts: norms in front, behind or both, MLP behind
 attention or beside it.
 
 What leaves the final norm has its old shape, with zeros in the rows that were left out: what a model does with it from
-there on, it can do, and nobody looks at those.
+there on, it can do: the zeros are not read.
 
 Queries are computed for all rows. Without them another 1 / (2 + 2 k / q + 3 i / h) or so of the layer would go (8 % of
 it in a 125 M Llama), for a mask in place of every causal kernel.
@@ -34,7 +34,7 @@ from torch import nn
 from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.models.checkpointing import computed_once, recomputes
 from surefoot.models.decoder import LastLayer, last_layer
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, rows_read
 from surefoot.models.modes import highest_dropout
 
@@ -154,7 +154,7 @@ class _Pruned:
 
 def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """With some more of the places in hidden [B, T, H], so that products of these rows find their kernels. They are
-    computed as in a plain pass, and nobody reads them either."""
+    computed as in a plain pass, and not read either."""
     rows = hidden.shape[0] * hidden.shape[1]
     count = min(round_up_rows(len(places), operand_type(hidden.dtype, hidden.device), hidden.device), rows)
     if count == len(places):

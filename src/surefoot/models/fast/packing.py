@@ -2,8 +2,8 @@
 
     undo = packed_attention("matmul").install(model)      # a form of `surefoot.kernels.packed_attention`
 
-Without it a packed row is refused (`forward.model_inputs`). transformers would tell documents by their positions, with
-a mask of N x N, but not in every family: in its OPT each document sees those before it.
+Without it a packed row is refused (`forward.model_inputs`). transformers would recognise documents by their
+positions, with a mask of N x N, but not in every family: in its OPT each document sees those before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batching.batch import IGNORE, Batch
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import causal_model, hidden_states, register
 from surefoot.models.modes import eval_mode
 from surefoot.system.errors import EnvironmentFault
@@ -39,7 +39,7 @@ def packed_attention(form: str) -> FastPath:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Why this model cannot keep documents apart, as far as its class and config tell; empty where it can."""
+    """Why this model cannot keep documents apart, as far as its class and config show; empty where it can."""
     inner = causal_model(model)
     if not inner._supports_attention_backend:
         return f"{type(inner).__name__} does not ask transformers' registry of attention functions"
@@ -49,7 +49,7 @@ def obstacle(model: nn.Module) -> str:
     if getattr(text, "attention_chunk_size", None) is not None:
         return "its attention goes by chunks of a row, whichever documents are in it"
     implementation = inner.config._attn_implementation
-    return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows go beside SDPA"
+    return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows need sdpa"
 
 
 @torch.no_grad()

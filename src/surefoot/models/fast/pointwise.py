@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
-from surefoot.models.fast.path import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo
 
 _TURN = "apply_rotary_pos_emb"  # what attention layers of transformers call
 _CLOSE = 1e-5  # between two ways to compute the same in fp32; what is another formula is off by a share of 1

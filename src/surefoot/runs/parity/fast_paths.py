@@ -31,11 +31,11 @@ from typing import Any
 
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.methods.method import LoadedModels
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
-from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.models.modes import highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE

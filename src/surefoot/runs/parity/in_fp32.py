@@ -28,8 +28,8 @@ from torch import nn
 from surefoot.data.batching.batch import Weighted
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.decoder import few_layers
+from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.packing import NAME, reason_of
-from surefoot.models.fast.path import FastPath, Undo
 from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
