@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served served-llamacpp bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -87,6 +87,9 @@ conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers
 
 served: $(SETUP)  ## `verify --served` against a real vLLM on the CPU, which this installs into build/vllm (3 GB)
 	$(BIN)/python tools/served.py
+
+grpo-vllm: $(SETUP)  ## stage grpo with a real vLLM on the CPU, to which adapters and all weights are brought (3 GB, as served)
+	$(BIN)/python tools/grpo_vllm.py
 
 served-llamacpp: $(SETUP)  ## the same against a real llama.cpp, which this builds into build/llamacpp
 	$(BIN)/python tools/served_llamacpp.py

@@ -154,8 +154,8 @@ def rollouts(config: RunConfig) -> Iterator[Problem]:
     if given.engine == "vllm" and given.vllm_url is None:
         what = "vllm answers over HTTP, and no address is given"
         yield problem(f"{section}.engine", what, f"set {section}.vllm_url, or use embedded", f"{section}.vllm_url")
-    if given.engine == "vllm" and (config.adapter is None or config.adapter.kind != "lora"):
-        what = "a vLLM server takes LoRA adapters alone while it runs"
+    if given.engine == "vllm" and config.adapter is not None and config.adapter.kind != "lora":
+        what = "a vLLM server takes LoRA adapters or all weights"
         yield problem(f"{section}.engine", what, "use adapter.kind lora, or embedded", "adapter")
     if given.engine != "vllm" and given.vllm_url is not None:
         what = f"is the address of a vLLM server, and {section}.engine is {given.engine}"

@@ -187,8 +187,8 @@ class GrpoConfig(Section):
     mismatch_bound: Annotated[Literal["auto"] | Positive | None, Field(examples=[0.05])] = "auto"
     """Mean difference of log-probabilities per token, engine to trainer, beyond which `mismatch` acts. auto: what the
     type of the products explains, 1e-3 in fp32, 0.02 in fp16, 0.1 in bf16; null: no bound."""
-    mismatch: Literal["caution", "stop"] = "caution"
-    """What a rollout beyond mismatch_bound does: a caution, or exit 5 before anything is learned from it."""
+    mismatch: Literal["stop", "caution"] = "stop"
+    """What a rollout beyond mismatch_bound does: exit 5 before anything is learned from it, or a caution."""
     baseline: Literal["auto", "group", "others", "step"] = "auto"
     """What is taken off a score. group: the mean of its group. others: the mean of the group's other answers. step: the
     mean of the rollout. auto: as the loss is defined."""

@@ -23,7 +23,8 @@ from surefoot.data.batching.rollouts import answered_rows
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.method import LoadedModels
 from surefoot.methods.policy import write_policy
-from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts, VllmRollouts
+from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
+from surefoot.models.vllm import VllmRollouts
 from surefoot.planning.plan import RunPlan
 from surefoot.system.posting import server
 from surefoot.training.ranks import gather_rows

@@ -4,8 +4,8 @@ No generator of torch is used or moved: sampling draws from its own stream per p
 (seed, place in the list), not on what else is in the batch. Settings that come with a model (`generation_config.json`)
 are not consulted: only the arguments count. `transformers.generate` can do more (beams, constraints).
 
-A batch loses the rows of finished answers on its way, a batch without padding needs no mask, logits are computed at
-the last position alone, and DoRA's norms once for all steps.
+Equal prompts go through the model once. A batch loses the rows of finished answers on its way, a batch without padding
+needs no mask, logits are computed at the last position alone, and DoRA's norms once for all steps.
 
 Shapes: B prompts, S tokens so far, V vocabulary.
 """
@@ -136,7 +136,8 @@ def draw_steps(
     device = next(model.parameters()).device
     running = set(range(len(prompts)))
     prompts = prompts or [[decoding.pad_id]]
-    ids, mask = left_padded(prompts, decoding.pad_id, device)
+    different = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    ids, mask = left_padded(list(different), decoding.pad_id, device)
     cache = preallocated_cache(model)
     norms = CachedNorms(model)
     longest = ids.shape[1]
@@ -148,6 +149,10 @@ def draw_steps(
         padded = any(len(prompts[row]) < longest for row in rows)
         with norms.held():
             logits = next_logits(model, ids, mask if padded else None, cache, past=mask.shape[1] - ids.shape[1])
+        if len(logits) < len(rows):  # of equal prompts: from here on each goes its own way
+            chosen_rows = torch.tensor([different[tuple(prompts[row])] for row in rows], device=device)
+            cache.reorder_cache(chosen_rows)  # pyright: ignore[reportArgumentType]  # any integer index will do
+            logits, mask = logits.index_select(0, chosen_rows), mask.index_select(0, chosen_rows)
         # From the prompt's own stream, on the host: what else is in the batch, and the device, do not move it.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
         chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)

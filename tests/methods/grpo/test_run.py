@@ -8,11 +8,15 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.faults import raises_fault
+from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
+from helpers.vllm_answers import completion
 from surefoot.config.load import load_config
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.system.errors import Diverged, InputError
@@ -175,6 +179,37 @@ def test_ratios_are_among_the_tokens_that_could_be_drawn(world, tmp_path, monkey
     monkeypatch.setattr("surefoot.methods.grpo.rollout.kept_alone", lambda log_p, kept: log_p)  # twin
     with raises_fault("SF-PLAN-BROKEN", "grpo"):
         run(config_of(world, tmp_path / "twin", top_p=0.6))
+
+
+def test_a_server_that_keeps_the_old_weights_is_found_by_its_log_probabilities(world, tmp_path):
+    """It says that it took the adapter, and answers with the base: right before the first update, and never again."""
+    base = AutoModelForCausalLM.from_pretrained(world / "base").eval()
+
+    def reply(path, body):
+        if path != "/inference/v1/generate":
+            return 200, {"data": [{"id": "base"}]} if path == "/v1/models" else "Success"
+        prompt, asked = body["token_ids"], body["sampling_params"]
+        ids = [40 + (asked["seed"] >> place) % 97 for place in range(asked["max_tokens"])]
+        with torch.no_grad():
+            logp = base(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        return 200, completion(
+            ids, [float(row[token]) for row, token in zip(logp, ids, strict=True)], model=body["model"]
+        )
+
+    with answering(reply) as stub:
+        config = config_of(world, tmp_path / "run", engine="vllm", vllm_url=stub.address)
+        config["optim"]["lr"] = 0.1
+        with raises_fault("SF-GRPO-MISMATCH", "step 2") as caught:
+            run(config)
+        assert caught.value.exit_code == 5
+        (only,) = rows_of(config)
+        assert only["mismatch"] < RATIO
+        config["output"] = str(tmp_path / "goes-on")
+        config["grpo"] |= {"mismatch": "caution", "correction": "token_mask", "correction_high": 1.0}
+        rows = run(config)
+    assert rows[2]["mismatch"] > 1e-3
+    assert 0 < rows[2]["correction_cut"] <= 1
+    assert rows[2]["sample_size"] < rows[0]["sample_size"]
 
 
 def test_answers_without_a_score_are_counted_and_left_out(world, tmp_path):

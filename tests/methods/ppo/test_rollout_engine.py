@@ -12,6 +12,7 @@ import surefoot
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
+from helpers.vllm_answers import completion
 from surefoot.system.errors import EnvironmentFault
 
 
@@ -48,16 +49,16 @@ def test_a_server_is_told_of_the_weights_before_each_rollout(tmp_path):
             return 200, {"data": [{"id": "base"}]}
         if path == "/v1/load_lora_adapter":
             weights.append((Path(body["lora_path"]) / "adapter_model.safetensors").read_bytes())
-        if path != "/v1/completions":
+        if path != "/inference/v1/generate":
             return 200, "Success"
-        ids = [40 + body["seed"] % 9, 50, 51, 52]
-        return 200, {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": [-5.0] * 4}}]}
+        ids = [40 + body["sampling_params"]["seed"] % 9, 50, 51, 52]
+        return 200, completion(ids, [-5.0] * 4, model=body["model"])
 
     with answering(reply) as stub:
         ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": stub.address, "temperature": 0.9}
         run(config_of(tmp_path, ppo=ppo))
     names = [body["lora_name"] for path, body in stub.asked if path == "/v1/load_lora_adapter"]
-    asked = [body["model"] for path, body in stub.asked if path == "/v1/completions"]
+    asked = [body["model"] for path, body in stub.asked if path == "/inference/v1/generate" and body["model"] != "base"]
     assert len(set(names)) == 2
     assert asked == [names[0]] * 4 + [names[1]] * 4
     assert weights[0] != weights[1]  # the policy had learned in between
@@ -82,11 +83,10 @@ def test_a_server_that_is_not_there_ends_the_run_before_its_first_step(tmp_path,
     assert (tmp_path / "run" / "trainer_log.jsonl").read_text() == ""
 
 
-@pytest.mark.parametrize("adapter", [None, {"kind": "dora", "rank": 4}])
-def test_a_server_takes_a_lora_adapter_alone(tmp_path, adapter):
+def test_a_server_takes_no_dora(tmp_path):
     ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
     with raises_fault("SF-CONFIG-CONFLICT", "ppo.engine"):
-        run(config_of(tmp_path, adapter=adapter, ppo=ppo))
+        run(config_of(tmp_path, adapter={"kind": "dora", "rank": 4}, ppo=ppo))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
