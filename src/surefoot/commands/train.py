@@ -47,12 +47,12 @@ def check_run(config: RunConfig, steps: int, origin: Translation | None = None) 
     from surefoot.commands.doctor.command import advice, doctor_table
     from surefoot.commands.doctor.findings import Examination
     from surefoot.commands.doctor.steps import check_steps
-    from surefoot.interop.translation import in_its_words
+    from surefoot.interop.translation import with_tool_settings
 
     examination = Examination(check_steps(config, steps, console.say), {})
     console.show(doctor_table(examination))
     for line, style in advice(examination):
-        console.say(in_its_words(origin, line) if origin else line, style=style)
+        console.say(with_tool_settings(origin, line) if origin else line, style=style)
     return examination.exit_code
 
 

@@ -51,11 +51,11 @@ def own_and_command(ctx: click.Context, words: tuple[str, ...]) -> tuple[tuple[s
 
 
 def translated_command(ctx: click.Context, words: tuple[str, ...], *, allow_unknown: bool) -> Translation:
-    from surefoot.interop.draft import with_own_keys
+    from surefoot.interop.draft import with_overrides
     from surefoot.interop.registry import translate_command
 
     own, command = own_and_command(ctx, words)
-    return with_own_keys(translate_command(command, reading_options(allow_unknown=allow_unknown)), own)
+    return with_overrides(translate_command(command, reading_options(allow_unknown=allow_unknown)), own)
 
 
 def reading_options(*, allow_unknown: bool = False) -> Options:
@@ -146,13 +146,13 @@ def checked(translation: Translation) -> RunConfig:
 
 def show_at_words(translation: Translation) -> None:
     """From here on a fault that names a key of ours is shown at the word that set it."""
-    from surefoot.interop.translation import in_its_words, locate
+    from surefoot.interop.translation import locate, with_tool_settings
 
     invocation = click.get_current_context().ensure_object(Invocation)
 
     def at_its_word(fault: Fault) -> Fault:
         found = locate(translation, fault)
-        found = replace(found, fix=in_its_words(translation, found.fix))
+        found = replace(found, fix=with_tool_settings(translation, found.fix))
         return replace(found, fix=with_command(found.fix, invocation.typed)) if fault.where == "output" else found
 
     invocation.locate = at_its_word

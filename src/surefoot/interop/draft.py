@@ -77,14 +77,14 @@ class Draft:
         self._given: dict[str, Word] = {}
         self._values: dict[str, Any] = {}
         self._notes: dict[str, Note] = {}
-        self._early: list[Note] = []
+        self._overridden: list[Note] = []
         for word in words:
             name = dialect.aliases.get(word.name, word.name)
             if self._secret(name) and "=" in word.where:
                 word = replace(word, where=f"{word.name}=…")
             if (earlier := self._given.pop(name, None)) is not None:
                 why = f"{word.shown} goes before it"
-                self._early.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
+                self._overridden.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
             self._given[name] = word
         for name, word in self._given.items():
             if name not in self.rows:
@@ -105,7 +105,7 @@ class Draft:
     def where(self, name: str) -> str:
         return self._given[name].where if name in self._given else ""
 
-    def has(self, key: str) -> Any:
+    def written(self, key: str) -> Any:
         """What was written to a key of ours so far; None where nothing was."""
         value: Any = self.config
         for step in key.split("."):
@@ -163,7 +163,7 @@ class Draft:
         """An assumption that is no default of a single row."""
         self._notes[f"assumed {word}"] = Note(word, "assumed", keys, why)
 
-    def tell(self, note: Note) -> None:
+    def add_note(self, note: Note) -> None:
         """What became of a word in a file that a given word names."""
         self._notes[f"inside {note.where} {note.word}"] = note
 
@@ -177,8 +177,11 @@ class Draft:
         for rule in self.dialect.rules:
             rule(self)
         for name in [name for name in self._given if name not in self._notes and not self.faults]:
-            beside = f"{self._shown(self._given[name])} means nothing beside the other words"
-            self.refuse(name, beside, "leave it out")  # no rule has read it, and nothing is dropped silently
+            if self[name]:  # no rule has read it, and nothing is dropped silently
+                unread = f"{self._shown(self._given[name])} means nothing beside the other words"
+                self.refuse(name, unread, "leave it out")
+            else:
+                self.drop("asks for nothing", name)
         if self.faults:
             raise InputError(self.faults)
         order = {name: place for place, name in enumerate(self._given)}
@@ -186,8 +189,8 @@ class Draft:
         return Translation(
             tool=self.dialect.tool,
             command=command,
-            config=in_order(self.config),
-            notes=(*self._early, *(note for _, note in notes)),
+            config=in_schema_order(self.config),
+            notes=(*self._overridden, *(note for _, note in notes)),
             arguments=tuple(self.arguments),
             resumes=self.resumes,
             given=self._read_values(),
@@ -202,13 +205,13 @@ class Draft:
         value = self[row.name]
         if row.kind == "carried":
             try:
-                turned = row.turn(value) if row.turn else value
+                converted = row.convert(value) if row.convert else value
             except Refusal as refusal:
                 self.refuse(row.name, refusal.what, refusal.fix)
                 return
-            if turned is None and not self.given(row.name):
+            if converted is None and not self.given(row.name):
                 return
-            self.set(row.keys[0], turned, row.name, why=row.about if self.given(row.name) else "")
+            self.set(row.keys[0], converted, row.name, why=row.about if self.given(row.name) else "")
         elif row.kind == "listed":
             self.drop(row.about, row.name)
         elif row.kind == "refused":
@@ -269,7 +272,7 @@ class Draft:
         }
 
 
-def in_order(config: Mapping[str, Any]) -> dict[str, Any]:
+def in_schema_order(config: Mapping[str, Any]) -> dict[str, Any]:
     """With the keys in the order of the schema."""
     places = {key: place for place, key in enumerate(all_keys())}
 
@@ -291,7 +294,7 @@ def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
     return setting_fault(where, what if said else f"{name}: {what}", fix)
 
 
-def with_own_keys(found: Translation, texts: Sequence[str]) -> Translation:
+def with_overrides(found: Translation, texts: Sequence[str]) -> Translation:
     """With `key=value` words written over what the tool's own words came to. Raises InputError."""
     if not texts:
         return found
@@ -303,7 +306,7 @@ def with_own_keys(found: Translation, texts: Sequence[str]) -> Translation:
         config = apply_override(config, text, sources)
     set_here = tuple(Note(text, "carried", (key,), "", text) for key, text in sources.overrides.items())
     notes = (_without(note, sources.overrides) for note in found.notes)
-    return replace(found, config=in_order(config), notes=(*(note for note in notes if note), *set_here))
+    return replace(found, config=in_schema_order(config), notes=(*(note for note in notes if note), *set_here))
 
 
 def _without(note: Note, overrides: dict[str, str]) -> Note | None:

@@ -38,14 +38,6 @@ def no_files(path: str) -> str:
 FirstRecord = Callable[[str], Mapping[str, Any] | None]
 
 
-def unseen(path: str) -> None:
-    """`Options.first` where no data may be read."""
-
-
-def untrained(config: Mapping[str, Any]) -> None:
-    """`Options.example` where no tokenizer may be read."""
-
-
 @dataclass(frozen=True)
 class Options:
     """What a translation may read besides the words themselves.
@@ -66,8 +58,8 @@ class Options:
     environment: Mapping[str, str] = field(default_factory=dict)
     newest: Callable[[str], str | None] | None = None
     folder: str = ""
-    first: FirstRecord = unseen
-    example: Callable[[Mapping[str, Any]], str | None] = untrained
+    first: FirstRecord = lambda path: None
+    example: Callable[[Mapping[str, Any]], str | None] = lambda config: None
 
 
 @dataclass(frozen=True)

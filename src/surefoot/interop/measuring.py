@@ -30,7 +30,6 @@ def _commonsense(draft: Draft) -> None:
         draft.refuse("dataset", f"{name} is none of the eight sets", f"use one of {', '.join(SETS)}")
     if draft["load_8bit"]:
         draft.refuse("load_8bit", "surefoot answers from the base as it is stored", "leave it out")
-    draft.drop("asks for nothing", *([] if draft["load_8bit"] else ["load_8bit"]))
     draft.arguments += ["commonsense", str(base), "--adapter", str(adapter), "--only", "adapter"]
     draft.arguments += ["--data", ".", "--sets", str(name), "--mode", "published"]
     draft.arguments += ["--model-label", str(draft["model"]), "--label", str(draft["adapter"])]

@@ -48,7 +48,7 @@ class Row:
     kind: what becomes of it, as the functions below say.
     keys: keys of ours that it decides.
     type: checks and reads the value; ValueError says what was expected.
-    turn: its value -> ours, or Refusal.
+    convert: its value -> ours, or Refusal.
     about: why, as the end of a sentence.
     fix: what to do instead, where it is refused.
     same: values that mean the same as the default.
@@ -61,7 +61,7 @@ class Row:
     kind: Kind
     keys: tuple[str, ...] = ()
     type: Read | None = None
-    turn: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], Any] | None = None
     about: str = ""
     fix: str = ""
     same: tuple[Any, ...] = ()
@@ -83,13 +83,13 @@ def carried(
     name: str,
     default: Any,
     key: str,
-    turn: Callable[[Any], Any] | None = None,
+    convert: Callable[[Any], Any] | None = None,
     about: str = "",
     *,
     type: Any = None,
     null: Any = None,
 ) -> Row:
-    return Row(name, default, "carried", (key,), type or type_of(default), turn, about, null=null)
+    return Row(name, default, "carried", (key,), type or type_of(default), convert, about, null=null)
 
 
 def joint(
@@ -100,6 +100,11 @@ def joint(
 
 def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:
     return Row(name, default, "listed", about=about, secret=secret)
+
+
+def all_listed(about: str, **defaults: Any) -> tuple[Row, ...]:
+    """Settings without counterpart for the same reason, in this order."""
+    return tuple(listed(name, default, about) for name, default in defaults.items())
 
 
 def refused(name: str, default: Any, about: str, fix: str = "", *, same: Sequence[Any] = ()) -> Row:

@@ -27,8 +27,8 @@ from surefoot.system.errors import Fault, InputError
 
 KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
 EIGHT_BITS = "weights in bitsandbytes' 8 bits; activations stay whole (LLM.int8() rounds them on a GPU)"
-HEAD_STAYS = "the output head is not rounded here"
-UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
+HEAD_NOT_ROUNDED = "the output head is not rounded here"
+ROUNDED_UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
 
 
 def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
@@ -60,7 +60,7 @@ def set_duration(draft: Draft, epochs: str, steps: str) -> None:
     if passes <= 0:
         draft.refuse(epochs, f"expected a number above 0, got {passes:g}", f"or give {steps}")
         return
-    draft.set("duration", counted(passes, "epoch"), epochs, why=UP if passes != int(passes) else "")
+    draft.set("duration", counted(passes, "epoch"), epochs, why=ROUNDED_UP if passes != int(passes) else "")
     draft.drop("asks for no limit in steps", steps)
 
 
@@ -136,7 +136,7 @@ _FIRST = re.compile(r"(\w+)\[:(\d+)\]")
 _FIX = "give the number of records, as in train[:1000]; the data.eval of surefoot's config holds a share out"
 
 
-def first_of(split: str) -> tuple[str, int | None]:
+def parse_split(split: str) -> tuple[str, int | None]:
     """(name, how many records from the first on; None: all). Raises Refusal for any other part: what a percentage or an
     end comes to depends on how many records there are, and surefoot reads the first so many."""
     if found := _FIRST.fullmatch(split):
@@ -155,7 +155,7 @@ def short_sources(sources: Sequence[dict[str, Any]]) -> Any:
 _NEWEST = "the newest checkpoint in the run folder that verifies, with optimizer and schedule"
 
 
-def is_asked(value: Any) -> bool:
+def is_requested(value: Any) -> bool:
     return value is not None and str(value).lower() not in ("false", "none", "")
 
 
@@ -163,7 +163,7 @@ def resume_argument(draft: Draft, name: str, output: str) -> bool:
     """A checkpoint of the run folder itself becomes --resume, and must be there; another one cannot be begun with.
     Whether the run goes on."""
     given = draft[name]
-    if not is_asked(given):
+    if not is_requested(given):
         draft.drop("asks for nothing", name)
         return False
     run, folder = posixpath.normpath(output), posixpath.normpath(str(given))

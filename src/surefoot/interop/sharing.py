@@ -57,14 +57,8 @@ def set_sharing(draft: Draft, names: Names = TRAINER) -> None:
     if deepspeed and fsdp:
         draft.refuse("fsdp", "deepspeed shares memory out already", "keep one")
     _read_fsdp(draft, fsdp)
-    if not deepspeed:
-        draft.drop("asks for nothing", "deepspeed")
-    elif (held := _file(draft, "deepspeed", deepspeed)) is not None:
+    if deepspeed and (held := _file(draft, "deepspeed", deepspeed)) is not None:
         _read_deepspeed(draft, held, names)
-
-
-def in_trainer(draft: Draft) -> None:
-    set_sharing(draft, TRAINER)
 
 
 def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
@@ -90,7 +84,7 @@ def _share(draft: Draft, name: str, engine: Mapping[str, Any], why: str = "") ->
         draft.set(f"parallel.{key}", value, name, why=why)
 
 
-class _Inside:
+class _FileWords:
     """Keeps account of the words of a file that one word names."""
 
     def __init__(self, draft: Draft, name: str):
@@ -107,11 +101,11 @@ class _Inside:
         self.draft.refuse(self.name, f"{self.file}: {key}: {what}", fix)
 
     def _note(self, key: str, value: Any, outcome: Any, why: str, *keys: str) -> None:
-        self.draft.tell(Note(f"{key}: {shown(value)}", outcome, keys, why, str(self.file)))
+        self.draft.add_note(Note(f"{key}: {shown(value)}", outcome, keys, why, str(self.file)))
 
 
 def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None:
-    inside, words = _Inside(draft, "deepspeed"), dict(leaves(held))
+    inside, words = _FileWords(draft, "deepspeed"), dict(leaves(held))
     zero = {key.rpartition("zero_optimization.")[2]: value for key, value in words.items()}
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
@@ -139,12 +133,12 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
         elif (fix := unknown(key)) is not None:
             inside.refuse(key, "surefoot knows no such setting of DeepSpeed", fix)
         elif group.startswith("zero_optimization"):
-            several = draft.has("parallel.engine") is not None
+            several = draft.written("parallel.engine") is not None
             if several:
                 inside.carried(key, value, *_ENGINE)
             else:
                 inside.listed(key, value, _ALONE)
-        elif key == "bf16.enabled" and plain_truth(value) and draft.has("precision.compute") == "auto":
+        elif key == "bf16.enabled" and plain_truth(value) and draft.written("precision.compute") == "auto":
             draft.set("precision.compute", "bf16", "deepspeed")  # which the tool's own auto comes to beside such a file
             inside.carried(key, value, "precision.compute")
         elif key in expected:
@@ -163,7 +157,7 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
 def _expected(draft: Draft, names: Names) -> dict[str, tuple[Any, str]]:
     """Word of the file -> (what the tool itself says, the key of ours)."""
     micro, passes = draft[names.micro], draft[names.accumulation]
-    compute = draft.has("precision.compute")
+    compute = draft.written("precision.compute")
     betas = [draft["adam_beta1"], draft["adam_beta2"]]
     return {
         "train_micro_batch_size_per_gpu": (micro, "batch.micro"),
@@ -179,7 +173,7 @@ def _expected(draft: Draft, names: Names) -> dict[str, tuple[Any, str]]:
     }
 
 
-def _compare(inside: _Inside, key: str, value: Any, wanted: Any, ours: str) -> None:
+def _compare(inside: _FileWords, key: str, value: Any, wanted: Any, ours: str) -> None:
     if value == "auto" or _same(value, wanted):
         inside.carried(key, value, ours)
     else:
@@ -195,18 +189,18 @@ def _same(value: Any, wanted: Any) -> bool:
     return value == wanted
 
 
-def _check_optimizer(draft: Draft, inside: _Inside, value: Any, names: Names) -> None:
+def _check_optimizer(draft: Draft, inside: _FileWords, value: Any, names: Names) -> None:
     ours = OPTIMIZERS.get(str(value).lower())
     if ours is None:
         inside.refuse("optimizer.type", f"surefoot has no {value} of DeepSpeed's", "leave optimizer out, or use AdamW")
-    elif draft.has("optim.name") not in (None, ours):
+    elif draft.written("optim.name") not in (None, ours):
         what = f"is {value}, and {names.optimizer} is {draft[names.optimizer]}"
         inside.refuse("optimizer.type", what, "leave optimizer out")
     else:
         inside.carried("optimizer.type", value, "optim.name")
 
 
-def _set_schedule(draft: Draft, inside: _Inside, value: Any) -> None:
+def _set_schedule(draft: Draft, inside: _FileWords, value: Any) -> None:
     """DeepSpeed's own goes before the tool's, and rises by the logarithm of the step unless told otherwise."""
     ours = SCHEDULERS.get(str(value))
     if ours is None:
@@ -217,7 +211,7 @@ def _set_schedule(draft: Draft, inside: _Inside, value: Any) -> None:
     inside.carried("scheduler.type", value, "optim.schedule", why="its warm-up is a straight line here")
 
 
-def _check_rise(draft: Draft, inside: _Inside, key: str, value: Any) -> None:
+def _check_rise(draft: Draft, inside: _FileWords, key: str, value: Any) -> None:
     if value in ("auto", 0) or value == draft["warmup_steps"]:
         inside.carried(key, value, "optim.warmup" if "warmup" in key else "optim.schedule")
     else:
@@ -257,7 +251,7 @@ def _read_fsdp(draft: Draft, requested: Any) -> None:
 
 
 def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
-    inside = _Inside(draft, "fsdp_config")
+    inside = _FileWords(draft, "fsdp_config")
     known: Sequence[str] = (*_FSDP_READ, *_FSDP_LISTED)
     for name, value in words.items():
         if name not in known:

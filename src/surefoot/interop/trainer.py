@@ -20,7 +20,7 @@ from surefoot.interop.shared_rules import (
     set_warmup,
     switch,
 )
-from surefoot.interop.sharing import in_trainer
+from surefoot.interop.sharing import set_sharing
 from surefoot.interop.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
 
 BEST = "surefoot keeps the best checkpoint besides the newest ones"
@@ -86,7 +86,6 @@ def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> No
 def set_compile(draft: Draft) -> None:
     mode = draft["torch_compile_mode"]
     if not (draft["torch_compile"] or mode):
-        draft.drop("asks for nothing", "torch_compile", "torch_compile_mode")
         return
     known = ("default", "reduce-overhead", "max-autotune")
     if (mode or "default") not in known:
@@ -110,7 +109,7 @@ def set_evaluation(draft: Draft) -> None:
     """After data.eval is known."""
     strategy = draft["eval_strategy"]
     best = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
-    if draft.has("data.eval") is None:
+    if draft.written("data.eval") is None:
         if strategy != "no":
             draft.refuse("eval_strategy", "there is nothing to evaluate on", "name evaluation data, or leave it out")
         if draft["load_best_model_at_end"]:
@@ -142,7 +141,7 @@ def set_saving(draft: Draft) -> None:
         draft.drop("save_strategy is epoch", "save_steps")
     elif strategy == "no":
         draft.set(
-            "checkpoint.every", draft.has("duration") or "3 epochs", "save_strategy", why="saves once, at the end"
+            "checkpoint.every", draft.written("duration") or "3 epochs", "save_strategy", why="saves once, at the end"
         )
         draft.drop("save_strategy is no", "save_steps")
     elif (steps := _steps(draft, "save_steps")) is not None:
@@ -185,8 +184,6 @@ def set_output(draft: Draft) -> None:
     elif draft["overwrite_output_dir"]:
         draft.note("overwrite_output_dir", "carried", "", "--overwrite")
         draft.arguments.append("--overwrite")
-    else:
-        draft.drop("asks for nothing", "overwrite_output_dir")
 
 
 def set_rest(draft: Draft) -> None:
@@ -198,7 +195,6 @@ def set_rest(draft: Draft) -> None:
         if draft[name]:
             draft.environment["CUDA_VISIBLE_DEVICES"] = ""
             draft.note(name, "carried", "no accelerator is shown to the run", "CUDA_VISIBLE_DEVICES")
-        draft.drop("asks for nothing", *([] if draft[name] else [name]))
     if draft["push_to_hub"]:
         if draft["hub_model_id"] is None:
             draft.refuse("push_to_hub", "names no repository", "give hub_model_id: OWNER/NAME")
@@ -236,7 +232,7 @@ RULES = (
     set_trackers,
     set_output,
     set_rest,
-    in_trainer,
+    set_sharing,
 )
 """In this order, after data.eval is written. Precision, checkpointing of activations and do_train differ by tool."""
 

@@ -155,7 +155,7 @@ def _rank(note: Note, key: str) -> int:
     return next(place for place, own in enumerate(note.keys) if _same(key, own))
 
 
-def in_its_words(translation: Translation, advice: str) -> str:
+def with_tool_settings(translation: Translation, advice: str) -> str:
     """Advice that names keys of ours, with the words that set them where one word alone does."""
     as_flags = any(note.where.startswith("--") for note in translation.notes)
     words: dict[str, set[str]] = {}

@@ -15,7 +15,7 @@ from surefoot.families.templates import OWN, OWN_OR
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of, short_sources
+from surefoot.interop.shared_rules import parse_split, short_sources
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
@@ -134,9 +134,9 @@ _LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_s
 _LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
 _READ = ("path", "type", "data_files", "chat_template", "conversation", "field", "field_messages")
-_TURNS = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
+_CONVERTED = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
-_ENTRY = (*_READ, *_SOURCE, *_TURNS, *_TRAINED, *_LISTED)
+_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_LISTED)
 _COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
 _USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
 
@@ -190,7 +190,7 @@ class Sources:
         if "split" not in source:
             return
         try:
-            source["split"], count = first_of(str(source["split"]))
+            source["split"], count = parse_split(str(source["split"]))
         except Refusal as refusal:
             self._refuse(number, "split", refusal.what, refusal.fix)
             return

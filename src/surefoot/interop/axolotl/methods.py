@@ -81,8 +81,6 @@ def set_method(draft: Draft) -> None:
     read = _OWN.get(method or "", ())
     said = "reward_model is on" if method == "reward" else f"rl is {method}" if method else "no rl is asked for"
     draft.drop(said, *(name for name in _EVERY if name not in read))
-    if not draft["reward_model"]:
-        draft.drop("asks for nothing", "reward_model")
     if method in (None, "reward"):
         draft.drop(said, "rl_beta", "trl")
     if method is None:
@@ -124,15 +122,13 @@ def _set_beta(draft: Draft, method: str) -> None:
 def _set_dpo(draft: Draft) -> None:
     if draft["dpo_label_smoothing"]:
         draft.set("alignment.label_smoothing", draft["dpo_label_smoothing"], "dpo_label_smoothing")
-    draft.drop("asks for nothing", *([] if draft["dpo_label_smoothing"] else ["dpo_label_smoothing"]))
     if not set_dpo_losses(draft, "dpo_loss_type", "dpo_loss_weights", "rl"):
         draft.drop("the losses are refused", "dpo_loss_type", "dpo_loss_weights", "rpo_alpha")
         return
-    if draft["rpo_alpha"] and draft.has("alignment.sft") is not None:
+    if draft["rpo_alpha"] and draft.written("alignment.sft") is not None:
         draft.refuse("rpo_alpha", "dpo_loss_type asks for sft already", "keep one")
     elif draft["rpo_alpha"]:
         draft.set("alignment.sft", draft["rpo_alpha"], "rpo_alpha")
-    draft.drop("asks for nothing", *([] if draft["rpo_alpha"] else ["rpo_alpha"]))
 
 
 def _set_kto(draft: Draft) -> None:
@@ -155,7 +151,3 @@ def _set_reference(draft: Draft) -> None:
         draft.drop("log-probabilities are computed once", "rl_adapter_ref_model")
     elif second:
         draft.set("alignment.reference", "model", "rl_adapter_ref_model")
-    if not cached:
-        draft.drop("asks for nothing", "precompute_ref_log_probs")
-    if not second:
-        draft.drop("asks for nothing", "rl_adapter_ref_model")

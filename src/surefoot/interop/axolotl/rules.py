@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from surefoot.interop.axolotl.data import set_data
@@ -10,8 +11,8 @@ from surefoot.interop.axolotl.methods import set_method
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import (
     EIGHT_BITS,
-    HEAD_STAYS,
-    UP,
+    HEAD_NOT_ROUNDED,
+    ROUNDED_UP,
     counted,
     module_names,
     resume_argument,
@@ -53,7 +54,7 @@ def set_qat(draft: Draft) -> None:
         named = "quantize_embedding" if said["quantize_embedding"] else "fake_quant_after_n_steps"
         draft.refuse("qat", f"surefoot has no {named}", "leave that out")
     else:
-        why = f"{_TWO_GRIDS}; here both are around 0, and {HEAD_STAYS}"
+        why = f"{_TWO_GRIDS}; here both are around 0, and {HEAD_NOT_ROUNDED}"
         draft.set("precision.qat", "int8-int4", "qat", why=why)
         draft.set("precision.qat_group_size", said["group_size"] or 32, "qat", why=why)
 
@@ -104,7 +105,6 @@ def set_adapter(draft: Draft) -> None:
         draft.set("adapter.targets", named, *targets)
     else:
         set_default_targets(draft, "lora_target_modules")
-        draft.drop("asks for nothing", "lora_target_linear")
 
 
 def set_length_limit(draft: Draft) -> None:
@@ -114,10 +114,10 @@ def set_length_limit(draft: Draft) -> None:
         "data.max_length", draft["sequence_len"], "sequence_len", why="" if cut else draft.rows["sequence_len"].about
     )
     draft.note("excess_length_strategy", "carried" if cut else "changed", "" if cut else "a longer example is cut")
-    if draft.has("stage") == "sft":
+    if draft.written("stage") == "sft":
         train_on = "everything" if draft["train_on_inputs"] else "responses"
         draft.set("data.train_on", train_on, "train_on_inputs")
-    elif draft.has("stage") == "pretrain":
+    elif draft.written("stage") == "pretrain":
         draft.drop("plain texts are trained as a whole", "train_on_inputs")
     else:
         draft.drop("answers alone are compared", "train_on_inputs")
@@ -149,7 +149,6 @@ def set_attention(draft: Draft) -> None:
     requested = {name: form for name, form in forms.items() if draft[name]}
     if draft["attn_implementation"]:
         requested["attn_implementation"] = draft["attn_implementation"]
-    draft.drop("asks for nothing", *(name for name in forms if name not in requested))
     if len(set(requested.values())) > 1:
         draft.refuse(next(iter(requested)), f"{' and '.join(requested)} exclude each other", "keep one")
     elif requested:
@@ -205,7 +204,7 @@ def set_evaluation(draft: Draft) -> None:
     elif not draft.given("test_datasets"):
         draft.set("data.eval", "none", "val_set_size")
     names = ("evals_per_epoch", "eval_steps", "eval_strategy")
-    if draft.has("data.eval") in (None, "none"):
+    if draft.written("data.eval") in (None, "none"):
         draft.drop("there is nothing to evaluate on", *names, "early_stopping_patience", "load_best_model_at_end")
         draft.drop("there is nothing to answer", "generate_samples", *_SAMPLES)
         return
@@ -236,17 +235,17 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
     if times and every:
         draft.refuse(steps, f"{per_epoch} says it already", "keep one")
     elif times:
-        draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else UP)
+        draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else ROUNDED_UP)
     elif every and every < 1 and (total := draft["max_steps"]) and total > 0:
         draft.set(key, counted(math.ceil(every * total), "step"), steps, strategy)
     elif every and every < 1:
         epochs = every * draft["num_epochs"]
-        draft.set(key, counted(epochs, "epoch"), steps, strategy, why="" if epochs == int(epochs) else UP)
+        draft.set(key, counted(epochs, "epoch"), steps, strategy, why="" if epochs == int(epochs) else ROUNDED_UP)
     elif every:
         draft.set(key, counted(every, "step"), steps, strategy)
     elif word in ("no", False, "False"):
         last = {"eval_every": (None, "evaluates once, at the end")}
-        value, why = last.get(key, (draft.has("duration") or usual, "saves once, at the end"))
+        value, why = last.get(key, (draft.written("duration") or usual, "saves once, at the end"))
         draft.set(key, value, strategy, why=why)
     elif word in (None, "epoch"):
         draft.set(key, usual, strategy, why="" if word else "Axolotl's default is each epoch")
@@ -255,7 +254,6 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
         draft.refuse(strategy, BEST, fix)
     else:
         draft.refuse(strategy, f"{word} says no number of steps", f"give {per_epoch} or {steps}")
-    draft.drop("asks for nothing", *(name for name in (per_epoch, steps) if draft.given(name) and not draft[name]))
 
 
 def set_trackers(draft: Draft) -> None:
@@ -278,15 +276,12 @@ def set_trackers(draft: Draft) -> None:
             draft.set("tracking.project", draft[name], name)
             break
     draft.drop(
-        "one project for all trackers", *(name for name in details[2:] if draft.has("tracking.project") != draft[name])
+        "one project for all trackers",
+        *(name for name in details[2:] if draft.written("tracking.project") != draft[name]),
     )
     if draft["wandb_name"]:
         draft.set("tracking.name", draft["wandb_name"], "wandb_name")
     draft.set("tracking.offline", draft["wandb_mode"] == "offline", "wandb_mode")
-
-
-def set_parallel(draft: Draft) -> None:
-    set_sharing(draft, _NAMES)
 
 
 def set_rest(draft: Draft) -> None:
@@ -307,7 +302,6 @@ def set_rest(draft: Draft) -> None:
         draft.note("auto_resume_from_checkpoints", "carried", "", "--resume")
         draft.drop("auto_resume_from_checkpoints says it already", "resume_from_checkpoint")
     else:
-        draft.drop("asks for nothing", "auto_resume_from_checkpoints")
         resume_argument(draft, "resume_from_checkpoint", str(draft["output_dir"]))
 
 
@@ -337,6 +331,6 @@ RULES = (
     set_evaluation,
     set_saving,
     set_trackers,
-    set_parallel,
+    partial(set_sharing, names=_NAMES),
     set_rest,
 )

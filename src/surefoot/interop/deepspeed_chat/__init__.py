@@ -19,6 +19,7 @@ from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.tool import Tool
+from surefoot.interop.trainer import set_size
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_only_flags
 
@@ -38,7 +39,7 @@ _OWN: Mapping[Step, tuple[str, ...]] = {  # flags that no other step has
 }
 _ANY = ("--data_split", "--zero_stage", "--data_output_path", "--max_seq_len", "--only_optimize_lora", "--lora_dim")
 _ONE_MODEL = (
-    rules.set_size,
+    set_size,
     rules.set_length,
     rules.set_adapter,
     rules.set_dropout,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from surefoot.interop.settings import Row, by_name, carried, joint, listed, refused, text, truth, whole
+from surefoot.interop.settings import Row, all_listed, by_name, carried, joint, listed, refused, text, truth, whole
 
 Step = Literal["sft", "reward", "dpo", "ppo"]
 DATA = ["Dahoas/rm-static"]
@@ -113,11 +113,8 @@ _STEP3 = (
     joint("seed", None, ("seed",), "1234 where it is not given, so that the shares are those of steps 1 and 2",
           type=whole),
     listed("preprocessing_num_workers", None, "is about speed, and changes no number"),
-    listed("enable_hybrid_engine", False, _ENGINE),
-    listed("unpin_actor_parameters", False, _ENGINE),
-    listed("release_inference_cache", False, _ENGINE),
-    listed("inference_tp_size", 1, _ENGINE),
-    listed("tp_gather_partition_size", 8, _ENGINE),
+    *all_listed(_ENGINE, enable_hybrid_engine=False, unpin_actor_parameters=False, release_inference_cache=False),
+    *all_listed(_ENGINE, inference_tp_size=1, tp_gather_partition_size=8),
     listed("offload_reference_model", False, "the plan says where the reference lies, and no number depends on it"),
     listed("offload_reward_model", False, "the plan says where the reward model lies, and no number depends on it"),
     joint("actor_zero_stage", 0, ("parallel.engine", "parallel.zero_stage"), _SHARED),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from surefoot.interop.deepspeed_chat.rows import Step
 from surefoot.interop.draft import Draft
-from surefoot.interop.shared_rules import counted, set_batch, set_warmup, switch
+from surefoot.interop.shared_rules import counted, set_warmup, switch
 from surefoot.interop.trainer import set_schedule_name
 
 OUTPUT = "./output"
@@ -42,10 +42,6 @@ def set_required(*names: str) -> Callable[[Draft], None]:
                 draft.refuse(name, "is required", "name a folder or hub id")
 
     return rule
-
-
-def set_size(draft: Draft) -> None:
-    set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def processes(draft: Draft) -> int:
@@ -125,9 +121,9 @@ def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...
         ]
         both = f"for both models; there the one of {others[0]} keeps its own" if others else ""
         draft.set("model.dropout", value, *requested, why=both)
-    elif draft.has("stage") in ("reward", "dpo"):
+    elif draft.written("stage") in ("reward", "dpo"):
         draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
-    elif draft.has("stage") == "ppo":
+    elif draft.written("stage") == "ppo":
         why = "the models' own dropout there; none here, where ratios compare log-probabilities"
         draft.assume(f"{' and '.join(shares)} not given", why, "model.dropout")
 
@@ -329,7 +325,6 @@ def set_stop(draft: Draft) -> None:
     """enable_test_mode ends the run after so many steps."""
     if not draft["enable_test_mode"]:
         draft.drop("belongs to enable_test_mode", "test_stop_step")
-        draft.drop("asks for nothing", "enable_test_mode")
         set_length(draft)
         return
     if draft["test_stop_step"] < 1:

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.interop.settings import Refusal, Row, by_name, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.settings import (
+    Refusal,
+    Row,
+    all_listed,
+    by_name,
+    carried,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    whole,
+)
 from surefoot.interop.shared_rules import module_names
 
 LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
@@ -76,12 +88,8 @@ GUIDE: Mapping[str, Row] = by_name(
     refused("init_lora_weights", True, "surefoot begins LoRA as PEFT's default does", "leave it out"),
     listed("lora_target_modules", None, "is printed there and never used: target_modules decides"),
     joint("target_modules", None, ("adapter.targets",), type=module_names),
-    listed("bottleneck_size", 256, _BOTTLENECK),
-    listed("non_linearity", "tanh", _BOTTLENECK),
-    listed("adapter_dropout", 0.0, _BOTTLENECK),
-    listed("use_parallel_adapter", False, _BOTTLENECK),
-    listed("use_adapterp", False, _BOTTLENECK),
-    listed("scaling", 1.0, _BOTTLENECK),
+    *all_listed(_BOTTLENECK, bottleneck_size=256, non_linearity="tanh", adapter_dropout=0.0),
+    *all_listed(_BOTTLENECK, use_parallel_adapter=False, use_adapterp=False, scaling=1.0),
     listed("num_virtual_tokens", 30, "is about prefix tuning, and has no effect on LoRA or DoRA"),
     refused(
         "dora_simple",
@@ -101,8 +109,7 @@ GUIDE: Mapping[str, Row] = by_name(
     joint("wandb_project", "", ("report_to", "tracking.project"), type=text),
     joint("wandb_run_name", "", ("tracking.name",), type=text),
     joint("wandb_online", True, ("tracking.offline",)),
-    listed("wandb_watch", "", _WANDB),
-    listed("wandb_log_model", "", _WANDB),
+    *all_listed(_WANDB, wandb_watch="", wandb_log_model=""),
     joint("resume_from_checkpoint", None, (), "becomes --resume", type=_none),
     carried("seed", 42, "seed"),
     joint("bf16", False, ("precision.compute",)),

@@ -32,8 +32,18 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
     ALPACA_LORA: _SHARED | {"weight_decay": 0.0, "eval_steps": 200, "save_steps": 200},
 }
 """Settings of TrainingArguments that no flag of the program decides, where its text is not at hand."""
-_UNSAID = {"warmup_steps": 0, "lr_scheduler_type": "linear", "logging_steps": 500, "save_total_limit": None}
-_UNSAID |= {"max_grad_norm": 1.0, "fp16": False, "bf16": False, "weight_decay": 0.0}  # transformers' own defaults
+_TRANSFORMERS_DEFAULTS = {
+    "warmup_steps": 0,
+    "lr_scheduler_type": "linear",
+    "logging_steps": 500,
+    "save_total_limit": None,
+}
+_TRANSFORMERS_DEFAULTS |= {
+    "max_grad_norm": 1.0,
+    "fp16": False,
+    "bf16": False,
+    "weight_decay": 0.0,
+}  # transformers' own defaults
 _OF_FLAGS = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
     *("learning_rate", "output_dir", "evaluation_strategy", "eval_strategy", "save_strategy", "report_to", "run_name"),
@@ -82,14 +92,14 @@ def read_source(path: str, text: str) -> Source | None:
     read = {name: script.value(default) for name, default in arguments.items() if default is not None}
     literal = {name: value for name, value in read.items() if not isinstance(value, Unread)}
     fixed = {argument: Fixed(value, path) for argument, value in FIXED[name].items()}
-    fixed |= {argument: Fixed(value, "transformers, by default") for argument, value in _UNSAID.items()}
+    fixed |= {argument: Fixed(value, "transformers, by default") for argument, value in _TRANSFORMERS_DEFAULTS.items()}
     notes: list[Note] = []
     for word in _training_arguments(script):
         said = word.value.body if isinstance(word.value, ast.IfExp) else word.value  # 200 if val_set_size > 0 else None
         value, where = script.value(said), script.where(said)
         if word.arg in fixed and not isinstance(value, Unread):
             fixed[word.arg] = Fixed(value, where)
-        elif not _told_by_flags(word, arguments) and (word.arg, value) != ("optim", "adamw_torch"):
+        elif not _decided_by_flags(word, arguments) and (word.arg, value) != ("optim", "adamw_torch"):
             notes.append(Note(f"{word.arg}={script.text(word.value)}", "changed", (), _UNREAD, where))
     return Source(name, path, fixed, literal, tuple(notes))
 
@@ -124,7 +134,7 @@ def _training_arguments(script: Script) -> list[ast.keyword]:
     ]
 
 
-def _told_by_flags(word: ast.keyword, arguments: Collection[str]) -> bool:
+def _decided_by_flags(word: ast.keyword, arguments: Collection[str]) -> bool:
     """Whether a flag decides it, alone or with `if`; per_device_train_batch_size=micro_batch_size, say."""
     used = {node.id for node in ast.walk(word.value) if isinstance(node, ast.Name)}
     return word.arg in _OF_FLAGS or bool(used & set(arguments))
@@ -152,7 +162,7 @@ def _steps(value: Any) -> str:
     return counted(whole(value), "step")
 
 
-_TURNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+_CONVERTED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "warmup_steps": ("optim.warmup", _steps),
     "lr_scheduler_type": ("optim.schedule", _schedule),
     "max_grad_norm": ("optim.max_grad_norm", lambda value: number(value) or None),
@@ -174,14 +184,14 @@ def _fixed_rule(source: Source) -> Rule:
         draft.set("stage", "sft")
         if draft.given("logging_steps"):
             draft.set("log_every", draft["logging_steps"], "logging_steps")
-        for argument, (key, turn) in _TURNS.items():
+        for argument, (key, convert) in _CONVERTED.items():
             fixed = source.fixed.get(argument)
-            if fixed is None or draft.has(key) is not None:  # a flag decides it
+            if fixed is None or draft.written(key) is not None:  # a flag decides it
                 continue
             if argument == "eval_steps" and not draft["val_set_size"]:
                 continue
             try:
-                draft.set(key, turn(fixed.value), why=f"{argument}={fixed.value!r} in {fixed.where}")
+                draft.set(key, convert(fixed.value), why=f"{argument}={fixed.value!r} in {fixed.where}")
             except (Refusal, ValueError) as error:
                 draft.faults.append(
                     setting_fault(fixed.where, f"{argument}={fixed.value!r}: {error}", "change it there")
@@ -191,7 +201,7 @@ def _fixed_rule(source: Source) -> Rule:
             draft.set("data.template", "commonsense", why=_GUIDES_PROMPTS)
             _set_base(draft, "fp32", "the guide loads weights in fp32")
         for note in source.notes:
-            draft.tell(note)
+            draft.add_note(note)
 
     return rule
 
@@ -205,7 +215,7 @@ def _original_rule(source: Source) -> Rule:
         draft.set("data.encoding", "whole", why=_ONE_TEXT)
         if source.name == ALPACA_LORA:
             draft.set("adapter.kind", "lora", why="it has no other adapter")
-            draft.tell(Note("load_in_8bit=True", "changed", (), _EIGHT_BITS, source.where))
+            draft.add_note(Note("load_in_8bit=True", "changed", (), _EIGHT_BITS, source.where))
         else:
             draft.set("data.template", "commonsense", why="its prompts, byte for byte")
 
@@ -290,7 +300,7 @@ def _adapter_rest(draft: Draft) -> None:
 
 def _data(draft: Draft) -> None:
     masked = not draft["train_on_inputs"]
-    why = _STRADDLING if masked and draft.has("data.encoding") == "whole" else ""
+    why = _STRADDLING if masked and draft.written("data.encoding") == "whole" else ""
     draft.set("data.train_on", "responses" if masked else "everything", "train_on_inputs", why=why)
 
 

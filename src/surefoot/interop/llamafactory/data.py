@@ -132,7 +132,6 @@ def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:
 
 def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
     if not draft["streaming"]:
-        draft.drop("asks for nothing", "streaming")
         return
     if draft["max_steps"] <= 0:
         draft.refuse("streaming", "needs max_steps", "a stream has no end of its own")

@@ -60,7 +60,6 @@ def _dpo(draft: Draft) -> None:
     loss = draft["pref_loss"]
     if draft["pref_bco_weight"]:
         draft.refuse("pref_bco_weight", "surefoot has no binary classifier beside its losses", "leave it out")
-    draft.drop("asks for nothing", *([] if draft["pref_bco_weight"] else ["pref_bco_weight"]))
     if loss not in ("sigmoid", "hinge", "ipo", "orpo", "simpo"):
         fix = "use stage: kto with judged answers, or sigmoid, hinge, ipo, orpo or simpo"
         draft.refuse("pref_loss", f"surefoot has no {loss}", fix)
@@ -119,7 +118,6 @@ def _ppo(draft: Draft) -> None:
     for name in ("ppo_score_norm", "ppo_whiten_rewards"):
         if draft[name]:
             draft.refuse(name, "surefoot clips scores (ppo.reward_clip) and whitens advantages alone", "leave it out")
-        draft.drop("asks for nothing", *([] if draft[name] else [name]))
     if draft["ref_model"] is not None:
         draft.refuse("ref_model", "the reference of PPO is the policy before step 1", "leave it out")
     draft.set("ppo.max_new_tokens", draft["max_new_tokens"], "max_new_tokens")
@@ -276,8 +274,6 @@ def set_learned(draft: Draft) -> None:
         return
     if whole or last:
         draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
-    unused = [name for name, requested in (("train_on_prompt", whole), ("mask_history", last)) if not requested]
-    draft.drop("asks for nothing", *unused)
 
 
 def set_packing(draft: Draft) -> None:
@@ -306,7 +302,7 @@ def set_checkpointing(draft: Draft) -> None:
 def set_stopping(draft: Draft) -> None:
     if (patience := draft["early_stopping_steps"]) is None:
         return
-    if draft.has("data.eval") is None:
+    if draft.written("data.eval") is None:
         draft.refuse("early_stopping_steps", "there is nothing to evaluate on", "give val_size or eval_dataset")
         return
     draft.set("early_stopping.patience", patience, "early_stopping_steps")
@@ -317,12 +313,10 @@ def set_muon(draft: Draft) -> None:
         draft.config.setdefault("optim", {}).pop("betas", None)
         draft.set("optim.name", "muon", "use_muon", why="AdamW for embeddings, head and vectors, as there")
         draft.drop("use_muon goes before it", "optim")
-    draft.drop("asks for nothing", *([] if draft["use_muon"] else ["use_muon"]))
 
 
 def set_bos(draft: Draft) -> None:
     if not draft["use_bos_zero_training"]:
-        draft.drop("asks for nothing", "use_bos_zero_training")
         if draft.given("bos_scaling_factor"):
             fix = "add use_bos_zero_training: true, or leave it out"
             draft.refuse("bos_scaling_factor", "scales nothing without use_bos_zero_training", fix)
@@ -333,7 +327,7 @@ def set_bos(draft: Draft) -> None:
 
 def set_trackers(draft: Draft) -> None:
     trainer.set_trackers(draft)
-    if "wandb" in (draft.has("report_to") or ()) and draft.has("tracking.project") is None:
+    if "wandb" in (draft.written("report_to") or ()) and draft.written("tracking.project") is None:
         draft.set("tracking.project", "llamafactory", why="its project at W&B where WANDB_PROJECT names none")
 
 

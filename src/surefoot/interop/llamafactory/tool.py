@@ -285,7 +285,6 @@ def _export(draft: Draft, merged: bool) -> None:
     draft.note("export_device", "carried", "", "--device")
     if draft["export_legacy_format"]:
         draft.refuse("export_legacy_format", "surefoot writes safetensors and pickles nothing", "leave it out")
-    draft.drop("asks for nothing", "export_legacy_format")
     if draft["export_quantization_bit"] is not None:
         draft.refuse("export_quantization_bit", "surefoot quantises no exported model", "quantise the merged folder")
     if draft["export_hub_model_id"] is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from surefoot.interop.faults import script_error
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of
+from surefoot.interop.shared_rules import parse_split
 from surefoot.interop.translation import Note
 from surefoot.system.errors import InputError
 from surefoot.system.redaction import redacted
@@ -109,7 +109,7 @@ def _part(found: Found, split: str, where: str) -> Found:
     if found.share is not None and split in ("train", "test"):
         return replace(found, is_test=split == "test")
     try:
-        split, count = first_of(split)
+        split, count = parse_split(split)
     except Refusal as refusal:
         raise script_error(where, refusal.what, refusal.fix) from None
     source = dict(found.source)

@@ -14,10 +14,13 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.interop.faults import script_error
+from surefoot.interop.faults import script_error, script_fault
+from surefoot.interop.translation import Note, Outcome
+from surefoot.interop.words import Word
+from surefoot.system.errors import Fault
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -183,6 +186,29 @@ class Script:
             held.append(str(value))
         whole = "".join(held)
         return self._unread(node) if len(whole) > _LONGEST_TEXT else whole
+
+
+@dataclass
+class Findings:
+    """What is read from a script, each word, note and fault with its place. shown: the source that says it."""
+
+    script: Script
+    words: list[Word] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+    def word(self, node: ast.AST, name: str, value: ast.expr | None, shown: str) -> None:
+        held = None if value is None else self.script.value(value)
+        if isinstance(held, Unread):
+            self.fault(node, f"{shown}: {held} is not a literal", "write its value into the script")
+        else:
+            self.words.append(Word(name, held, self.script.where(node), shown))
+
+    def note(self, node: ast.AST, shown: str, why: str, outcome: Outcome = "listed", *keys: str) -> None:
+        self.notes.append(Note(shown, outcome, keys, why, self.script.where(node)))
+
+    def fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
+        self.faults.append(script_fault(self.script.where(node), what, fix))
 
 
 def _source(node: ast.AST) -> str:

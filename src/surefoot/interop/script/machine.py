@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefoot.interop.launch import environment_note
-from surefoot.interop.script.literals import Script
-from surefoot.interop.translation import Note
+from surefoot.interop.script.literals import Findings, Script
+from surefoot.interop.translation import Outcome
 from surefoot.interop.words import Word
 
 KERNELS = ("flash", "mem_efficient", "math", "cudnn")
@@ -37,91 +37,97 @@ _NO_CONVOLUTIONS = "is about convolutions, and a language model has none"
 class Machine:
     """environment: what the script sets; defaults: what it sets where nothing is."""
 
-    words: list[Word] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    found: Findings
     environment: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def script(self) -> Script:
+        return self.found.script
 
-def read_machine(script: Script, trains: ast.expr | None) -> Machine:
+    def note(self, node: ast.AST, why: str, outcome: Outcome = "changed") -> None:
+        self.found.note(node, self.script.text(node), why, outcome)
+
+
+def read_machine(found: Findings, trains: ast.expr | None) -> Machine:
     """trains: the object whose train() is the run."""
-    machine = Machine()
-    nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.stmt | ast.expr)]
+    machine = Machine(found)
+    nodes = [node for node in ast.walk(found.script.tree) if isinstance(node, ast.stmt | ast.expr)]
     for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):  # a later word goes before an earlier
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                _stored(script, machine, node, target)
+                _stored(machine, node, target)
         elif isinstance(node, ast.With):
-            _context(script, machine, node, trains)
+            _context(machine, node, trains)
         elif isinstance(node, ast.Delete):
             for target in node.targets:
-                if isinstance(target, ast.Subscript) and script.dotted(target.value) == "os.environ":
-                    _note(script, machine, node, "no variable of the process is taken away")
+                if isinstance(target, ast.Subscript) and found.script.dotted(target.value) == "os.environ":
+                    machine.note(node, "no variable of the process is taken away")
         elif isinstance(node, ast.Call):
-            _called(script, machine, node)
+            _called(machine, node)
     return machine
 
 
-def _stored(script: Script, machine: Machine, node: Any, target: ast.expr) -> None:
-    name = script.dotted(target) if isinstance(target, ast.Attribute) else ""
-    if isinstance(target, ast.Subscript) and script.dotted(target.value) == "os.environ":
-        _variable(script, machine, node, target.slice, node.value)
+def _stored(machine: Machine, node: Any, target: ast.expr) -> None:
+    name = machine.script.dotted(target) if isinstance(target, ast.Attribute) else ""
+    if isinstance(target, ast.Subscript) and machine.script.dotted(target.value) == "os.environ":
+        _variable(machine, node, target.slice, node.value)
     elif name == "os.environ":
-        _variables(script, machine, node, node.value)
+        _variables(machine, node, node.value)
     elif name.startswith("torch.backends.cudnn."):
-        _note(script, machine, node, _NO_CONVOLUTIONS, "listed")
+        machine.note(node, _NO_CONVOLUTIONS, "listed")
     elif name == "torch.backends.cuda.matmul.allow_tf32":
-        _tf32(script, machine, node, script.value(node.value))
+        _tf32(machine, node, machine.script.value(node.value))
     elif name in ("torch.backends.cuda.matmul.fp32_precision", "torch.backends.fp32_precision"):
-        _tf32(script, machine, node, _PRODUCTS.get(str(script.value(node.value))))
+        _tf32(machine, node, _PRODUCTS.get(str(machine.script.value(node.value))))
     elif name.startswith("torch.backends."):
-        _note(script, machine, node, _UNREAD)
+        machine.note(node, _UNREAD)
 
 
-def _called(script: Script, machine: Machine, node: ast.Call) -> None:
-    name = script.dotted(node.func)
+def _called(machine: Machine, node: ast.Call) -> None:
+    name = machine.script.dotted(node.func)
     last = name.rpartition(".")[2]
     given = node.args[0] if node.args else next((word.value for word in node.keywords), None)
-    held = None if given is None else script.value(given)
+    held = None if given is None else machine.script.value(given)
     if last in _ENABLE:
         if isinstance(held, bool):
-            _kernel(script, machine, node, _ENABLE[last], held)
+            _kernel(machine, node, _ENABLE[last], held)
         else:
-            _note(script, machine, node, _PLANNED)
+            machine.note(node, _PLANNED)
     elif name == "torch.set_float32_matmul_precision":
-        _tf32(script, machine, node, _PRODUCTS.get(str(held)))
+        _tf32(machine, node, _PRODUCTS.get(str(held)))
         if held == "medium":
-            _note(script, machine, node, _MEDIUM)
+            machine.note(node, _MEDIUM)
     elif name in ("os.environ.setdefault", "os.putenv") and len(node.args) == 2:
-        _variable(script, machine, node, node.args[0], node.args[1], default=name.endswith("setdefault"))
+        _variable(machine, node, node.args[0], node.args[1], default=name.endswith("setdefault"))
     elif name == "os.environ.update":
         for value in node.args:
-            _variables(script, machine, node, value)
+            _variables(machine, node, value)
         for word in node.keywords:
-            _variable(script, machine, node, ast.Constant(word.arg), word.value)
+            _variable(machine, node, ast.Constant(word.arg), word.value)
     elif name in ("os.environ.pop", "os.environ.clear", "os.unsetenv"):
-        _note(script, machine, node, "no variable of the process is taken away")
+        machine.note(node, "no variable of the process is taken away")
     elif name.startswith("torch.backends.") and not last.endswith(
         ("sdp_kernel", "_enabled", "is_available", "version")
     ):
-        _note(script, machine, node, _UNREAD)
+        machine.note(node, _UNREAD)
 
 
-def _context(script: Script, machine: Machine, node: ast.With, trains: ast.expr | None) -> None:
+def _context(machine: Machine, node: ast.With, trains: ast.expr | None) -> None:
     for item in node.items:
-        call = script.bound(item.context_expr)
-        last = script.dotted(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        call = machine.script.bound(item.context_expr)
+        last = machine.script.dotted(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
         if not isinstance(call, ast.Call) or last not in ("sdpa_kernel", "sdp_kernel"):
             continue
-        allowed = _listed(script, call) if last == "sdpa_kernel" else _by_switches(script, call)
-        if not any(_is_training(script, one, trains) for one in ast.walk(node)):
-            _note(script, machine, item.context_expr, _ELSEWHERE)
+        allowed = _listed(machine.script, call) if last == "sdpa_kernel" else _by_switches(machine.script, call)
+        if not any(_is_training(machine.script, one, trains) for one in ast.walk(node)):
+            machine.note(item.context_expr, _ELSEWHERE)
         elif allowed is None:
-            _note(script, machine, item.context_expr, _PLANNED)
+            machine.note(item.context_expr, _PLANNED)
         else:
             for kernel in KERNELS:
                 alone = "on" if allowed == {"cudnn"} else True  # cuDNN's is taken only where it is asked for
-                _kernel(script, machine, item.context_expr, kernel, alone if kernel in allowed else False)
+                _kernel(machine, item.context_expr, kernel, alone if kernel in allowed else False)
 
 
 def _listed(script: Script, call: ast.Call) -> set[str] | None:
@@ -153,36 +159,32 @@ def _is_training(script: Script, node: ast.AST, trains: ast.expr | None) -> bool
     return False
 
 
-def _kernel(script: Script, machine: Machine, node: ast.AST, kernel: str, value: bool | str) -> None:
-    machine.words.append(Word(f"enable_{kernel}_sdp", value, script.where(node), script.text(node)))
+def _kernel(machine: Machine, node: ast.AST, kernel: str, value: bool | str) -> None:
+    machine.found.words.append(
+        Word(f"enable_{kernel}_sdp", value, machine.script.where(node), machine.script.text(node))
+    )
 
 
-def _tf32(script: Script, machine: Machine, node: ast.AST, value: Any) -> None:
+def _tf32(machine: Machine, node: ast.AST, value: Any) -> None:
     if isinstance(value, bool):
-        machine.words.append(Word("tf32", value, script.where(node), script.text(node)))
+        machine.found.words.append(Word("tf32", value, machine.script.where(node), machine.script.text(node)))
     else:
-        _note(script, machine, node, _PLANNED)
+        machine.note(node, _PLANNED)
 
 
-def _variables(script: Script, machine: Machine, node: ast.AST, value: ast.expr) -> None:
-    value = script.bound(value)
+def _variables(machine: Machine, node: ast.AST, value: ast.expr) -> None:
+    value = machine.script.bound(value)
     if not isinstance(value, ast.Dict):
-        _note(script, machine, node, "is not a literal, and nothing of it is set for the run")
+        machine.note(node, "is not a literal, and nothing of it is set for the run")
         return
     for name, one in zip(value.keys, value.values, strict=True):
-        _variable(script, machine, node, name or ast.Constant(None), one)
+        _variable(machine, node, name or ast.Constant(None), one)
 
 
-def _variable(
-    script: Script, machine: Machine, node: ast.AST, name: ast.expr, value: ast.expr, *, default: bool = False
-) -> None:
-    said, held = script.value(name), script.value(value)
+def _variable(machine: Machine, node: ast.AST, name: ast.expr, value: ast.expr, *, default: bool = False) -> None:
+    said, held = machine.script.value(name), machine.script.value(value)
     if not isinstance(said, str) or not isinstance(held, str):
-        _note(script, machine, node, "is not a literal, and is not set for the run")
+        machine.note(node, "is not a literal, and is not set for the run")
         return
     (machine.defaults if default else machine.environment)[said] = held
-    machine.notes.append(replace(environment_note(said, held), where=script.where(node)))
-
-
-def _note(script: Script, machine: Machine, node: ast.AST, why: str, outcome: Any = "changed") -> None:
-    machine.notes.append(Note(script.text(node), outcome, (), why, script.where(node)))
+    machine.found.notes.append(replace(environment_note(said, held), where=machine.script.where(node)))

@@ -10,13 +10,13 @@ from typing import Any
 from surefoot.interop import trainer, trl
 from surefoot.interop.faults import script_error, script_fault
 from surefoot.interop.script.data import Found, trace
-from surefoot.interop.script.literals import Script, Unread
+from surefoot.interop.script.literals import Findings, Script, Unread
 from surefoot.interop.script.machine import KERNELS, read_machine
 from surefoot.interop.script.statements import Statements
 from surefoot.interop.settings import Row, carried, joint, listed, number, refused, text, whole
 from surefoot.interop.translation import Note, Outcome
 from surefoot.interop.words import Word
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import InputError
 
 LORA = {
     "r": "lora_r",
@@ -100,14 +100,11 @@ _CODE = "is code, which is not read"
 _SEES = re.compile(r"(Processor|ForImageTextToText|ForVision2Seq|ForMultimodalLM|VLFor\w+)\.from_pretrained$")
 
 
-class Reader:
+class Reader(Findings):
     """Collects the words of all calls that matter."""
 
     def __init__(self, script: Script):
-        self.script = script
-        self.words: list[Word] = []
-        self.notes: list[Note] = []
-        self.faults: list[Fault] = []
+        super().__init__(script)
         self.train: Found | None = None
         self.evaluation: Found | None = None
         self.formatting: ast.expr | None = None  # how the trainer makes texts of records
@@ -129,7 +126,7 @@ class Reader:
             raise script_error(self.script.where(sees[1]), what, "use a text model and its tokenizer")
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
-        if not trainers and (runs := _what_runs_it(self.script)) is not None:
+        if not trainers and (runs := _other_launcher(self.script)) is not None:
             raise script_error(self.script.path, *runs)
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
             if len(found) != 1:
@@ -144,42 +141,31 @@ class Reader:
         if "BitsAndBytesConfig" in lasts:
             self._keywords(lasts["BitsAndBytesConfig"], QUANTISED)
         self._models(named, trainers[0])
-        self.statements = Statements(
-            self.script, arguments[0], trainers[0], lasts.get("LoraConfig"), LORA, trl.ROWS.keys()
-        )
+        self.statements = Statements(self, arguments[0], trainers[0], lasts.get("LoraConfig"), LORA, trl.ROWS.keys())
         self._trainer(trainers[0])
         self.statements.read()
-        self.words += self.statements.words
-        self.notes += self.statements.notes
-        self.faults += self.statements.faults
-        self.machine = read_machine(self.script, trainers[0])
-        self.words += self.machine.words
-        self.notes += self.machine.notes
+        self.machine = read_machine(self, trainers[0])
         self._tokenizing(named)
 
     def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
         """names: what their words are called in the rows; None: as they are."""
         if call.args:
-            where = self.script.where(call.args[0])
             if names is None:
                 self._word("output_dir", call.args[0])
             else:
-                self.faults.append(script_fault(where, "a setting without a name", "write it as name=value"))
+                self.fault(call.args[0], "a setting without a name", "write it as name=value")
         for word in call.keywords:
             if word.arg is None:
                 self._expanded(word.value, names)
             elif names is not None and word.arg not in names:
-                what = f"{word.arg}: surefoot has no such setting"
-                self.faults.append(script_fault(self.script.where(word.value), what, "leave it out"))
+                self.fault(word.value, f"{word.arg}: surefoot has no such setting")
             else:
                 self._word(names[word.arg] if names else word.arg, word.value, word.arg)
 
     def _expanded(self, node: ast.expr, names: Mapping[str, str] | None) -> None:
         held = self.script.value(node)
         if not isinstance(held, dict):
-            self.faults.append(
-                script_fault(self.script.where(node), f"**{self.script.text(node)} is not a literal", "write it out")
-            )
+            self.fault(node, f"**{self.script.text(node)} is not a literal", "write it out")
             return
         for name, value in held.items():
             self._add(names.get(name, name) if names else name, value, self.script.where(node), str(name))
@@ -222,8 +208,7 @@ class Reader:
             elif word.arg in LOADED:
                 self._word(LOADED[word.arg], word.value, word.arg)
             else:
-                where = self.script.where(word.value)
-                self.faults.append(script_fault(where, f"from_pretrained: surefoot has no {word.arg}", "leave it out"))
+                self.fault(word.value, f"from_pretrained: surefoot has no {word.arg}")
         if path is not None:
             self._word("model_name_or_path", path, "from_pretrained")
 
@@ -238,7 +223,7 @@ class Reader:
 
     def _trainer(self, call: ast.Call) -> None:
         for word in call.keywords:
-            name, where = word.arg or "**", self.script.where(word.value)
+            name = word.arg or "**"
             if name in ("train_dataset", "eval_dataset"):
                 if self.script.text(word.value) == "None":
                     continue
@@ -255,22 +240,18 @@ class Reader:
                 self.statements.read_callbacks(self.script.bound(word.value))
             elif name == "data_collator":
                 self.learned = self.statements.collator(word.value)
-                outcome = "changed" if self.learned is None else "carried"
-                self.notes.append(
-                    Note(f"{name}=…", outcome, ("data.train_on",), _why(name) if outcome == "changed" else "", where)
-                )
+                known = ("", "carried") if self.learned else (_why(name), "changed")
+                self.note(word.value, f"{name}=…", *known, "data.train_on")
             elif name == "formatting_func":
                 self.formatting = word.value
             elif name in OF_THE_TRAINER:
-                self.notes.append(Note(f"{name}=…", "listed", (), _why(name), where))
+                self.note(word.value, f"{name}=…", _why(name))
             elif name in OLD_TRL:
                 self._word(name, word.value)
             elif name not in HANDLED:
-                self.faults.append(
-                    script_fault(where, f"{name}: surefoot has no such setting of a trainer", "leave it out")
-                )
+                self.fault(word.value, f"{name}: surefoot has no such setting of a trainer")
         if self.train is None and not self.faults:
-            self.faults.append(script_fault(self.script.where(call), "names no train_dataset", "add it"))
+            self.fault(call, "names no train_dataset", "add it")
 
     def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
         """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""
@@ -288,18 +269,17 @@ class Reader:
         if lengths and not self.is_trl:
             self._word("max_length", next(iter(lengths)))
         elif lengths:
-            where = self.script.where(lengths[0])
             shown = f"max_length={self.script.text(lengths[0])}"
-            self.notes.append(Note(shown, "changed", (), "max_length of SFTConfig decides", where))
+            self.note(lengths[0], shown, "max_length of SFTConfig decides", "changed")
 
     def _tokenizing_word(self, word: ast.keyword) -> None:
         outcomes = TOKENIZING[str(word.arg)]
         value, shown = self.script.value(word.value), f"{word.arg}={self.script.text(word.value)}"
         outcome, why = outcomes.get(value, outcomes[None]) if isinstance(value, str | bool) else outcomes[None]
-        self.notes.append(Note(shown, outcome, (), why, self.script.where(word.value)))
+        self.note(word.value, shown, why, outcome)
 
 
-def _what_runs_it(script: Script) -> tuple[str, str] | None:
+def _other_launcher(script: Script) -> tuple[str, str] | None:
     """(what a script without a trainer is, the command in its place) where it hands on to another program."""
     nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     texts = [str(node.value) for node in nodes]

@@ -49,7 +49,7 @@ def _set_stopping(draft: Draft) -> None:
     names = ("early_stopping_patience", "early_stopping_threshold")
     if draft[names[0]] is None:
         return
-    if draft.has("data.eval") is None:
+    if draft.written("data.eval") is None:
         draft.refuse(names[0], "there is nothing to evaluate on", "name an eval_dataset")
         return
     draft.set("early_stopping.patience", draft[names[0]], names[0])

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from surefoot.interop.faults import script_fault
-from surefoot.interop.script.literals import Script, Unread
-from surefoot.interop.translation import Note
-from surefoot.interop.words import Word
-from surefoot.system.errors import Fault
+from surefoot.interop.script.literals import Findings
+from surefoot.interop.translation import Outcome
 
 _INTO_THE_CALL = "write it into the call that makes the object"
 _SEEDS = ("set_seed", "seed_everything", "manual_seed", "manual_seed_all", "random.seed")
@@ -38,8 +34,8 @@ _MEANINGLESS = ("use_cache", "pretraining_tp", "pad_token_id", "bos_token_id", "
 _CALLBACK = "is code, which is not read: what it changes is not known"
 _FOLLOW = "is set where its effect cannot be followed"
 _PAD = "padding is masked by position, and tokenizer.pad names its token"
-_BEGIN = ("what is too long loses its begin there, and its end here", "changed")
-_END = ("what is too long loses its end, here too", "listed")
+_BEGIN: tuple[str, Outcome] = ("what is too long loses its begin there, and its end here", "changed")
+_END: tuple[str, Outcome] = ("what is too long loses its end, here too", "listed")
 _LONGEST_TEXT = "data.max_length is the longest text here"
 _AFTERWARDS = {
     "save_model": "the run folder holds the model",
@@ -58,22 +54,22 @@ _LOST = {
 
 @dataclass
 class Statements:
-    """Reads attributes and calls into words, notes and faults.
+    """Reads attributes and calls.
 
     arguments, trainer, lora: the calls that make these objects.
     names: LoraConfig's settings -> names of rows.
     known: names of a training's settings.
     """
 
-    script: Script
+    found: Findings
     arguments: ast.Call
     trainer: ast.Call
     lora: ast.Call | None
     names: Mapping[str, str]
     known: Collection[str]
-    words: list[Word] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.script = self.found.script
 
     def read(self) -> None:
         self._straight = {id(one) for scope in _scopes(self.script.tree) for one in scope.body}
@@ -92,36 +88,31 @@ class Statements:
         elif holder is self.arguments or (self.lora is not None and holder is self.lora):
             self._setting(node, name if holder is self.arguments else self.names.get(name, name), shown)
         elif holder is self.trainer:
-            self._fault(node, f"{shown}: changes the trainer after it is made")
-        elif self._ends(target.value, "config") and name not in _MEANINGLESS:
-            self._fault(node, f"{shown}: changes the model")
-        elif self._ends(target.value, "config") or self._ends(target.value, "generation_config"):
-            self._note(node, shown, "changes no step of a training")
+            self.found.fault(node, f"{shown}: changes the trainer after it is made")
+        elif self._is_attribute(target.value, "config") and name not in _MEANINGLESS:
+            self.found.fault(node, f"{shown}: changes the model")
+        elif self._is_attribute(target.value, "config") or self._is_attribute(target.value, "generation_config"):
+            self.found.note(node, shown, "changes no step of a training")
         elif name.startswith(("pad_token", "padding_side")):
-            self._note(node, shown, _PAD)
+            self.found.note(node, shown, _PAD)
         elif name == "truncation_side":
             begin = node.value is None or self.script.value(node.value) != "right"
-            self._note(node, shown, *(_BEGIN if begin else _END))
+            self.found.note(node, shown, *(_BEGIN if begin else _END))
         elif name == "model_max_length":
-            self._note(node, shown, _LONGEST_TEXT, "changed")
+            self.found.note(node, shown, _LONGEST_TEXT, "changed")
         elif name == "chat_template":
-            self._fault(node, f"{shown}: a template of the script's own", "write it into a .jinja file: data.template")
+            self.found.fault(
+                node, f"{shown}: a template of the script's own", "write it into a .jinja file: data.template"
+            )
         elif isinstance(holder, ast.Name) and holder.id != "self" and name in self.known:
-            self._fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
+            self.found.fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
 
     def _setting(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, name: str, shown: str) -> None:
-        where = self.script.where(node)
         early = getattr(node, "end_lineno", 0) < self.trainer.lineno
         if isinstance(node, ast.AugAssign) or id(node) not in self._straight or not early:
-            self._fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
-            return
-        value = None if node.value is None else self.script.value(node.value)
-        if isinstance(value, Unread):
-            self.faults.append(
-                script_fault(where, f"{shown}: {value} is not a literal", "write its value into the script")
-            )
+            self.found.fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
         else:
-            self.words.append(Word(name, value, where, shown))
+            self.found.word(node, name, node.value, shown)
 
     def _called(self, node: ast.Call) -> None:
         callee = self.script.callee(node)
@@ -131,18 +122,18 @@ class Statements:
         if name == "train" and isinstance(node.func, ast.Attribute) and self._is_trainer(node.func.value):
             requested = given.get("resume_from_checkpoint", node.args[0] if node.args else None)
             if requested is not None:
-                self._word(node, "resume_from_checkpoint", requested, shown)
+                self.found.word(node, "resume_from_checkpoint", requested, shown)
         elif name == "gradient_checkpointing_enable" or name == "prepare_model_for_kbit_training":
             requested = given.get("use_gradient_checkpointing", ast.Constant(True))
-            self._word(node, "gradient_checkpointing", requested, shown)
+            self.found.word(node, "gradient_checkpointing", requested, shown)
         elif name == "gradient_checkpointing_disable":
-            self._word(node, "gradient_checkpointing", ast.Constant(False), shown)
+            self.found.word(node, "gradient_checkpointing", ast.Constant(False), shown)
         elif callee == "torch.compile":
-            self._word(node, "torch_compile", ast.Constant(True), shown)
+            self.found.word(node, "torch_compile", ast.Constant(True), shown)
             if "mode" in given:
-                self._word(node, "torch_compile_mode", given["mode"], shown)
+                self.found.word(node, "torch_compile_mode", given["mode"], shown)
         elif callee.endswith(_SEEDS):
-            self._note(node, shown, "the seed of the training arguments draws everything here", "changed")
+            self.found.note(node, shown, "the seed of the training arguments draws everything here", "changed")
         elif name == "requires_grad_":
             self._freezing(node, shown, node.args[0] if node.args else ast.Constant(True))
         elif name == "add_special_tokens":
@@ -152,13 +143,13 @@ class Statements:
         elif callee == "setattr" or (name.startswith("set_") and name[4:] in _SETTERS):
             holder = node.args[0] if callee == "setattr" and node.args else getattr(node.func, "value", None)
             if isinstance(holder, ast.expr) and self.script.bound(holder) in (self.arguments, self.lora):
-                self._fault(node, f"{shown}: changes a setting by a call", _INTO_THE_CALL)
+                self.found.fault(node, f"{shown}: changes a setting by a call", _INTO_THE_CALL)
         elif callee == "PeftModel.from_pretrained":
-            self._fault(node, f"{shown}: {_LOST['load_adapter']}", "merge it first: surefoot export --merge")
+            self.found.fault(node, f"{shown}: {_LOST['load_adapter']}", "merge it first: surefoot export --merge")
         elif name in _LOST and isinstance(node.func, ast.Attribute):
-            self._fault(node, f"{shown}: {_LOST[name]}")
+            self.found.fault(node, f"{shown}: {_LOST[name]}")
         elif name in _AFTERWARDS and isinstance(node.func, ast.Attribute):
-            self._note(node, shown, _AFTERWARDS[name])
+            self.found.note(node, shown, _AFTERWARDS[name])
 
     def read_callbacks(self, node: ast.expr | None) -> None:
         """EarlyStoppingCallback is a setting; another callback is code."""
@@ -166,13 +157,15 @@ class Statements:
             call = self.script.bound(one)
             shown = self.script.text(call)
             if not (isinstance(call, ast.Call) and self.script.callee(call).endswith("EarlyStoppingCallback")):
-                self._note(one, f"callbacks={shown}", _CALLBACK, "changed")
+                self.found.note(one, f"callbacks={shown}", _CALLBACK, "changed")
                 continue
             given = dict(zip(("early_stopping_patience", "early_stopping_threshold"), call.args, strict=False))
             given |= {word.arg: word.value for word in call.keywords if word.arg}
-            self._word(one, "early_stopping_patience", given.get("early_stopping_patience", ast.Constant(1)), shown)
+            self.found.word(
+                one, "early_stopping_patience", given.get("early_stopping_patience", ast.Constant(1)), shown
+            )
             if "early_stopping_threshold" in given:
-                self._word(one, "early_stopping_threshold", given["early_stopping_threshold"], shown)
+                self.found.word(one, "early_stopping_threshold", given["early_stopping_threshold"], shown)
 
     def collator(self, node: ast.expr) -> str | None:
         """What a collator learns, as data.train_on says it; None for one that is not known."""
@@ -184,7 +177,7 @@ class Statements:
         if name == "DataCollatorForLanguageModeling" and isinstance(call, ast.Call):
             masked = next((word.value for word in call.keywords if word.arg == "mlm"), None)
             if masked is None or self.script.value(masked) is not False:
-                self._fault(
+                self.found.fault(
                     call, f"{self.script.text(call)}: masked language modelling is not in surefoot", "mlm=False"
                 )
             return "everything"
@@ -193,34 +186,21 @@ class Statements:
     def _tokens(self, node: ast.Call, shown: str) -> None:
         held = self.script.value(node.args[0]) if node.args else None
         if isinstance(held, dict) and held.keys() == {"pad_token"}:
-            self.words.append(Word("pad_token", "add", self.script.where(node), shown))
+            self.found.word(node, "pad_token", ast.Constant("add"), shown)
         else:
-            self._fault(node, f"{shown}: {_LOST['add_tokens']}")
+            self.found.fault(node, f"{shown}: {_LOST['add_tokens']}")
 
     def _freezing(self, node: ast.AST, shown: str, value: ast.expr | None) -> None:
         frozen = value is not None and self.script.value(value) is False
         if frozen and self.lora is not None:
-            self._note(node, shown, "beside an adapter, the base is frozen in any case")
+            self.found.note(node, shown, "beside an adapter, the base is frozen in any case")
         else:
-            self._fault(node, f"{shown}: chooses which weights train", "use an adapter and its modules_to_save")
-
-    def _word(self, node: ast.AST, name: str, value: ast.expr | None, shown: str) -> None:
-        held = None if value is None else self.script.value(value)
-        if isinstance(held, Unread):
-            self._fault(node, f"{shown}: {held} is not a literal", "write its value into the script")
-        else:
-            self.words.append(Word(name, held, self.script.where(node), shown))
-
-    def _note(self, node: ast.AST, shown: str, why: str, outcome: Any = "listed") -> None:
-        self.notes.append(Note(shown, outcome, (), why, self.script.where(node)))
-
-    def _fault(self, node: ast.AST, what: str, fix: str = "leave it out") -> None:
-        self.faults.append(script_fault(self.script.where(node), what, fix))
+            self.found.fault(node, f"{shown}: chooses which weights train", "use an adapter and its modules_to_save")
 
     def _is_trainer(self, node: ast.expr) -> bool:
         return self.script.bound(node) is self.trainer
 
-    def _ends(self, node: ast.expr, name: str) -> bool:
+    def _is_attribute(self, node: ast.expr, name: str) -> bool:
         return isinstance(node, ast.Attribute) and node.attr == name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of, short_sources
+from surefoot.interop.shared_rules import parse_split, short_sources
 from surefoot.interop.torchtune.rows import last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
@@ -17,7 +17,7 @@ _BARE = "torchtune puts the texts one after the other, between BOS and EOS"
 # What torchtune's tokenizers write around messages, by the family of the model -> the template that is nearest to it,
 # and what is not the same. Those of Gemma write nothing; Llama 2's and Mistral's have a template that can be left out.
 _LEARNS_HEADER = "torchtune learns what stands before an answer as well, and an EOS that surefoot leaves out is masked"
-_TURNS = {
+_CONVERTED = {
     "llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
     "code_llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
     "mistral": ("mistral", "the blank behind [/INST] belongs to the prompt there"),
@@ -61,7 +61,7 @@ def set_data(draft: Draft) -> None:
             _columns(source, draft["dataset.column_map"], {})
             whole_prompt = True if whole_prompt is None else whole_prompt
             draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
-    if draft.has("stage") == "sft":
+    if draft.written("stage") == "sft":
         usual = "torchtune's default for this data set" if draft["dataset.train_on_input"] is None else ""
         draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
     names = [f"dataset.{name}" for name in ("_component_", "source", "data_files", "split", "name")]
@@ -86,7 +86,7 @@ def _set_turns(draft: Draft) -> None:
     if _is_bare(draft):
         draft.set("data.template", "raw", "dataset._component_", "tokenizer.prompt_template")
         draft.set("bos.prepend", "on", why=_BARE)
-    elif (found := _TURNS.get(_family(draft))) is not None:
+    elif (found := _CONVERTED.get(_family(draft))) is not None:
         draft.set("data.template", found[0], "dataset._component_", why=found[1])
     else:
         what = f"how torchtune lays out messages for {_family(draft)} is not known"
@@ -99,7 +99,7 @@ def _source(draft: Draft, kind: str) -> dict[str, Any]:
     if path is None:
         draft.refuse("dataset.source", "is required", "name a data set")
     try:
-        split, count = first_of(str(split))
+        split, count = parse_split(str(split))
     except Refusal as refusal:
         draft.refuse("dataset.split", refusal.what, refusal.fix)
         count = None

@@ -20,7 +20,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import HEAD_STAYS, module_names
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names
 
 _LIBRARY = "surefoot reads what a model is from its own files"
 _MEMORY = "is about memory or speed, and changes no number"
@@ -106,7 +106,7 @@ _ROWS: tuple[Row, ...] = (
     listed("profiler.enabled", None, "surefoot train --profile N clocks and traces steps"),
     listed("low_cpu_ram", None, _MEMORY),
     listed("custom_sharded_layers", None, "is about several processes, which surefoot starts itself"),
-    joint("quantizer._component_", None, ("precision.qat",), HEAD_STAYS, type=text),
+    joint("quantizer._component_", None, ("precision.qat",), HEAD_NOT_ROUNDED, type=text),
     joint("quantizer.groupsize", 256, ("precision.qat_group_size",), type=whole),
     refused("fake_quant_after_n_steps", None, "surefoot rounds from the first step on", "leave it out"),
     refused("fsdp_cpu_offload", False, "surefoot says it with parallel.engine", "leave it out"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import HEAD_STAYS, KEEP_ALL, counted, set_batch, switch
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, switch
 from surefoot.interop.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -68,14 +68,13 @@ def set_precision(draft: Draft) -> None:
     if dtype not in _DTYPES:
         draft.refuse("dtype", f"torchtune has no {dtype}", f"it has {', '.join(_DTYPES)}")
         return
-    adapted = draft.has("adapter") is not None
+    adapted = draft.written("adapter") is not None
     held = "" if dtype == "fp32" else "weights that train are held in fp32"
     draft.set("precision.compute", dtype, "dtype", why=held)
     if quantised or last_name(draft["model._component_"]).startswith("qlora_"):
         draft.set("precision.base", "nf4", "model.quantize_base", "model._component_")
     elif adapted:
         draft.set("precision.base", dtype, "dtype", why=held)
-        draft.drop("asks for nothing", "model.quantize_base")
 
 
 _QAT = "Int8DynActInt4WeightQATQuantizer"
@@ -86,7 +85,7 @@ def set_qat(draft: Draft) -> None:
     if quantizer not in ("", _QAT):
         draft.refuse("quantizer._component_", f"surefoot reads no {quantizer} of torchtune", f"use {_QAT}")
     elif quantizer:
-        draft.set("precision.qat", "int8-int4", "quantizer._component_", why=HEAD_STAYS)
+        draft.set("precision.qat", "int8-int4", "quantizer._component_", why=HEAD_NOT_ROUNDED)
         draft.set("precision.qat_group_size", draft["quantizer.groupsize"], "quantizer.groupsize")
     else:
         draft.drop("nothing is to be converted", "quantizer._component_", "quantizer.groupsize")

@@ -23,6 +23,7 @@ from surefoot.interop.settings import (
     UNPACKED,
     Refusal,
     Row,
+    all_listed,
     by_name,
     carried,
     joint,
@@ -112,8 +113,7 @@ OWN_ROWS: tuple[Row, ...] = (
     refused("packing", False, PACKED, UNPACKED),
     listed("packing_strategy", "bfd", "nothing is packed"),
     listed("eval_packing", None, "evaluation reads every example once"),
-    listed("padding_free", False, "padding changes no number here"),
-    listed("pad_to_multiple_of", "auto", "padding changes no number here"),
+    *all_listed("padding changes no number here", padding_free=False, pad_to_multiple_of="auto"),
     joint("completion_only_loss", None, ("data.train_on",), type=truth),
     joint("assistant_only_loss", False, ("data.train_on",)),
     refused("loss_type", "nll", _LOSS, "leave it out", same=("chunked_nll",)),
@@ -207,7 +207,6 @@ def set_weights(draft: Draft) -> None:
         draft.set("precision.base", "int8", "load_in_8bit", why=EIGHT_BITS)
         draft.drop("the base is held in 8 bits", "dtype", "load_in_4bit", "use_bnb_nested_quant")
         return
-    draft.drop("asks for nothing", "load_in_8bit")
     if draft["load_in_4bit"]:
         both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
         draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)

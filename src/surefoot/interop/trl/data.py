@@ -16,7 +16,7 @@ from surefoot.families.templates import BY_RECORD
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import first_of
+from surefoot.interop.shared_rules import parse_split
 
 Layout = Literal["text", "pairs", "completions", "turns"]  # pairs: of texts; completions: of lists of messages
 _LEARNED = "TRL learns completions where the first record has a prompt, else every token"
@@ -107,7 +107,7 @@ def _mixture(draft: Draft) -> list[Any]:
             draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
             continue
         try:
-            split, count = first_of(str(entry.get("split", "train")))
+            split, count = parse_split(str(entry.get("split", "train")))
         except Refusal as refusal:
             draft.refuse("datasets", f"[{at}].split: {refusal.what}", refusal.fix)
             continue
@@ -143,7 +143,6 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
     else:
         held = [{**_entry(one), "split": split} for one in sources]
         draft.set("data.eval", held[0] if len(held) == 1 else held, "dataset_test_split")
-        draft.drop("asks for nothing", "test_split_size")
 
 
 def set_examples(draft: Draft, layout: Layout | None) -> None:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
-from surefoot.interop.settings import ALL_POSITIONS, Row, by_name, carried, joint, listed, number, refused, text
+from surefoot.interop.settings import (
+    ALL_POSITIONS,
+    Row,
+    all_listed,
+    by_name,
+    carried,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+)
 from surefoot.interop.trl.data import set_sources, set_template
 
 _SYNCED = "the reference of surefoot stays as it is"
@@ -30,8 +41,7 @@ _ALL: tuple[Row, ...] = (
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
     refused("sync_ref_model", False, _SYNCED, _LEAVE),
-    listed("ref_model_mixup_alpha", 0.6, "belongs to sync_ref_model"),
-    listed("ref_model_sync_steps", 512, "belongs to sync_ref_model"),
+    *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
     listed("precompute_ref_batch_size", None, "is about speed, and changes no number"),
 )
 _OLDER: tuple[Row, ...] = (
@@ -133,7 +143,6 @@ def _set_cpo(draft: Draft) -> None:
         draft.set("alignment.margin", draft["simpo_gamma"], "simpo_gamma")
         if smoothed:
             draft.refuse("label_smoothing", "is for loss_type: sigmoid", _LEAVE)
-        draft.drop("asks for nothing", *([] if smoothed else ["label_smoothing"]))
         return
     draft.set("alignment.loss", "cpo", "loss_type", why="the script's method" if not draft.given("loss_type") else "")
     draft.set("alignment.label_smoothing", smoothed, "label_smoothing")
