@@ -34,7 +34,9 @@ def without(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture
 def trials(request: pytest.FixtureRequest) -> int:
-    """How many a test of `make soak` is to make."""
+    """How many trials a test is to make: what it is parametrised with, or those of its part of `make soak`."""
+    if getattr(request, "param", None) is not None:
+        return request.param
     (part,) = request.node.get_closest_marker("soak").args
     return sizes(request.config.getoption("--scale"), request.config.getoption("--trials"))[part]
 

@@ -4,7 +4,8 @@
     make soak SOAK="--scale 0.01"                              # a hundredth of each part
     make soak SOAK="-k killed --trials 'killed runs=50'"       # one part, so many trials
 
-A test marked `soak("killed runs")` belongs to that part and asks the fixture `trials` how many it is to make.
+A test marked `soak("killed runs")` belongs to that part and asks the fixture `trials` how many it is to make; one under
+`short_and_soak("killed runs", 3)` makes three in `make test` besides.
 """
 
 from __future__ import annotations
@@ -36,3 +37,8 @@ def sizes(scale: float, asked: Sequence[str]) -> dict[str, int]:
             raise pytest.UsageError(f"--trials {words}: give PART=COUNT, where PART is one of {', '.join(PARTS)}")
         found[name] = int(count)
     return found
+
+
+def short_and_soak(part: str, short: int) -> pytest.MarkDecorator:
+    """The same test with `short` trials in the default tier, and with the part's in `make soak`."""
+    return pytest.mark.parametrize("trials", [short, pytest.param(None, marks=pytest.mark.soak(part))], indirect=True)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from faults.histories import save
 from faults.mutations import MUTATIONS, mutate_once
+from faults.soak import short_and_soak
 from faults.trials import many
 
 SHORT = 60
 
 
-def test_mutations_are_found(tmp_path):
-    assert many("mutations", SHORT, mutate_once, tmp_path) == []
-
-
-@pytest.mark.soak("mutations")
-def test_many_mutations_are_found(trials, tmp_path):
+@short_and_soak("mutations", SHORT)
+def test_mutations_are_found(trials, tmp_path):
     assert many("mutations", trials, mutate_once, tmp_path) == []
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from faults.outages import IN_IT, fail_everywhere, fail_once, run_outage, start_of_publication, toy_outage
 from faults.power import Node, Recording, disk_after, lose_power
+from faults.soak import short_and_soak
 from faults.trials import many
 from helpers.tiny_models import tiny_llama
 from surefoot.system import disk, durable
@@ -50,9 +51,10 @@ def outages(tmp_path_factory, without):
     }
 
 
+@short_and_soak("power failures", SHORT)
 @pytest.mark.parametrize("name", ["toy", "run"])
-def test_nothing_wrong_is_loaded_after_a_power_failure(name, outages, tmp_path):
-    assert many(f"power failures, {name}", SHORT, partial(fail_once, outages[name]), tmp_path) == []
+def test_nothing_wrong_is_loaded_after_a_power_failure(name, outages, trials, tmp_path):
+    assert many(f"power failures, {name}", trials, partial(fail_once, outages[name]), tmp_path) == []
 
 
 def test_nothing_is_lost_whichever_operation_was_the_last(outages, tmp_path):
@@ -69,12 +71,6 @@ def test_a_publication_is_whole_or_made_again(outages, tmp_path):
 def test_nothing_of_a_run_is_lost_whichever_operation_was_the_last(outages, tmp_path):
     print(len(outages["run"].log), "operations")
     assert fail_everywhere(outages["run"], tmp_path) == []
-
-
-@pytest.mark.soak("power failures")
-@pytest.mark.parametrize("name", ["toy", "run"])
-def test_many_power_failures(name, outages, trials, tmp_path):
-    assert many(f"power failures, {name}", trials, partial(fail_once, outages[name]), tmp_path) == []
 
 
 # --- the model of the disk is what it says ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from faults.faulty_disk import FaultyDisk, copy_of, operations_of
+from faults.soak import short_and_soak
 from faults.test_power_loss import write_config
 from faults.trials import Trial, many
 from surefoot.commands.main import main
@@ -57,10 +58,6 @@ def publishing(tmp_path_factory):
     return Publishing(tmp_path_factory.mktemp("publishing"))
 
 
-def test_a_failing_disk_costs_no_publication(publishing, tmp_path):
-    assert many("publications on a failing disk", SHORT, publishing, tmp_path) == []
-
-
-@pytest.mark.soak("failing disks")
-def test_many_failing_disks_cost_no_publication(publishing, trials, tmp_path):
+@short_and_soak("failing disks", SHORT)
+def test_a_failing_disk_costs_no_publication(publishing, trials, tmp_path):
     assert many("publications on a failing disk", trials, publishing, tmp_path) == []

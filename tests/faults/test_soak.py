@@ -9,7 +9,7 @@ import pytest
 
 from faults.soak import PARTS, sizes
 
-MARKED = re.compile(r'@pytest\.mark\.soak(?:\("([^"]*)"\))?')
+MARKED = re.compile(r'@(?:pytest\.mark\.soak|short_and_soak)(?:\("([^"]*)")?')
 FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "exactness")
 
 

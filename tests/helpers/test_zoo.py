@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.zoo import ZOO
@@ -21,23 +21,14 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_loads_and_answers(built, name):
-    tokenizer = AutoTokenizer.from_pretrained(built[name])
-    model = AutoModelForCausalLM.from_pretrained(built[name]).eval()
-    ids = tokenizer(TEXT, return_tensors="pt").input_ids
-    assert ids.max() < model.config.vocab_size
-    assert torch.isfinite(model(ids).logits).all()
-    assert tokenizer.decode(ids[0], skip_special_tokens=True).strip() == TEXT
-
-
-@pytest.mark.parametrize("name", ZOO)
 def test_loads_as_it_was_saved(built, name):
     """What AutoTokenizer makes of the files gives the ids that the files alone give."""
-    from tokenizers import Tokenizer
-
     text = "Grüße, 汉字 and 12345!\n\n  Two spaces."
-    expected = Tokenizer.from_file(str(built[name] / "tokenizer.json")).encode(text).ids
-    assert AutoTokenizer.from_pretrained(built[name])(text).input_ids == expected
+    tokenizer = AutoTokenizer.from_pretrained(built[name])
+    ids = tokenizer(text).input_ids
+    assert ids == Tokenizer.from_file(str(built[name] / "tokenizer.json")).encode(text).ids
+    assert max(ids) < json.loads((built[name] / "config.json").read_text())["vocab_size"]
+    assert tokenizer.decode(tokenizer(TEXT).input_ids, skip_special_tokens=True).strip() == TEXT
 
 
 FIRST_IDS = {
@@ -75,36 +66,6 @@ def test_special_tokens(built, name):
     added = tokenizer.convert_ids_to_tokens(first) if first in tokenizer.all_special_ids else None
     assert (added, tokenizer.eos_token, tokenizer.pad_token) == ROLES[name]
     assert tokenizer(TEXT).input_ids.count(first) == 1 or added is None
-
-
-TRAITS = {
-    "llama2": {"num_key_value_heads": 4},
-    "llama3": {"num_key_value_heads": 2, "tie_word_embeddings": False},
-    "mistral": {"sliding_window": 16},
-    "qwen2": {"tie_word_embeddings": True, "use_sliding_window": False},
-    "qwen3": {"head_dim": 12},
-    "phi3": {"sliding_window": 16},
-    "gemma2": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 12},
-    "gemma3": {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
-    "opt": {"dropout": 0.1, "tie_word_embeddings": True},
-    "gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "tie_word_embeddings": True},
-}
-MODULES = {
-    "phi3": "model.layers.0.self_attn.qkv_proj.weight",
-    "qwen2": "model.layers.0.self_attn.q_proj.bias",
-    "qwen3": "model.layers.0.self_attn.q_norm.weight",
-    "gemma3": "model.layers.0.self_attn.q_norm.weight",
-    "opt": "model.decoder.embed_positions.weight",
-    "gpt2": "transformer.h.0.attn.c_attn.weight",
-}
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_traits(built, name):
-    config = json.loads((built[name] / "config.json").read_text())
-    assert {key: config[key] for key in TRAITS[name]} == TRAITS[name]
-    parameters = dict(AutoModelForCausalLM.from_pretrained(built[name]).named_parameters())
-    assert MODULES.get(name, "model.embed_tokens.weight") in parameters
 
 
 OTHERWISE = {

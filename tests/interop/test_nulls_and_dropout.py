@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
+from interop.small_configs import BASES, text_of, translated
 from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
@@ -19,59 +20,43 @@ from surefoot.methods.policy import load_policy
 from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import InputError
 
-TRL = {"model_name_or_path": "m", "dataset_name": "org/d", "output_dir": "o"}
-AXOLOTL = {
-    "base_model": "m",
-    "learning_rate": 1e-5,
-    "output_dir": "o",
-    "datasets": [{"path": "d.jsonl", "type": "alpaca"}],
-}
-TUNE = {
-    "output_dir": "o", "checkpointer": {"checkpoint_dir": "m"},
-    "model": {"_component_": "torchtune.models.llama2.llama2_7b"},
-    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}, "seed": 1,
-    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-5}, "tokenizer": {"path": "t"},
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     return tiny_llama(tmp_path_factory.mktemp("models") / "base", pad=True)
 
 
-def with_null(words, name):
-    data = json.loads(json.dumps(words))
-    group = data
-    *steps, last = name.split(".")
-    for step in steps:
-        group = group[step]
-    group[last] = None
-    return translate_file("sft.json", json.dumps(data), [], Options()).config
+def with_null(tool, name):
+    *groups, last = name.split(".")
+    inner = {last: None}
+    for group in groups:
+        inner = {group: BASES[tool][1][group] | inner}
+    return translated(tool, **inner).config
 
 
 NULLS = [  # what the tools' own code makes of None: cuts nothing, clips nothing, or is false
-    (TRL, "max_length", ("data", "max_length"), "model"),
-    (TRL, "max_grad_norm", ("optim", "max_grad_norm"), None),
-    (TRL, "gradient_checkpointing", ("gradient_checkpointing",), "off"),
-    (TUNE, "tokenizer.max_seq_len", ("data", "max_length"), "model"),
-    (TUNE, "dtype", ("precision", "compute"), "fp32"),
-    (AXOLOTL, "bf16", ("precision", "compute"), "fp32"),
-    (AXOLOTL, "tf32", ("precision", "tf32"), "off"),
+    ("trl", "max_length", ("data", "max_length"), "model"),
+    ("trl", "max_grad_norm", ("optim", "max_grad_norm"), None),
+    ("trl", "gradient_checkpointing", ("gradient_checkpointing",), "off"),
+    ("tune", "tokenizer.max_seq_len", ("data", "max_length"), "model"),
+    ("tune", "dtype", ("precision", "compute"), "fp32"),
+    ("axolotl", "bf16", ("precision", "compute"), "fp32"),
+    ("axolotl", "tf32", ("precision", "tf32"), "off"),
 ]
 
 
-@pytest.mark.parametrize(("words", "name", "key", "value"), NULLS, ids=[name for _, name, _, _ in NULLS])
-def test_null_means_what_the_tool_makes_of_it(words, name, key, value):
-    found = with_null(words, name)
+@pytest.mark.parametrize(("tool", "name", "key", "value"), NULLS, ids=[name for _, name, _, _ in NULLS])
+def test_null_means_what_the_tool_makes_of_it(tool, name, key, value):
+    found = with_null(tool, name)
     for step in key:
         found = found[step]
     assert found == value
 
 
-@pytest.mark.parametrize(("words", "name"), [(TRL, "dtype"), (AXOLOTL, "shuffle_merged_datasets")])
-def test_a_null_that_cannot_be_given_is_refused(words, name):
+@pytest.mark.parametrize(("tool", "name"), [("trl", "dtype"), ("axolotl", "shuffle_merged_datasets")])
+def test_a_null_that_cannot_be_given_is_refused(tool, name):
     with pytest.raises(InputError) as caught:
-        with_null(words, name)
+        with_null(tool, name)
     assert any(name in str(fault) for fault in caught.value.faults)
 
 
@@ -93,7 +78,7 @@ def test_all_positions_hold_any_answer():
 def test_settings_or_names_say_which_training_a_file_of_trls_is_for():
     def possible(path, **more):
         try:
-            return translate_file(path, json.dumps(TRL | more), [], Options()).config["stage"]
+            return translate_file(path, text_of("trl", **more), [], Options()).config["stage"]
         except InputError as error:
             return next(fault.fix for fault in error.faults if fault.where == path)
 
@@ -114,7 +99,7 @@ def test_settings_or_names_say_which_training_a_file_of_trls_is_for():
 )
 def test_so_does_the_first_record_of_the_data(record, said):
     try:
-        found = translate_file("run.json", json.dumps(TRL), [], Options(first=lambda path: record)).config["stage"]
+        found = translate_file("run.json", text_of("trl"), [], Options(first=lambda path: record)).config["stage"]
     except InputError as error:
         found = error.faults[0].fix
     assert said in found
@@ -126,17 +111,14 @@ FLAGS = "--model_name_or_path m --dataset_name org/d --output_dir o --bf16 false
 
 
 def axolotl(**more):
-    words = {"sequence_len": 64, "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": SHARE,
-             "lora_target_modules": ["q_proj"], "bf16": False, **more}  # fmt: skip
-    return translate_file("a.json", json.dumps(AXOLOTL | words), [], Options())
+    words = {"sequence_len": 64, "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": SHARE}
+    return translated("axolotl", lora_target_modules=["q_proj"], bf16=False, **words, **more)
 
 
-def factory(stage, tmp_path):
-    words = {"model_name_or_path": "m", "stage": stage, "do_train": True, "finetuning_type": "lora",
-             "template": "llama3", "dataset": "d", "output_dir": "o", "lora_dropout": SHARE,
-             "lora_target": "q_proj", "cutoff_len": 64}  # fmt: skip
-    described = json.dumps({"d": {"file_name": "d.json", "ranking": True}})
-    return translate_file("l.json", json.dumps(words), [], Options(read=lambda path: described))
+def factory(stage):
+    described = json.dumps({"a": {"file_name": "d.json", "ranking": True}})
+    words = {"finetuning_type": "lora", "lora_dropout": SHARE, "lora_target": "q_proj", "cutoff_len": 64}
+    return translated("factory", Options(read=lambda path: described), stage=stage, **words)
 
 
 CASES = [
@@ -151,19 +133,19 @@ CASES = [
 ]
 
 
-def translated(case, tmp_path):
+def of_case(case):
     tool, word, *more = case.split()
     if tool == "axolotl":
         pairs = [{"path": "d.jsonl", "type": "chatml.intel"}]
         return axolotl() if word == "sft" else axolotl(rl=word, datasets=pairs)
     if tool == "factory":
-        return factory(word, tmp_path)
+        return factory(word)
     start = [word] if word.endswith(".py") else ["trl", word]
     return translate_command([*start, *more, *FLAGS.split(), *LORA.split()], Options())
 
 
 @pytest.mark.parametrize(("case", "zeroed"), CASES, ids=[case for case, _ in CASES])
-def test_the_modules_drop_out_as_the_tools_do(case, zeroed, tmp_path, base):
+def test_the_modules_drop_out_as_the_tools_do(case, zeroed, base):
     """The reference: PEFT's adapter, and then every nn.Dropout set to 0 where the trainer does so."""
     reference = get_peft_model(
         AutoModelForCausalLM.from_pretrained(base), LoraConfig(lora_dropout=SHARE, target_modules=["q_proj"])
@@ -171,7 +153,7 @@ def test_the_modules_drop_out_as_the_tools_do(case, zeroed, tmp_path, base):
     for module in reference.modules():
         if isinstance(module, torch.nn.Dropout) and zeroed:
             module.p = 0.0
-    given = json.loads(json.dumps(translated(case, tmp_path).config)) | {"model": {"path": str(base)}}
+    given = json.loads(json.dumps(of_case(case).config)) | {"model": {"path": str(base)}}
     given["data"] = {"train": [{"path": "d.jsonl"}], "max_length": 64, "template": "plain"}
     config = RunConfig.model_validate(given)
     ours = load_policy(config, make_plan(config, measure=False), Path(base), None, torch.device("cpu"))

@@ -20,7 +20,7 @@ from surefoot.interop.deepspeed_chat import FOLDERS
 from surefoot.interop.deepspeed_chat.pipeline import ROWS
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
-from surefoot.interop.translation import in_its_words, locate
+from surefoot.interop.translation import locate, with_tool_settings
 from surefoot.runs.api import _python_advice
 from surefoot.system import libraries
 from surefoot.system.errors import Fault, InputError
@@ -40,15 +40,17 @@ def test_a_comment_behind_a_backslash_is_told_as_such():
 def test_advice_names_the_words_of_the_command():
     words = "trl sft --model_name_or_path m --dataset_name d --output_dir o --attn_implementation sdpa"
     found = translate_command(words.split(), Options())
-    advice = in_its_words(found, "set attention.implementation: eager, or lower data.max_length; batch.size stays")
+    advice = with_tool_settings(
+        found, "set attention.implementation: eager, or lower data.max_length; batch.size stays"
+    )
     assert advice == "set --attn_implementation eager, or lower --max_length; batch.size stays"
-    assert in_its_words(found, "run attention.implementations") == "run attention.implementations"
+    assert with_tool_settings(found, "run attention.implementations") == "run attention.implementations"
 
 
 def test_a_file_has_its_keys():
     words = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "attn_implementation": "sdpa"}
     found = translate_file("sft.json", json.dumps(words), [], Options())
-    assert in_its_words(found, "attention.implementation=eager") == "attn_implementation: eager"
+    assert with_tool_settings(found, "attention.implementation=eager") == "attn_implementation: eager"
 
 
 def test_a_share_that_leaves_nothing_is_told_at_its_flag_and_names_the_file():
@@ -78,7 +80,7 @@ def test_what_a_check_advises_names_the_words_of_the_command(tmp_path, monkeypat
         return CliRunner().invoke(cli, ["run", "--check", "2", "--", "trl", "sft", *words]).output.splitlines()[-2]
 
     assert "--learning_rate" in advised()
-    monkeypatch.setattr(account, "in_its_words", lambda translation, advice: advice)  # twin
+    monkeypatch.setattr(account, "with_tool_settings", lambda translation, advice: advice)  # twin
     assert "--learning_rate" not in advised()
 
 
