@@ -58,20 +58,13 @@ def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
     if rows == before:
         return
     tied = is_tied(model)
-    with (
-        quiet_libraries(),
-        torch.random.fork_rng(devices=[]),
-    ):  # transformers draws the rows at random before we set them
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # transformers draws the rows before we set them
         model.resize_token_embeddings(rows, mean_resizing=False)
-    for weight in embedding_and_head(model):
-        _fill_with_mean(weight, before)
+    with torch.no_grad():
+        for weight in embedding_and_head(model):
+            weight[before:] = weight[:before].mean(dim=0, dtype=torch.float64).to(weight.dtype)
     if is_tied(model) != tied:
         raise RuntimeError("resizing the vocabulary changed whether the head is tied to the embedding")
-
-
-@torch.no_grad()
-def _fill_with_mean(weight: torch.Tensor, old_rows: int) -> None:
-    weight[old_rows:] = weight[:old_rows].mean(dim=0, dtype=torch.float64).to(weight.dtype)
 
 
 @contextmanager

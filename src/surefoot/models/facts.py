@@ -113,12 +113,13 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     widest = max((fact.linear[1] for fact in modules if fact.linear and fact.name != names[head]), default=1)
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
     attends, latent = _attends(config), _latent_width(config)
+    without_sdpa = "" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}"
     return ModuleTree(
         config=config.to_dict() | dropouts | _values(model, widest, tied=head.weight is embedding.weight),
         modules=modules,
         embedding=names[embedding],
         head=names[head],
-        without_sdpa=_without_sdpa(model, attends),
+        without_sdpa=without_sdpa if attends else "no layer of the model has attention",
         dropouts=tuple(dropouts),
         active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
@@ -182,12 +183,6 @@ def _is_recurrent(model: PreTrainedModel) -> bool:
 
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return "linear_attention" in kinds or any(isinstance(module, nn.Conv1d) for module in decoder_of(model).modules())
-
-
-def _without_sdpa(model: PreTrainedModel, attends: bool) -> str:
-    if not attends:
-        return "no layer of the model has attention"
-    return "" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}"
 
 
 def _attends(config: PreTrainedConfig) -> bool:

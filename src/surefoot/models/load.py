@@ -134,10 +134,9 @@ def _open(
     with _library_faults(folder), quiet_libraries():
         if converted is not None:
             model_class: Any = auto_class(config)._model_mapping[type(config)]
-            generation = _generation_config(folder)
-            return model_class.from_pretrained(
-                None, state_dict=dict(converted), generation_config=generation, **settings
-            )
+            if (folder / "generation_config.json").is_file():
+                settings["generation_config"] = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            return model_class.from_pretrained(None, state_dict=dict(converted), **settings)
         return auto_class(config).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **settings
         )
@@ -153,11 +152,6 @@ def _library_faults(folder: Path) -> Iterator[None]:
         raise EnvironmentFault(Fault("attention", one_line(error), fix, code="SF-MODEL-KIND")) from error
     except (ValueError, OSError, TypeError, AssertionError, KeyError) as error:
         raise InputError(Fault(str(folder), one_line(error), code="SF-MODEL-KIND")) from error
-
-
-def _generation_config(folder: Path) -> GenerationConfig | None:
-    there = (folder / "generation_config.json").is_file()
-    return GenerationConfig.from_pretrained(folder, local_files_only=True) if there else None
 
 
 def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> list[Fault]:

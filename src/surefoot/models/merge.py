@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.adapter_targets import INNER, is_linear
 from surefoot.models.adapters import ADAPTER
+from surefoot.models.convert.tensors import as_bytes
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.peft import LoraLayer, ModulesToSaveWrapper, ParamWrapper, PeftModel
 from surefoot.models.precision import is_finite, plain_weight
@@ -176,7 +177,7 @@ def _holders(model: PreTrainedModel, parameter: nn.Parameter) -> Iterator[nn.Mod
 
 def _digest(tensor: torch.Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(as_bytes(tensor.detach().cpu()).numpy().data)
     return digest.hexdigest()
 
 

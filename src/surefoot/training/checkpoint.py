@@ -29,9 +29,9 @@ from surefoot.system.errors import Diverged, EnvironmentFault, Fault, IntegrityE
 from surefoot.system.folders import CHECKPOINT
 from surefoot.training.engine import Engine
 from surefoot.training.manifest import MANIFEST, FileCheck, check_against, damaged, manifest, read_manifest, unreadable
+from surefoot.training.optimizer_state import FILE as OPTIMIZER
 from surefoot.training.state import RunState
 
-OPTIMIZER = "optimizer.safetensors"
 STAGE = "stage.safetensors"
 STATE = "state.json"
 TRAINER_STATE = "trainer_state.json"

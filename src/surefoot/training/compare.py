@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from surefoot.models.convert.tensors import as_bytes
 from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import STATE
 from surefoot.training.manifest import unreadable
@@ -69,8 +70,7 @@ def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"{a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)}"
     # As bytes: equal NaNs are equal, and 0.0 is not -0.0.
-    same = a.contiguous().reshape(-1).view(torch.uint8) == b.contiguous().reshape(-1).view(torch.uint8)
-    if bool(same.all()):
+    if torch.equal(as_bytes(a), as_bytes(b)):
         return None
     distance = (a.double() - b.double()).abs().max().item()
     return f"differs, at most by {distance:.3g}"

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.data.batching.batch import RecordName, Weighted
+from surefoot.models.convert.tensors import as_bytes
 from surefoot.models.fast.chunked_head import watched_logits
 from surefoot.models.modes import eager_mode
 from surefoot.training.engine import Engine
@@ -64,7 +65,7 @@ class TensorFacts:
             int(flat.isnan().sum()),
             int(flat.isinf().sum()),
             largest_finite(flat),
-            hashlib.sha256(flat.cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest(),
+            hashlib.sha256(as_bytes(flat.cpu()).numpy().data).hexdigest(),
         )
 
     def __str__(self) -> str:

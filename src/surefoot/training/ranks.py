@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed as dist
 
+from surefoot.models.convert.tensors import as_bytes
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -97,7 +99,9 @@ def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Diffe
         return Difference("the list of names", odd)
     if not names:
         return None
-    digests = _gathered(torch.stack([_digest(_bytes(tensors[name])) for name in names]), ranks)
+    digests = _gathered(
+        torch.stack([_digest(as_bytes(tensors[name].detach().cpu()).numpy().data) for name in names]), ranks
+    )
     for number, name in enumerate(names):
         if odd := _odd_ones(digests[:, number]):
             return Difference(name, odd)
@@ -121,10 +125,6 @@ def _odd_ones(digests: torch.Tensor) -> tuple[int, ...]:
 
 def _digest(content: bytes | memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 Totals = Callable[[Sequence[float]], list[float]]  # see `Engine.totals`

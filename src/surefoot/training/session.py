@@ -145,7 +145,10 @@ class Session:
             if self._store is not None:
                 self._publish(error.exit_code, tuple(map(str, error.faults)), error)
                 if not self.ranks.is_first:  # the message of rank 0 needs no rank in it
-                    error.faults = tuple(map(self._from_here, error.faults))
+                    own = f"rank {self.ranks.rank}"
+                    error.faults = tuple(
+                        replace(one, where=f"{own}: {one.where}" if one.where else own) for one in error.faults
+                    )
             raise
         except Exception as error:
             if self._store is not None:
@@ -153,9 +156,6 @@ class Session:
                     self._await_the_cause()
                 self._publish(SurefootError.exit_code, (f"{type(error).__name__}: {error}",), error)
             raise
-
-    def _from_here(self, fault: Fault) -> Fault:
-        return replace(fault, where=f"rank {self.ranks.rank}" + (f": {fault.where}" if fault.where else ""))
 
     def _publish(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
         """Raises EndedElsewhere where another rank was first."""

@@ -106,7 +106,10 @@ def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) ->
         settings |= {"fused": group.fused[0], "parts": list(group.parts[0])}
         if group.own_is_fused != (layout == "fused"):
             rules.append(Rule("fuse" if layout == "fused" else "split", settings))
-    return [*drop, *_some_rules(rules, layout, target)]
+    if not rules:
+        what = f"nothing here is to be {layout}: {target.facts.model_type} has its matrices so, or has none such"
+        raise layout_error(f"--to {layout}", what)
+    return [*drop, *rules]
 
 
 def adapter_rules_to(
@@ -137,10 +140,3 @@ def adapter_rules_to(
         what = f"the adapter is on none of {target.facts.model_type}'s layers that would change: not on {kind} q, k, v "
         raise layout_error(f"--to {layout}", f"{what}nor of gate, up")
     return rules, after, settings
-
-
-def _some_rules(rules: list[Rule], layout: str, target: Target) -> list[Rule]:
-    if not rules:
-        what = f"nothing here is to be {layout}: {target.facts.model_type} has its matrices so, or has none such"
-        raise layout_error(f"--to {layout}", what)
-    return rules
