@@ -84,7 +84,7 @@ def test_the_stage_and_what_is_offloaded(file, parallel):
     check_config(found.config, files=False)
 
 
-def test_the_documented_file_has_a_fate_for_each_word():
+def test_each_word_of_the_documented_file_has_an_outcome():
     found = run({"ds.json": ZERO3}, deepspeed="ds.json")
     assert found.config["parallel"] == {"nproc": 2, "engine": "deepspeed", "zero_stage": 3, "offload": "all"}
     assert found.config["optim"]["schedule"] == "constant"

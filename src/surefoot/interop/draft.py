@@ -80,6 +80,7 @@ class Draft:
         self._overridden: list[Note] = []
         for word in words:
             name = dialect.aliases.get(word.name, word.name)
+            # An override is its own place, and places are printed.
             if self._secret(name) and "=" in word.where:
                 word = replace(word, where=f"{word.name}=…")
             if (earlier := self._given.pop(name, None)) is not None:
@@ -120,6 +121,7 @@ class Draft:
         """
         given = [name for name in names if self.given(name)]
         ours = all_keys()[key]
+        # A config of defaults written out would hide from its reader the few lines that somebody chose.
         if not given and value == ours.default and not ours.required:
             return
         group = self.config
@@ -142,6 +144,7 @@ class Draft:
         word, before = self._given[name], self._notes.get(name)
         if before is not None:
             outcome = max(before.outcome, outcome, key=_RANK.__getitem__)
+            # One rule carried the word over and another found a part of it without counterpart: it is both.
             if "listed" in (before.outcome, outcome) and (before.keys or keys):
                 outcome = "changed"
             keys = tuple(dict.fromkeys((*before.keys, *keys)))
@@ -246,6 +249,7 @@ class Draft:
             self.note(word.name, "listed", f"surefoot knows no such setting of {self.dialect.tool}")
             return
         near = self.dialect.elsewhere.get(word.name)
+        # No more faults than MOST are shown, and a file of another tool may have thousands of unknown words.
         near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
         known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
         self.faults.append(

@@ -136,6 +136,7 @@ def is_read(note: Note, of_the_tool: Note) -> bool:
 def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
     found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
+    # Started by a launcher, this process is one of several already, and batches count all of them.
     started = plain_count(environment.get("WORLD_SIZE", "").strip()) or 0
     processes = started if started > 1 else command.processes
     several = {"processes": processes} if processes > 1 else {}

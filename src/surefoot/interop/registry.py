@@ -48,6 +48,7 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
             noted = [(note, tool.environment_note(note)) for note in command.notes]
             typed = {word.partition("=")[0] for word in words}
             unread = {note.where for note, of_the_tool in noted if not is_read(note, of_the_tool)}
+            # An environment variable is no word of the command: a shell's own FOO=1 would fill every account.
             unread &= options.environment.keys() - typed  # what the process happens to have, and nobody asked for
             notes = tuple(of_the_tool for note, of_the_tool in noted if note.where not in unread)
             environment = {**command.environment, **found.environment}

@@ -25,7 +25,7 @@ from surefoot.interop.translation import Translation
 from surefoot.planning.disk import checkpoints_kept
 from surefoot.system.errors import Fault, InputError
 
-KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given
+KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given; checkpoint.keep has no word for all
 EIGHT_BITS = "weights in bitsandbytes' 8 bits; activations stay whole (LLM.int8() rounds them on a GPU)"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
@@ -46,6 +46,7 @@ def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
             draft.refuse(name, f"expected a number from 1, got {draft[name]}")
             return
     why = f"times {processes} processes" if processes > 1 else ""
+    # batch.size is what one step learns from, whatever the devices: the same config then trains alike on any number.
     draft.set("batch.size", examples * passes * processes, micro, accumulation, why=why)
     draft.set("batch.micro", examples, micro)
 
@@ -87,6 +88,7 @@ def set_warmup(draft: Draft, steps: str, ratio: str | None, total_steps: int | N
     else:
         draft.set("optim.warmup", float(share) if share else 0.0, *names)
     if count or share:
+        # transformers' first step has rate 0; surefoot's own warm-up begins above it, one step earlier.
         draft.set("optim.warmup_from_zero", True, *names)
 
 

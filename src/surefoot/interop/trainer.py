@@ -54,7 +54,7 @@ def set_schedule_name(draft: Draft, setting: str, *warmup: str) -> bool:
     once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
     draft.set("optim.schedule", ours, setting, why=once)
     if name == "constant":  # transformers warms up in constant_with_warmup alone
-        draft.set("optim.warmup", 0.0, setting)
+        draft.set("optim.warmup", 0.0, setting)  # written out: ours would warm up by default
         draft.drop(f"{setting}: constant has no warm-up", *warmup)
     return name != "constant"
 

@@ -198,31 +198,13 @@ FINETUNING = (
     joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused"),
     joint("ld_alpha", None, (), "refused", type=number),
     refused("use_galore", False, "surefoot has no GaLore", "use adapter: lora, or optim: adafactor"),
-    *(
-        listed(name, default, "belongs to use_galore")
-        for name, default in (
-            ("galore_target", "all"),
-            ("galore_rank", 16),
-            ("galore_update_interval", 200),
-            ("galore_scale", 2.0),
-            ("galore_proj_type", "std"),
-            ("galore_layerwise", False),
-        )
-    ),
+    *all_listed("belongs to use_galore", galore_target="all", galore_rank=16, galore_update_interval=200),
+    *all_listed("belongs to use_galore", galore_scale=2.0, galore_proj_type="std", galore_layerwise=False),
     refused("use_apollo", False, "surefoot has no APOLLO", "use adapter: lora, or optim: adafactor"),
     refused("use_badam", False, "surefoot has no BAdam", "use adapter: lora, or optim: adafactor"),
-    *(
-        listed(name, default, "belongs to use_badam")
-        for name, default in (
-            ("badam_mode", "layer"),
-            ("badam_start_block", None),
-            ("badam_switch_mode", "ascending"),
-            ("badam_switch_interval", 50),
-            ("badam_update_ratio", 0.05),
-            ("badam_mask_mode", "adjacent"),
-            ("badam_verbose", 0),
-        )
-    ),
+    *all_listed("belongs to use_badam", badam_mode="layer", badam_start_block=None, badam_switch_mode="ascending"),
+    *all_listed("belongs to use_badam", badam_switch_interval=50, badam_update_ratio=0.05, badam_mask_mode="adjacent"),
+    *all_listed("belongs to use_badam", badam_verbose=0),
     refused("use_swanlab", False, _SWANLAB, "use report_to with tensorboard, wandb, mlflow or trackio"),
     *all_listed(_SWANLAB, swanlab_project="llamafactory", swanlab_workspace=None, swanlab_run_name=None),
     *all_listed(_SWANLAB, swanlab_mode="cloud"),
