@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -30,6 +31,7 @@ from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.wrapped import wrapper_parameters
+from surefoot.training.evaluation import answer_examples
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
 FP32_RELATIVE = 1e-5
@@ -119,6 +121,33 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
         assert abs(twin.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
         blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
         assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
+
+
+def test_answers_of_an_evaluation_are_to_the_pictures(tmp_path):
+    """The twin: without pixels they are others."""
+    base = seeing("qwen2_5_vl", tmp_path / "base")
+    data, model = prepared(base, tmp_path).train, opened(base)
+    for parameter in model.parameters():
+        parameter.data *= 3 if parameter.ndim >= 2 else 1
+    reference = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32).eval()
+    reference.load_state_dict(model.state_dict())
+    tokenizer = load_tokenizer(base)
+    how = {"stop_ids": [], "pad_id": 0, "max_new_tokens": 5, "positions": 512, "rows": 4}
+    answers = answer_examples(model, tokenizer, data, count=None, **how)
+    blind = answer_examples(model, tokenizer, replace(data, sight=None), count=None, **how)
+    for index, answer in enumerate(answers):
+        example = data[index]
+        batch = next(iter(example_batches(data, [index], Layout(0))))
+        length = int(np.flatnonzero(example.supervised)[0])
+        ids, seen = batch.input_ids[:, :length], batch.seen[:, :length]
+        mask = torch.ones_like(ids)
+        found = reference.generate(
+            input_ids=ids, attention_mask=mask, mm_token_type_ids=seen, **dict(batch.pixels[0]), max_new_tokens=5,
+            do_sample=False, eos_token_id=-1, pad_token_id=0,
+        )  # fmt: skip
+        assert answer.answer == tokenizer.decode(found[0, length:], skip_special_tokens=True)
+        assert Path(example.pictures[0].path).name in answer.prompt
+    assert [one.answer for one in answers] != [one.answer for one in blind]
 
 
 def test_rows_apart_sum_to_rows_together(tmp_path):

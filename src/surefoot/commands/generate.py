@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from surefoot.data.formats import Turn
-    from surefoot.methods.open_model import OpenModel
+    from surefoot.methods.open_model import OpenModel, Question
     from surefoot.models.generate import Decoding
 
 
@@ -27,6 +27,7 @@ _TOGETHER = 8  # prompts per batch
 @model_options
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat it for several.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Prompts, one per line.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="A picture that each prompt is about.")
 @click.option("--system", help="System text before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @sampling_options
@@ -36,6 +37,7 @@ def generate(
     adapter: str | None,
     prompts: tuple[str, ...],
     file: Path | None,
+    images: tuple[str, ...],
     system: str | None,
     raw: bool,
     max_new_tokens: int | None,
@@ -45,8 +47,11 @@ def generate(
 ) -> None:
     """Answer prompts with MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
-    Prompts come from --prompt, --file, or else from stdin, one per line. They are laid out as in training.
+    Prompts come from --prompt, --file, or else from stdin, one per line. They are laid out as in training. Pictures
+    stand before a prompt, or where it says <image>.
     """
+    if raw and images:
+        raise click.UsageError("--raw takes no --image: there is no template to put it into")
     if raw and system:
         raise click.UsageError("--raw takes no --system: there is no template to put it into")
     if prompts and file:
@@ -58,16 +63,20 @@ def generate(
     check_answers(model, adapter, max_new_tokens)
 
     from surefoot.data.formats import Turn
-    from surefoot.methods.open_model import conversation_ids, open_for_use, raw_ids, room_for
+    from surefoot.methods.open_model import Question, open_for_use, question_of, raw_ids, room_for
     from surefoot.models.generate import generate_answers
 
     opened = open_for_use(model, adapter)
     introduce(opened, template=not raw)
     before = [Turn("system", system)] if system else []
-    ids = [raw_ids(opened, text) if raw else conversation_ids(opened, [*before, Turn("user", text)]) for text in texts]
-    room_for(opened, ids, max_new_tokens)  # all prompts are checked before the first is answered
-    for start in range(0, len(texts), _TOGETHER):
-        batch = ids[start : start + _TOGETHER]
+    questions = [
+        Question(raw_ids(opened, text)) if raw else question_of(opened, [*before, _about(images, text)])
+        for text in texts
+    ]
+    room_for(opened, [one.ids for one in questions], max_new_tokens)  # before the first is answered
+    together = 1 if images else _TOGETHER
+    for start in range(0, len(texts), together):
+        batch = [one.ids for one in questions[start : start + together]]
         with opened.context():
             answers = generate_answers(
                 opened.model,
@@ -77,6 +86,7 @@ def generate(
                 stop_ids=opened.template.stop_ids,
                 pad_id=opened.pad_id,
                 seed=seed + start,
+                pictures=questions[start].pictures,
                 **sampling,  # pyright: ignore[reportArgumentType]
             )
         for text, answer in zip(texts[start:], answers, strict=False):
@@ -86,6 +96,20 @@ def generate(
                 echo_json(found, indent=None)
             else:
                 echo(answer.text if len(texts) == 1 else f"> {text}\n{answer.text}\n")
+
+
+def _about(images: Sequence[str], text: str) -> Turn:
+    """A question about these pictures, which stand before it or at its marks. Raises UsageError where their numbers
+    differ."""
+    from surefoot.data.formats import IMAGE, Turn
+    from surefoot.data.formats.conversation import MARK
+
+    if not images:
+        return Turn("user", text)
+    if (places := text.count(MARK)) not in (0, len(images)):
+        raise click.UsageError(f"the prompt has {places} places for pictures ({MARK}), and there are {len(images)}")
+    content = text.replace(MARK, IMAGE) if places else IMAGE * len(images) + text
+    return Turn("user", content, images=tuple(images))
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -104,9 +128,11 @@ def _lines(file: Path | None) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
 
 
+_IMAGE = "/image "
 _HINT = "/help lists what can be typed; /exit or Ctrl-D ends the chat"
 _COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word: what follows a path is a sentence
 _HELP = """\
+/image FILE  show a picture; what is typed next is about it
 /reset   forget the conversation and start anew, with the same system text
 /exit    end the chat, as /quit and Ctrl-D do
 /help    show this
@@ -135,6 +161,7 @@ def chat(
     introduce(opened, *([_HINT] if sys.stdin.isatty() else []))
     start = [Turn("system", system)] if system else []
     turns = list(start)
+    images: list[str] = []
     for number, line in enumerate(_typed_lines()):
         if line.strip() in ("/exit", "/quit"):
             return
@@ -145,33 +172,37 @@ def chat(
             turns = list(start)
             echo("the conversation starts anew", err=True)
             continue
+        if line.startswith(_IMAGE):
+            images.append(line.removeprefix(_IMAGE).strip())
+            continue
         if _COMMAND.fullmatch(line):
             echo(f"there is no {line.strip()}; {_HINT}; a blank before it says it to the model", err=True)
             continue
         try:
-            turns, ids = _with_question(opened, start, turns, Turn("user", line))
-            room = room_for(opened, [ids], max_new_tokens)
-        except InputError as error:
-            turns = list(start)
+            turns, question = _with_question(opened, start, turns, _about(images, line))
+            room = room_for(opened, [question.ids], max_new_tokens)
+        except (InputError, click.UsageError) as error:
+            turns, images = list(start), []
             echo(f"{error}; the conversation starts anew", err=True)
             continue
         decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, seed=seed + number, **sampling)
-        turns.append(Turn("assistant", _print_answer(opened, ids, decoding)))
+        images = []
+        turns.append(Turn("assistant", _print_answer(opened, question, decoding)))
 
 
 def _with_question(
     opened: OpenModel, start: list[Turn], turns: list[Turn], question: Turn
-) -> tuple[list[Turn], list[int]]:
-    """The conversation with one more question, and its ids. A template for one turn (alpaca) forgets the others."""
-    from surefoot.methods.open_model import conversation_ids
+) -> tuple[list[Turn], Question]:
+    """The conversation with one more question. A template for one turn (alpaca) forgets the others."""
+    from surefoot.methods.open_model import question_of
 
     try:
-        return [*turns, question], conversation_ids(opened, [*turns, question])
+        return [*turns, question], question_of(opened, [*turns, question])
     except InputError as error:
         if turns == start:
             raise
         echo(f"{error.faults[0].what}: every line starts anew", err=True)
-        return [*start, question], conversation_ids(opened, [*start, question])
+        return [*start, question], question_of(opened, [*start, question])
 
 
 def _typed_lines() -> Iterator[str]:
@@ -189,14 +220,14 @@ def _typed_lines() -> Iterator[str]:
             yield line
 
 
-def _print_answer(opened: OpenModel, ids: list[int], decoding: Decoding) -> str:
+def _print_answer(opened: OpenModel, question: Question, decoding: Decoding) -> str:
     """Print the answer as it grows and return it; Ctrl-C ends it where it is."""
     from surefoot.models.generate import stream_text
 
     pieces: list[str] = []
     try:
         with opened.context():
-            for piece in stream_text(opened.model, opened.tokenizer, ids, decoding):
+            for piece in stream_text(opened.model, opened.tokenizer, question.ids, decoding, question.pictures):
                 echo(piece, nl=False)
                 pieces.append(piece)
     except KeyboardInterrupt:

@@ -25,15 +25,18 @@ from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids, text_ids
+from surefoot.data.formats.pictures import with_pictures
+from surefoot.data.tokenize.segments import Template, TextEncoder, encode_runs, prompt_ids, text_ids
+from surefoot.data.tokenize.sight import read_sight
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_plan
+from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_config, saved_plan
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
+from surefoot.models.generate import Pictures, pictures_of
 from surefoot.models.load import layout_message, load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.qat import round_weights
@@ -174,6 +177,39 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
         return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
     except RowFault as fault:
         raise InputError(Fault("prompt", fault.what, fault.fix, code="SF-DATA-TEMPLATE")) from None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is given to the model for its next answer.
+
+    ids: tokens of the conversation.
+    pictures: what its forward takes of pictures; None where there are none.
+    """
+
+    ids: list[int]
+    pictures: Pictures | None = None
+
+
+def question_of(opened: OpenModel, turns: Sequence[Turn]) -> Question:
+    """As `conversation_ids`, with the pictures of the turns. Raises InputError for a picture that cannot be read, and
+    where the model sees none."""
+    if not any(turn.images for turn in turns):
+        return Question(conversation_ids(opened, turns))
+    config = saved_config(opened.trained)
+    sight = read_sight(opened.tokenizer.name_or_path, opened.encoder, config.data.max_pixels if config else None)
+    if sight is None:
+        what = f"{opened.named} is not a model whose pictures surefoot reads"
+        raise InputError(Fault("--image", what, "leave the picture out", code="SF-DATA-PICTURE"))
+    try:
+        conversation = with_pictures(Conversation(tuple(turns)), lambda path: sight.look(path, Path()))
+        layout = sight.spread(opened.template.segments(conversation), conversation.pictures)
+    except RowFault as fault:
+        fix = "name another file" if fault.code == "SF-DATA-PICTURE" else fault.fix
+        raise InputError(Fault("prompt", fault.what, fix, code=fault.code)) from None
+    (runs,) = encode_runs([layout], opened.encoder, opened.bos_id)
+    ids = [number for run in runs for number in run.ids]
+    return Question(ids, pictures_of(opened.model, ids, sight.pixels(conversation.pictures), sight.token_id))
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:

@@ -29,7 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from surefoot.data.batching.batch import Batch, position_ids
+from surefoot.data.batching.batch import Batch, Pixels, position_ids
 from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.kernels.packed_attention import FORMS, Attend, Documents, documents_of
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -219,10 +219,17 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     elif batch.attention_mask is not None:
         inputs["position_ids"] = positions_from_mask(batch.attention_mask)
     if batch.pixels:
-        names = dict.fromkeys(name for own in batch.pixels for name, _ in own)
-        inputs |= {name: _joined([dict(own)[name] for own in batch.pixels if own]) for name in names}
-        if kinds := _kinds_argument(type(causal_model(model))):
-            inputs[kinds] = batch.seen
+        assert batch.seen is not None, "rows with pixels say where their features stand"
+        inputs |= picture_inputs(model, batch.pixels, batch.seen)
+    return inputs
+
+
+def picture_inputs(model: nn.Module, pixels: Sequence[Pixels], seen: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the model's forward takes besides token ids. pixels: of each row. seen: as in `Batch`."""
+    names = dict.fromkeys(name for own in pixels for name, _ in own)
+    inputs = {name: _joined([dict(own)[name] for own in pixels if own]) for name in names}
+    if kinds := _kinds_argument(type(causal_model(model))):
+        inputs[kinds] = seen
     return inputs
 
 

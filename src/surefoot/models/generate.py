@@ -12,7 +12,7 @@ Shapes: B prompts, S tokens so far, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,14 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedTokenizerBase
 
+from surefoot.data.batching.batch import Pixels
 from surefoot.models.adapters import CachedNorms
 from surefoot.models.attention import decoding_context
-from surefoot.models.forward import narrowed_logits, positions_from_mask
+from surefoot.models.forward import narrowed_logits, picture_inputs, positions_from_mask
 from surefoot.models.kv_cache import preallocated_cache
 from surefoot.models.modes import eval_mode
+
+Pictures = Mapping[str, torch.Tensor]  # as `surefoot.models.forward.picture_inputs` has them
 
 _FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
 _INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
@@ -77,24 +80,28 @@ def generate_answers(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
+    pictures: Pictures | None = None,
 ) -> list[Generated]:
-    """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored."""
+    """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored. pictures: of
+    the prompt, which is the only one then."""
     decoding = Decoding(max_new_tokens, stop_ids, pad_id, temperature, top_p, seed)
     answers: list[list[int]] = [[] for _ in prompts]
     with eval_mode(model):
-        for tokens in decode(model, prompts, decoding):
+        for tokens in decode(model, prompts, decoding, pictures):
             for answer, token in zip(answers, tokens, strict=True):
                 if token is not None:
                     answer.append(token)
     return [finish(answer, tokenizer, stop_ids) for answer in answers]
 
 
-def decode(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding) -> Iterator[list[int | None]]:
+def decode(
+    model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, pictures: Pictures | None = None
+) -> Iterator[list[int | None]]:
     """The next token of every prompt, step by step; a stop token is the last, then None. The model is in eval mode.
 
     Nothing of the caller's state changes between steps, so the steps can be shown as they come.
     """
-    for drawn in draw_steps(model, prompts, decoding):
+    for drawn in draw_steps(model, prompts, decoding, pictures=pictures):
         tokens: list[int | None] = [None] * len(prompts)
         for row, token in zip(drawn.rows, drawn.tokens, strict=True):
             tokens[row] = token
@@ -123,6 +130,7 @@ def draw_steps(
     *,
     places: Sequence[int] | None = None,
     keep_going: Callable[[bool], bool] = bool,
+    pictures: Pictures | None = None,
 ) -> Iterator[Drawn]:
     """As `decode`, with what was drawn and how likely it was.
 
@@ -130,9 +138,12 @@ def draw_steps(
     keep_going: called before every step, with whether an answer still goes on here; where ranks wait for each other in
         the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
         prompts.
+    pictures: of the prompt, which is the only one then. The model counts its places itself, in height and width.
     """
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
+    if pictures is not None and len(prompts) != 1:
+        raise ValueError("a prompt with pictures is answered alone")
     device = next(model.parameters()).device
     running = set(range(len(prompts)))
     prompts = prompts or [[decoding.pad_id]]
@@ -148,11 +159,13 @@ def draw_steps(
             return
         padded = any(len(prompts[row]) < longest for row in rows)
         with norms.held():
-            logits = next_logits(model, ids, mask if padded else None, cache, past=mask.shape[1] - ids.shape[1])
+            past = mask.shape[1] - ids.shape[1]
+            logits = next_logits(model, ids, mask if padded else None, cache, past, pictures)
         if len(logits) < len(rows):  # of equal prompts: from here on each goes its own way
             chosen_rows = torch.tensor([different[tuple(prompts[row])] for row in rows], device=device)
             cache.reorder_cache(chosen_rows)  # pyright: ignore[reportArgumentType]  # any integer index will do
             logits, mask = logits.index_select(0, chosen_rows), mask.index_select(0, chosen_rows)
+        pictures = None if pictures is None else {}  # they are in the cache
         # From the prompt's own stream, on the host: what else is in the batch, and the device, do not move it.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
         chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
@@ -174,12 +187,16 @@ def draw_steps(
 
 
 def stream_text(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], decoding: Decoding
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    pictures: Pictures | None = None,
 ) -> Iterator[str]:
     """The answer to one prompt in pieces, each as soon as its characters are complete: one can take several tokens."""
     ids: list[int] = []
     shown = ""
-    for (token,) in decode(model, [prompt], decoding):
+    for (token,) in decode(model, [prompt], decoding, pictures):
         if token is None or token in decoding.stop_ids:
             break
         ids.append(token)
@@ -192,22 +209,37 @@ def stream_text(
 
 @torch.no_grad()
 def next_logits(
-    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache, past: int = 0
+    model: nn.Module,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    cache: Cache,
+    past: int = 0,
+    pictures: Pictures | None = None,
 ) -> torch.Tensor:
     """[B, V] in fp32, after the new ids[B, n].
 
     mask: [B, S] over everything so far, or None where nothing is padding and `past` tokens came before; the cache grows
         by n.
+    pictures: of a prompt that has some those that are among `ids`; None for texts.
     """
     rows, new = ids.shape
-    if mask is None:
+    if pictures is not None:
+        positions = None
+    elif mask is None:
         positions = torch.arange(past, past + new, device=ids.device).expand(rows, new)
     else:
         positions = positions_from_mask(mask)[:, -new:]
     last = torch.arange(1, rows + 1, device=ids.device) * new - 1
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **(pictures or {})}
     with decoding_context():
         return narrowed_logits(model, last, **inputs, past_key_values=cache, use_cache=True).float()
+
+
+def pictures_of(model: nn.Module, ids: Sequence[int], pixels: Pixels, token_id: int) -> Pictures:
+    """The pictures of a prompt, on the model's device. token_id: of the token that stands for a feature of one."""
+    device = next(model.parameters()).device
+    seen = (torch.tensor([ids], device=device) == token_id).int()
+    return picture_inputs(model, [tuple((name, tensor.to(device)) for name, tensor in pixels)], seen)
 
 
 def left_padded(

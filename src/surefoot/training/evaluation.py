@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.batch import Example, Weighted
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.models.generate import generate_answers
+from surefoot.models.generate import generate_answers, pictures_of
 from surefoot.models.modes import inference_mode
 from surefoot.training.objective import LossSum, Objective
 from surefoot.training.report import EvalReport, Unit
@@ -137,12 +137,17 @@ def answer_examples(
     rows: prompts at once.
     give_up: called before each batch; once it returns True, the result is None.
     """
-    requested = [last_answer(dataset[index]) for index in range(min(count or len(dataset), len(dataset)))]
+    examples = [dataset[index] for index in range(min(count or len(dataset), len(dataset)))]
+    requested = [last_answer(example) for example in examples]
     answers: list[Answered] = [Answered("", "", "", False)] * len(requested)
+    rows = 1 if any(example.pictures for example in examples) else rows
     for places in _batches([len(prompt) for prompt, _ in requested], rows, positions - max_new_tokens):
         if give_up():
             return None
-        prompts = [requested[place][0] for place in places]
+        prompts, shown = [requested[place][0] for place in places], examples[places[0]].pictures
+        pictures, sight = None, dataset.sight
+        if shown and sight is not None:
+            pictures = pictures_of(model, prompts[0], sight.pixels(shown), sight.token_id)
         generated = generate_answers(
             model,
             tokenizer,
@@ -150,10 +155,13 @@ def answer_examples(
             max_new_tokens=max(0, min(max_new_tokens, positions - len(prompts[0]))),
             stop_ids=stop_ids,
             pad_id=pad_id,
+            pictures=pictures,
         )
         for place, prompt, answer in zip(places, prompts, generated, strict=True):
             expected = str(tokenizer.decode(requested[place][1], skip_special_tokens=True))
-            answers[place] = Answered(str(tokenizer.decode(prompt)), expected, answer.text, answer.stopped)
+            text = str(tokenizer.decode(prompt))
+            asked = sight.with_facts(text, iter(shown)) if shown and sight is not None else text
+            answers[place] = Answered(asked, expected, answer.text, answer.stopped)
     return answers
 
 
