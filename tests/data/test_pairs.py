@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from helpers.faults import raises_fault
+from helpers.prepared import prepared
 from surefoot.data.audit import cautions
 from surefoot.data.batching import loader
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import judged_batches, pair_batches, prompt_batches
 from surefoot.data.batching.order import part_of, step_examples
 from surefoot.data.batching.packing import Layout
-from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import encode as encode_kinds
 
@@ -35,22 +35,9 @@ def run(llama3, tmp_path):
         path = tmp_path / "records.json"
         path.write_text(json.dumps(values), encoding="utf-8")
         spec = SourceSpec(str(path), share=how.pop("share", None), format=how.pop("layout", "auto"))
-        asked = {"max_length": 200, "max_samples": None, "template_fallbacks": (), **how}
-        return prepare_data(
-            [spec],
-            evaluation,
-            template="tokenizer",
-            template_asked=True,
-            tokenizer=llama3,
-            bos_id=llama3.bos_token_id,
-            pad_id=llama3.eos_token_id,
-            stop_ids=(llama3.eos_token_id, llama3.convert_tokens_to_ids("<|eot_id|>")),
-            train_on="responses",
-            seed=SEED,
-            cache=tmp_path / "cache",
-            kind=kind,
-            **asked,
-        )
+        stops = (llama3.eos_token_id, llama3.convert_tokens_to_ids("<|eot_id|>"))
+        asked = {"max_length": 200, "stop_ids": stops, "seed": SEED, "kind": kind, **how}
+        return prepared([spec], llama3, tmp_path / "cache", evaluation, **asked)
 
     return call
 

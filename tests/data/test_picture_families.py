@@ -11,12 +11,11 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from helpers.faults import raises_fault
+from helpers.prepared import prepared as prepare
 from helpers.seeing import picture
 from helpers.seeing_families import FAMILIES, reference, seeing_family
 from surefoot.data.batching.loader import example_batches
 from surefoot.data.batching.packing import Layout
-from surefoot.data.prepare import prepare_data
-from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import sight
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.sight import read_sight
@@ -54,12 +53,8 @@ RECORD = {
 def prepared(base, folder, rows, **asked):
     (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer(base)
-    usual = {"template": "tokenizer", "template_asked": True, "max_length": 4096, "max_samples": None, "seed": 0}
-    usual |= {"train_on": "responses", "cache": folder / "cache", "bos_id": tokenizer.bos_token_id, "pad_id": 0}
-    stop = [tokenizer.eos_token_id]
-    return prepare_data(
-        [SourceSpec(str(folder / "d.jsonl"))], None, tokenizer=tokenizer, stop_ids=stop, **(usual | asked)
-    )
+    asked = {"max_length": 4096, "pad_id": 0, **asked}
+    return prepare(folder / "d.jsonl", tokenizer, folder / "cache", **asked)
 
 
 def test_ids_and_pixels_are_those_of_transformers_processor(family):

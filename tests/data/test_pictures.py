@@ -12,10 +12,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor
 
 from helpers.faults import raises_fault
+from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from surefoot.data.batching.loader import example_batches, pair_batches
 from surefoot.data.batching.packing import Layout
-from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import sight
 from surefoot.data.tokenize.segments import TextEncoder
@@ -31,23 +31,14 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def prepare(base, tmp_path):
-    def prepared(rows, *, evaluation=None, tokenizer=None, source=None, **asked):
+    def prepare(rows, *, evaluation=None, tokenizer=None, source=None, **asked):
         (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        tokenizer = tokenizer or load_tokenizer(base)
-        usual = {"template": "tokenizer", "template_asked": True, "max_length": 512, "max_samples": None}
-        usual |= {"train_on": "responses", "seed": 0, "cache": tmp_path / "cache", "bos_id": None}
-        return prepare_data(
-            [SourceSpec(str(source or tmp_path / "d.jsonl"))],
-            evaluation,
-            tokenizer=tokenizer,
-            pad_id=tokenizer.get_vocab()["<|endoftext|>"],
-            stop_ids=[tokenizer.eos_token_id],
-            **(usual | asked),
-        )
+        sources = [SourceSpec(str(source or tmp_path / "d.jsonl"))]
+        return prepared(sources, tokenizer or load_tokenizer(base), tmp_path / "cache", evaluation, **asked)
 
     picture(tmp_path / "red.png", "red", (56, 56))
     picture(tmp_path / "blue.png", "blue", (84, 56))
-    return prepared
+    return prepare
 
 
 def parts(*given):

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from helpers.faults import raises_fault
+from helpers.prepared import prepared
 from surefoot.data import prepare
 from surefoot.data.audit import cautions
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.formats import reader as reading
-from surefoot.data.prepare import PreparedData, prepare_data
+from surefoot.data.prepare import PreparedData
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import encode
 from surefoot.data.tokenize import tokenize_file as tokenise
@@ -49,20 +50,7 @@ def file(tmp_path) -> Path:
 @pytest.fixture
 def run(llama3, tmp_path):
     def call(train, evaluation=None, **how) -> PreparedData:
-        asked = {
-            "template": "tokenizer",
-            "template_asked": False,
-            "tokenizer": llama3,
-            "bos_id": llama3.bos_token_id,
-            "pad_id": llama3.eos_token_id,
-            "stop_ids": (llama3.eos_token_id,),
-            "max_length": 200,
-            "max_samples": None,
-            "train_on": "responses",
-            "seed": 3,
-            "cache": tmp_path / "cache",
-            **how,
-        }
+        asked = {"template_asked": False, "max_length": 200, "seed": 3, "cache": tmp_path / "cache", **how}
         layout = asked.pop("layout", "auto")
         specs = [train] if isinstance(train, str | Path | SourceSpec) else train
         evaluation = [evaluation] if isinstance(evaluation, str | Path | SourceSpec) else evaluation
@@ -72,7 +60,8 @@ def run(llama3, tmp_path):
 
         if isinstance(evaluation, list):
             evaluation = [spec(one) for one in evaluation]
-        return prepare_data([spec(one) for one in specs], evaluation, **asked)
+        tokenizer, cache = asked.pop("tokenizer", llama3), asked.pop("cache")
+        return prepared([spec(one) for one in specs], tokenizer, cache, evaluation, **asked)
 
     return call
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
+from helpers.prepared import prepared
 from surefoot import data
 from surefoot.data.batching.loader import example_batches
 from surefoot.data.batching.order import step_examples
 from surefoot.data.batching.packing import Layout
 from surefoot.data.formats import reader
-from surefoot.data.prepare import prepare_data
-from surefoot.data.sources.resolve import SourceSpec
 
 ROOM = Path(data.__file__).parent
 MOST_FRAMES = 8  # of data/ from `prepare_data` to the reader of a format, both counted
@@ -87,21 +86,7 @@ def walk(llama3, tmp_path) -> Callable[[], Walk]:
         seen = Walk()
         sys.setprofile(seen)
         try:
-            found = prepare_data(
-                [SourceSpec(str(file))],
-                None,
-                template="tokenizer",
-                template_asked=False,
-                tokenizer=llama3,
-                bos_id=llama3.bos_token_id,
-                pad_id=llama3.eos_token_id,
-                stop_ids=(llama3.eos_token_id,),
-                max_length=200,
-                max_samples=None,
-                train_on="responses",
-                seed=0,
-                cache=tmp_path / "cache",
-            )
+            found = prepared(file, llama3, tmp_path / "cache", template_asked=False)
             _, places = step_examples(0, 0, found.mixture, 1)
             (batch,) = example_batches(found.train, places, Layout(pad_id=0))
         finally:

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from equality.picture_models import MODELS, prompts, write_models, write_pictures
+from helpers.prepared import prepared
 from helpers.tiers import representatives
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import example_batches, pair_batches
 from surefoot.data.batching.packing import Layout
-from surefoot.data.prepare import prepare_data
-from surefoot.data.sources.resolve import SourceSpec
 from surefoot.methods.losses.logprobs import frozen, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.sft import sft_loss
@@ -39,26 +38,11 @@ def opened(folder: Path) -> torch.nn.Module:
     return load_model(folder, dtype=torch.float32, attention_implementation="sdpa", device=torch.device("cpu")).train()
 
 
-def prepared(folder: Path, rows: list[dict], kind: str):
+def prepare(folder: Path, rows: list[dict], kind: str):
     tokenizer = load_tokenizer(folder / "policy")
     path = folder.parent / "pictures" / f"{kind}.json"
     path.write_text(json.dumps(rows))
-    return prepare_data(
-        [SourceSpec(str(path))],
-        None,
-        template="tokenizer",
-        template_asked=True,
-        tokenizer=tokenizer,
-        bos_id=None,
-        pad_id=tokenizer.get_vocab()["<|endoftext|>"],
-        stop_ids=[tokenizer.eos_token_id],
-        max_length=512,
-        max_samples=None,
-        train_on="responses",
-        seed=0,
-        cache=folder / "cache",
-        kind=kind,
-    ).train
+    return prepared(path, tokenizer, folder / "cache", kind=kind).train
 
 
 def answered(asked: list[dict], shown: list[str], better: str, worse: str) -> dict:
@@ -87,14 +71,14 @@ def assert_loss(model, loss: torch.Tensor, expected) -> None:
 
 def test_sft(case):
     folder, trl = case
-    data = prepared(folder, [answered(*one) for one in prompts()], "answers")
+    data = prepare(folder, [answered(*one) for one in prompts()], "answers")
     (batch,) = example_batches(data, range(len(data)), Layout(0))
     assert_tokens(batch, trl["sft"])
     model = opened(folder / "policy")
     assert_loss(model, sft_loss(model, batch).loss / batch.weight, trl["sft"])
     model.zero_grad()
     turned = [answered(asked, shown[::-1], *rest) for asked, shown, *rest in prompts()]
-    data = prepared(folder, turned, "answers")  # twin: two pictures of one record change places
+    data = prepare(folder, turned, "answers")  # twin: two pictures of one record change places
     (batch,) = example_batches(data, range(len(data)), Layout(0))
     with pytest.raises(AssertionError):
         assert_loss(model, sft_loss(model, batch).loss / batch.weight, trl["sft"])
@@ -102,7 +86,7 @@ def test_sft(case):
 
 def test_dpo(case):
     folder, trl = case
-    data = prepared(folder, [ranked(*one) for one in prompts()], "pairs")
+    data = prepare(folder, [ranked(*one) for one in prompts()], "pairs")
     (batch,) = pair_batches(data, range(len(data) // 2), Layout(0))
     assert_tokens(batch.rows, trl["dpo"])
     model, reference = opened(folder / "policy"), frozen(opened(folder / "reference").eval())
@@ -113,6 +97,6 @@ def test_dpo(case):
         assert float(out.sums[ours]) / batch.weight == pytest.approx(trl["dpo"]["metrics"][theirs], rel=FP32, abs=FP32)
     model.zero_grad()
     swapped = [ranked(asked, shown, worse, better) for asked, shown, better, worse in prompts()]
-    (twin,) = pair_batches(prepared(folder, swapped, "pairs"), range(len(data) // 2), Layout(0))
+    (twin,) = pair_batches(prepare(folder, swapped, "pairs"), range(len(data) // 2), Layout(0))
     with pytest.raises(AssertionError):  # the worse answers preferred
         assert_loss(model, objective(model, twin).loss / twin.weight, trl["dpo"])

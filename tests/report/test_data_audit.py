@@ -10,10 +10,10 @@ import pytest
 import rich.console
 from transformers import AutoTokenizer
 
+from helpers.prepared import prepared
 from helpers.tiny_models import llama3_tokenizer
 from surefoot.data.audit import Sample, SamplePart
-from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.sources.resolve import SourceSpec
+from surefoot.data.prepare import PreparedData
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_to_json
 from surefoot.report.tables.audit import audit_report, audit_views
@@ -25,21 +25,7 @@ def data(tmp_path_factory) -> PreparedData:
     tokenizer = AutoTokenizer.from_pretrained(llama3_tokenizer(folder / "tokenizer"))
     records = [{"instruction": f"Add {n} and 1!", "output": f"It is\n{n + 1}."} for n in range(10)]
     (folder / "d.json").write_text(json.dumps([*records, records[0]]), encoding="utf-8")
-    return prepare_data(
-        [SourceSpec(str(folder / "d.json"))],
-        3,
-        template="tokenizer",
-        template_asked=False,
-        tokenizer=tokenizer,
-        bos_id=tokenizer.bos_token_id,
-        pad_id=tokenizer.eos_token_id,
-        stop_ids=(tokenizer.eos_token_id,),
-        max_length=64,
-        max_samples=None,
-        train_on="responses",
-        seed=0,
-        cache=folder / "cache",
-    )
+    return prepared(folder / "d.json", tokenizer, folder / "cache", 3, template_asked=False, max_length=64)
 
 
 def on_a_terminal(data: PreparedData) -> str:

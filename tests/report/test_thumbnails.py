@@ -12,10 +12,9 @@ import rich.console
 from PIL import Image
 
 from helpers.faults import raises_fault
+from helpers.prepared import prepared
 from helpers.run_folders import log_rows, write_run
 from helpers.seeing import picture, seeing
-from surefoot.data.prepare import prepare_data
-from surefoot.data.sources.resolve import SourceSpec
 from surefoot.models.load import load_tokenizer
 from surefoot.report.console import as_plain_text
 from surefoot.report.data_audit import audit_to_json
@@ -34,22 +33,7 @@ def data(tmp_path):
     asked = "<image>" * 6 + "?"
     rows = [{"prompt": asked, "chosen": "a", "rejected": "b", "images": ["sea.png", *["rose.png"] * 5]}]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prepare_data(
-        [SourceSpec(str(tmp_path / "d.jsonl"))],
-        None,
-        template="tokenizer",
-        template_asked=True,
-        tokenizer=tokenizer,
-        bos_id=None,
-        pad_id=tokenizer.get_vocab()["<|endoftext|>"],
-        stop_ids=[tokenizer.eos_token_id],
-        max_length=512,
-        max_samples=None,
-        train_on="responses",
-        seed=0,
-        cache=tmp_path / "cache",
-        kind="pairs",
-    )
+    return prepared(tmp_path / "d.jsonl", tokenizer, tmp_path / "cache", kind="pairs")
 
 
 def test_data_json_holds_the_pictures_of_the_samples_made_small(data, tmp_path):

@@ -18,6 +18,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 import surefoot
 from helpers.faults import raises_fault
+from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from helpers.tiers import representatives
 from surefoot.data.batching.batch import IGNORE
@@ -25,8 +26,6 @@ from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
 from surefoot.data.batching.loader import example_batches, pair_batches
 from surefoot.data.batching.packing import Layout
 from surefoot.data.batching.subsets import longest_row
-from surefoot.data.prepare import prepare_data
-from surefoot.data.sources.resolve import SourceSpec
 from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.load import load_model, load_tokenizer
@@ -59,18 +58,10 @@ def records(folder: Path) -> Path:
     return folder / "d.jsonl"
 
 
-def prepared(base, folder, **asked):
+def examples_of(base, folder):
     tokenizer = load_tokenizer(base)
-    usual = {"train_on": "responses", "max_length": 256, "max_samples": None, "seed": 0, "cache": folder / "cache"}
-    ids = {
-        "bos_id": None,
-        "pad_id": tokenizer.get_vocab().get("<|endoftext|>", 0),
-        "stop_ids": [tokenizer.eos_token_id],
-    }
-    sources = [SourceSpec(str(records(folder)))]
-    return prepare_data(
-        sources, None, template="tokenizer", template_asked=True, tokenizer=tokenizer, **(ids | usual | asked)
-    )
+    asked = {"max_length": 256, "bos_id": None, "pad_id": tokenizer.get_vocab().get("<|endoftext|>", 0)}
+    return prepared(records(folder), tokenizer, folder / "cache", **asked).train
 
 
 def opened(base):
@@ -92,7 +83,7 @@ def expected(model, base, folder, batch, colours):
 @pytest.mark.parametrize("name", EACH)
 def test_loss_and_gradients_are_transformers_own(tmp_path, name):
     base = seeing(name, tmp_path / "base")
-    data = prepared(base, tmp_path).train
+    data = examples_of(base, tmp_path)
     (batch,) = example_batches(data, range(4), Layout(0))
     order = [list(COLOURS)[int(number) - 1] for number in batch.examples]
     model = opened(base)
@@ -152,7 +143,7 @@ def test_answers_of_an_evaluation_are_to_the_pictures(tmp_path):
 
 def test_rows_apart_sum_to_rows_together(tmp_path):
     base = seeing("qwen2_5_vl", tmp_path / "base")
-    data, model = prepared(base, tmp_path).train, opened(base)
+    data, model = examples_of(base, tmp_path), opened(base)
     (together,) = example_batches(data, range(4), Layout(0))
     apart = example_batches(data, range(4), Layout(0, most=1))
     with torch.no_grad():
@@ -166,7 +157,7 @@ def test_rows_apart_sum_to_rows_together(tmp_path):
 
 def test_a_batch_with_pictures_is_written_down_and_read(tmp_path):
     base = seeing("qwen2_5_vl", tmp_path / "base")
-    (batch,) = example_batches(prepared(base, tmp_path).train, range(4), Layout(0))
+    (batch,) = example_batches(examples_of(base, tmp_path), range(4), Layout(0))
     (again,) = batches_from_file(*batches_to_file([batch]))
     assert torch.equal(again.seen, batch.seen)
     for one, other in zip(again.pixels, batch.pixels, strict=True):
@@ -266,22 +257,7 @@ def test_a_reference_below_the_adapter_is_the_base_on_the_same_pictures(tmp_path
     base = seeing("qwen2_5_vl", tmp_path / "base")
     pairs(tmp_path)
     tokenizer = load_tokenizer(base)
-    data = prepare_data(
-        [SourceSpec(str(tmp_path / "d.jsonl"))],
-        None,
-        template="tokenizer",
-        template_asked=True,
-        tokenizer=tokenizer,
-        bos_id=None,
-        pad_id=tokenizer.get_vocab()["<|endoftext|>"],
-        stop_ids=[tokenizer.eos_token_id],
-        max_length=256,
-        max_samples=None,
-        train_on="responses",
-        seed=0,
-        cache=tmp_path / "cache",
-        kind="pairs",
-    ).train
+    data = prepared(tmp_path / "d.jsonl", tokenizer, tmp_path / "cache", max_length=256, kind="pairs").train
     (batch,) = pair_batches(data, range(4), Layout(0))
     policy = get_peft_model(opened(base), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     found, wanted = adapter_off(policy)(batch.rows), frozen(opened(base))(batch.rows)
