@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers import zoo_templates, zoo_tokenizers
+from surefoot.data.chat.render import messages
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.tokenize.encode import EncodeSettings, encode
 from surefoot.data.tokenize.segments import Template, TextEncoder
@@ -66,6 +67,19 @@ def tokenizer(family: str) -> PreTrainedTokenizerFast:
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), template, **settings)
         return AutoTokenizer.from_pretrained(folder)
+
+
+def of_transformers(
+    family: str, conversation: Conversation, *, prompt: bool = False, source: str | None = None
+) -> list[int]:
+    """The ids that transformers gives, by the tokenizer's own template or by `source`."""
+    return tokenizer(family).apply_chat_template(
+        messages(conversation.turns),
+        tools=list(conversation.tools) or None,
+        chat_template=source,
+        add_generation_prompt=prompt,
+        return_dict=False,
+    )
 
 
 def ids_and_mask(

@@ -22,7 +22,6 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.runs.load_models import planned_tokenizer
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "instruct" / "sharegpt_multiturn_200.json"
 POSITIONS = 4096  # nothing is cut
 SYSTEM, USER = {"role": "system", "content": "Stay brief."}, {"role": "user", "content": "What is one and one?"}
 RESULT, ANSWER = {"role": "tool", "content": "two-of-them"}, {"role": "assistant", "content": "It is two."}
@@ -159,16 +158,3 @@ def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
     path = file("call")
     with raises_fault("SF-DATA-ROW", f"{path}:1"):
         prepare("phi3", path)
-
-
-@pytest.mark.skipif(not SHARED.is_file(), reason="the shared data sets are not beside this checkout")
-@pytest.mark.parametrize("family", [*ZOO, "llama3.0", "mistral0.3"])
-def test_real_dialogues_with_tools(prepare, family):
-    data = prepare(family, SHARED)
-    assert data.audit.source.used == 8
-    record = json.loads(SHARED.read_text(encoding="utf-8"))[data.audit.samples[0].number - 1]
-    text = "".join(part.text for part in data.audit.samples[0].parts)
-    for turn in record["conversations"]:
-        if turn["from"] != "function_call" and turn["from"] != "observation":
-            assert turn["value"].strip() in text
-    assert json.loads(record["tools"])[0]["name"] in text

@@ -17,6 +17,7 @@ from helpers.conversations import (
     USER,
     ids_and_mask,
     learned,
+    of_transformers,
     tokenizer,
 )
 from helpers.faults import raises_fault
@@ -45,15 +46,6 @@ def opened(family, name="tokenizer"):
     encoder = TextEncoder(tokenizer(family))
     bos = encoder.bos_id if family in ("llama3.1", "mistral") else None
     return make_template(name, encoder, (encoder.tokenizer.eos_token_id,)), encoder, bos
-
-
-def of_transformers(family, conversation, prompt=False):
-    return tokenizer(family).apply_chat_template(
-        messages(conversation.turns),
-        tools=list(conversation.tools) or None,
-        add_generation_prompt=prompt,
-        return_dict=False,
-    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -23,6 +23,7 @@ from helpers.conversations import (
     USER,
     ids_and_mask,
     learned,
+    of_transformers,
     tokenizer,
 )
 from helpers.faults import raises_fault
@@ -46,22 +47,17 @@ def opened(family, name="tokenizer"):
     return make_template(name, encoder, tuple(stops)), encoder, bos
 
 
-def of_transformers(family, conversation, prompt=False):
+def published(family, conversation, prompt=False):
+    """The ids of transformers, on the day that is always today here."""
     source = str(tokenizer(family).chat_template).replace("strftime_now('%Y-%m-%d')", f"'{DATE}'")
-    return tokenizer(family).apply_chat_template(
-        messages(conversation.turns),
-        tools=list(conversation.tools) or None,
-        chat_template=source,
-        add_generation_prompt=prompt,
-        return_dict=False,
-    )
+    return of_transformers(family, conversation, prompt=prompt, source=source)
 
 
 def check(family, conversation):
     """The ids of transformers, and the prompt of every answer too; what is learned, as texts."""
     template, encoder, bos = opened(family)
     ids, mask = ids_and_mask(template, encoder, conversation, bos)
-    written = of_transformers(family, conversation)
+    written = published(family, conversation)
     if family == "glm4":
         assert encoder.control[ids[-1]] == "<|user|>"  # what the model stops by is not in the published text
         assert ids[:-1] == written
@@ -70,7 +66,7 @@ def check(family, conversation):
     for place, turn in enumerate(conversation.turns):
         if turn.role == "assistant":
             asked = replace(conversation, turns=conversation.turns[:place])
-            prompt = of_transformers(family, asked, prompt=True)
+            prompt = published(family, asked, prompt=True)
             assert prompt_ids(asked, template, encoder, bos) == prompt == ids[: len(prompt)]
             assert mask[len(prompt)]
             assert not mask[len(prompt) - 1]
@@ -193,11 +189,11 @@ def test_gpt_oss_sees_what_it_thought_before_a_call_until_the_next_question():
     assert first.startswith("<|channel|>analysis<|message|>so<|end|>")
     assert second == THOUGHT_OUT["gpt_oss"]
     for place in (1, 3):
-        prompt = of_transformers("gpt_oss", replace(whole, turns=whole.turns[:place]), prompt=True)
+        prompt = published("gpt_oss", replace(whole, turns=whole.turns[:place]), prompt=True)
         assert ids[: len(prompt)] == prompt
     going_on = replace(whole, turns=(*whole.turns, AGAIN, LAST))
     ids, mask = ids_and_mask(template, encoder, going_on, None)
-    assert ids == of_transformers("gpt_oss", going_on)
+    assert ids == published("gpt_oss", going_on)
     assert learned(encoder, ids, mask)[1:] == [f"{FINAL}{ANSWER.content}", f"{FINAL}{LAST.content}<|return|>"]
 
 
@@ -252,7 +248,7 @@ def test_thoughts_that_a_template_leaves_out_are_not_lost_in_silence():
 @pytest.mark.parametrize("case", ["single", "multi-turn", "system"])
 def test_the_named_template_is_deepseeks(case):
     template, encoder, bos = opened("deepseek", "deepseek")
-    assert ids_and_mask(template, encoder, CASES[case], bos)[0] == of_transformers("deepseek", CASES[case])
+    assert ids_and_mask(template, encoder, CASES[case], bos)[0] == published("deepseek", CASES[case])
 
 
 def test_prompts_that_end_with_a_thought_which_answers_lack_are_refused():

@@ -24,10 +24,10 @@ from helpers.conversations import (
     USER,
     ids_and_mask,
     learned,
+    of_transformers,
     tokenizer,
 )
 from surefoot.data.chat import templates
-from surefoot.data.chat.render import messages
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
@@ -47,16 +47,6 @@ OWN = {
     "gemma": ("single", "multi-turn", "system"),
     "zephyr": ("single", "multi-turn", "system"),
 }
-
-
-def of_transformers(family, conversation, prompt=False, source=None):
-    return tokenizer(family).apply_chat_template(
-        messages(conversation.turns),
-        tools=list(conversation.tools) or None,
-        chat_template=source,
-        add_generation_prompt=prompt,
-        return_dict=False,
-    )
 
 
 def opened(name, family):

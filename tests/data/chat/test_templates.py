@@ -6,12 +6,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from helpers.faults import raises_fault
-from helpers.tiny_models import LLAMA3_TEMPLATE
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.tokenize.segments import Template, TextEncoder, prompt_ids
+from surefoot.data.tokenize.segments import Template, TextEncoder
 
-HEADER = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 INPUT_HEADER = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request."
@@ -41,52 +39,16 @@ def written(template: Template, *turns: Turn) -> tuple[str, str]:
     [
         (
             "alpaca",
-            (USER, ANSWER),
-            f"{HEADER}\n\n### Instruction:\nAdd.\n\n### Response:\n3<|end_of_text|>",
-            "3<|end_of_text|>",
-        ),
-        (
-            "alpaca",
             (Turn("user", "Add.", "1 2"), ANSWER),
             f"{INPUT_HEADER}\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3<|end_of_text|>",
             "3<|end_of_text|>",
         ),
-        (
-            "alpaca",
-            (Turn("system", "Be brief."), USER, ANSWER),
-            "Be brief.\n\n### Instruction:\nAdd.\n\n### Response:\n3<|end_of_text|>",
-            "3<|end_of_text|>",
-        ),
-        ("plain", (USER, ANSWER), "Add.\n3<|end_of_text|>", "3<|end_of_text|>"),
         ("plain", (Turn("user", "Add.", "1 2"), ANSWER), "Add.\n1 2\n3<|end_of_text|>", "3<|end_of_text|>"),
-        ("plain", (USER, ANSWER, USER, ANSWER), "Add.\n3<|end_of_text|>Add.\n3<|end_of_text|>", "3<|end_of_text|>" * 2),
         ("plain", (Turn("text", " Once.\n"),), " Once.\n<|end_of_text|>", " Once.\n<|end_of_text|>"),
     ],
-)  # fmt: skip
-def test_texts(encoder, name, turns, text, answer):
+)
+def test_texts_that_the_golden_files_have_not(encoder, name, turns, text, answer):
     assert written(make(name, encoder), *turns) == (text, answer)
-
-
-def test_llama3_is_llama3s_own_template(encoder, llama3):
-    assert llama3.chat_template == LLAMA3_TEMPLATE
-    turns = (Turn("system", " Be brief.\n"), USER, ANSWER, Turn("user", "And?", "4"), Turn("assistant", " 7 "))
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-    template = make("llama3", encoder)
-    text, answer = written(template, *turns)
-    assert llama3.bos_token + text == llama3.apply_chat_template(messages, tokenize=False)
-    assert answer == "3<|eot_id|>7<|eot_id|>"
-    assert template.stop_ids == tuple(llama3.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>"]))
-    assert prompt_ids(Conversation(turns[:2]), template, encoder, llama3.bos_token_id) == llama3.apply_chat_template(
-        messages[:2], add_generation_prompt=True, return_dict=False
-    )
-
-
-@pytest.mark.parametrize("name", ["llama3", "alpaca", "plain", "tokenizer"])
-def test_a_prompt_is_what_stands_before_the_answer(encoder, name):
-    template = make(name, encoder)
-    whole, answer = written(template, USER, ANSWER)
-    prompt, nothing = written(template, USER)
-    assert (prompt, nothing) == (whole.removesuffix(answer), "")
 
 
 @pytest.mark.parametrize(
