@@ -40,7 +40,6 @@ FILES = (
     "formats/supervised.py",
     "sources/text.py",
     "formats/registry.py",
-    "formats/pictures.py",
     "tokenize/encode.py",
     "tokenize/dataset.py",
     "checks.py",

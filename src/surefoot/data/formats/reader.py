@@ -35,8 +35,8 @@ from surefoot.data.formats.conversation import MARK
 from surefoot.data.formats.preference import read_judged, read_preference, read_prompt
 from surefoot.data.formats.registry import Record, read_text
 from surefoot.data.formats.supervised import read_messages
-from surefoot.data.sources.pictures import as_files
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
+from surefoot.data.sources.tables import as_files
 from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
 

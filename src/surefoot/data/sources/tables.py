@@ -7,22 +7,27 @@ questions.
 
 Parquet: read by pyarrow, one row group after the other, into the values that JSON would give: a null inside a struct is
 an absent field (a struct always has all its fields), a map is an object, a category its text, NaN in a number column is
-null (as pandas writes it), dates and decimals are their text. Bytes are refused, but those of a picture with its name.
+null (as pandas writes it), dates and decimals are their text. Bytes are refused, but those of a picture, which Hugging
+Face's data sets hold as {"bytes", "path"}: they become a file under its hash, so that two tables with one picture have
+one file. What learns pictures names files by path and hash, and opens them again for every batch.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from surefoot.data.sources.pictures import is_bytes
 from surefoot.data.sources.text import lines_with_ends
+from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _DELIMITERS = ",;\t"
@@ -197,3 +202,30 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         raise _Unreadable("holds bytes (an image or a sound?), where text belongs")
     return value
+
+
+_FIELDS = {"bytes", "path"}
+_NAME = 60  # last characters of the name that a picture had
+
+
+def is_bytes(value: Any) -> bool:
+    """Whether a cell of a table is a picture's bytes with, or without, its name."""
+    return isinstance(value, dict) and isinstance(value.get("bytes"), bytes) and value.keys() <= _FIELDS
+
+
+def as_files(value: Any, folder: Path) -> Any:
+    """A record, or a part of one, with the path of a file in `folder` in place of a picture's bytes."""
+    if is_bytes(value):
+        return str(_file(value["bytes"], str(value.get("path") or ""), folder))
+    if isinstance(value, dict):
+        return {name: as_files(one, folder) for name, one in value.items()}
+    return [as_files(one, folder) for one in value] if isinstance(value, list) else value
+
+
+def _file(data: bytes, name: str, folder: Path) -> Path:
+    plain = re.sub(r"[^\w.-]", "_", re.split(r"[/\\]", name)[-1])[-_NAME:]
+    path = folder / f"{hashlib.sha256(data).hexdigest()[:32]}-{plain or 'picture'}"
+    if not path.is_file() or path.read_bytes() != data:
+        durable.make_folders(folder)
+        durable.write_bytes(path, data)
+    return path

@@ -5,6 +5,9 @@ are the same on every machine and nothing else need be installed. When records a
 decoded to see that it is whole, and hashed; its pixels are made when a batch is, from the same bytes. Nothing is
 fetched: a picture is a file.
 
+A record names its pictures where they stand (parts of a message's content), or lists them beside texts in which
+`<image>` marks their places, one mark for each, in order.
+
     sight = read_sight(folder, encoder)
     picture = sight.look("cat.png", Path("data"))
     named_tensors = sight.pixels([picture])
@@ -19,8 +22,9 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.data.batching.batch import Pixels
-from surefoot.data.formats.conversation import IMAGE, Picture
+from surefoot.data.formats.conversation import IMAGE, MARK, Conversation, Picture, Turn
 from surefoot.data.formats.rows import RowFault
 from surefoot.data.tokenize.segments import Segment, TextEncoder
 from surefoot.families.files import PROCESSOR_FILES, read_json_if_there
@@ -40,6 +44,8 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MOST_PIXELS = 1 << 26  # of a file: 67 million, 200 MB as RGB; more is taken for an attack, or a mistake
 _MOST_BYTES = 1 << 28
 _ORIENTATION = 0x0112  # EXIF: from 5 on the picture lies on its side
+Look = Callable[[str], Picture]
+_CODE = "SF-DATA-PICTURE"
 _FETCHED = ("http://", "https://", "data:", "s3://", "gs://", "hf://")
 
 
@@ -157,11 +163,11 @@ class Sight:
             found.append(segment._replace(text=before))
             for after in rest:
                 if (picture := next(left, None)) is None:
-                    raise RowFault("the template writes a turn with a picture twice", code="SF-DATA-PICTURE")
+                    raise RowFault("the template writes a turn with a picture twice", code=_CODE)
                 text = self._text(picture.width, picture.height)
                 found += [segment._replace(text=text, content=False), segment._replace(text=after)]
         if next(left, None) is not None:
-            raise RowFault("the template leaves out a turn with a picture", code="SF-DATA-PICTURE")
+            raise RowFault("the template leaves out a turn with a picture", code=_CODE)
         return found
 
     def within(self, ids: np.ndarray, pictures: Sequence[Picture]) -> np.ndarray:
@@ -252,4 +258,62 @@ def upright(picture: Picture) -> Any:
         with _opened(data) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except RowFault as fault:
-        raise InputError(Fault(picture.path, fault.what, fault.fix, code="SF-DATA-PICTURE")) from None
+        raise InputError(Fault(picture.path, fault.what, fault.fix, code=_CODE)) from None
+
+
+def refuse_pictures(conversation: Conversation, why: str, fix: str) -> Conversation:
+    """The conversation, which has none. Raises RowFault where it has."""
+    turns = conversation.turns
+    if any(turn.images for turn in turns) or (conversation.images and any(MARK in turn.text for turn in turns)):
+        raise RowFault(f"has a picture, and {why}", fix, _CODE)
+    return conversation
+
+
+def with_pictures(conversation: Conversation, look: Look) -> Conversation:
+    """The conversation with its pictures, and `IMAGE` for each in its texts.
+
+    look: the picture of a path; raises RowFault for one that cannot be learned.
+    """
+    if not conversation.images and not any(turn.images for turn in conversation.turns):
+        return conversation
+    listed = list(conversation.images)
+    turns, paths = [], []
+    for number, turn in enumerate(conversation.turns, start=1):
+        turn, found = _in_turn(turn, listed, number)
+        turns.append(turn)
+        paths += [(number, path) for path in found]
+    if listed:
+        what = f"lists {len(listed)} more of its {len(conversation.images)} pictures than its texts have places for"
+        raise RowFault(what, f"write {MARK} where each stands", _CODE)
+    return replace(conversation, turns=tuple(turns), pictures=tuple(_looked(look, *one) for one in paths))
+
+
+def _in_turn(turn: Turn, listed: list[str], number: int) -> tuple[Turn, list[str]]:
+    """The turn with `IMAGE` at each place, and the paths. listed: pictures without a place yet; those found are taken.
+
+    A mark in a message of parts is text: its places are parts.
+    """
+    own = list(turn.images)
+    if not own and listed:
+        turn = replace(turn, content=turn.content.replace(MARK, IMAGE), context=turn.context.replace(MARK, IMAGE))
+    places = turn.text.count(IMAGE)
+    if own and len(own) != places:
+        raise RowFault(f"turn {number} holds U+FDD0, which stands for pictures", "remove the character", _CODE)
+    if places and turn.role not in ("user", "tool", "system"):
+        raise RowFault(
+            f"turn {number} is an answer with a picture", "a model that writes text learns no pictures", _CODE
+        )
+    paths = []
+    for path in own or [""] * places:
+        if not path and not listed:
+            what = f"turn {number} has a place for a picture, and no picture for it is left in 'images'"
+            raise RowFault(what, "list a path for each", _CODE)
+        paths.append(path or listed.pop(0))
+    return turn, paths
+
+
+def _looked(look: Look, number: int, path: str) -> Picture:
+    try:
+        return look(path)
+    except RowFault as fault:
+        raise RowFault(f"turn {number}, picture {path!r}: {fault.what}", fault.fix, _CODE) from None

@@ -19,14 +19,13 @@ from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.formats import Conversation, each_row
-from surefoot.data.formats.pictures import refuse_pictures, with_pictures
 from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept, reader_with
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
 from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
 from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.sight import is_same
+from surefoot.data.tokenize.sight import is_same, refuse_pictures, with_pictures
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.errors import Fault, InputError
