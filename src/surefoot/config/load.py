@@ -154,6 +154,7 @@ def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
     """Shape first; then, over what has a usable shape, files (unless they are left alone) and contradictions."""
     problems = shape_problems(data)
     doubtful = {key for problem in problems for key in problem.involves}
+    # What is usable is checked further: one run of the command is to show every mistake.
     config = RunConfig.model_validate(_repaired(data, problems))
     later = [*(path_problems(config) if files else ()), *contradictions(config)]
     problems += [

@@ -119,6 +119,7 @@ def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: in
         found = np.intersect1d(found, first_two, assume_unique=True)
     if bos_id is None:
         wanted = wanted[:0]
+    # Both ways: BOS where it must not be, and examples without.
     wrong = np.setxor1d(found, wanted, assume_unique=True)
     if len(wrong):
         should = "exactly once, at the start" if bos_id is not None else "nowhere"

@@ -166,6 +166,7 @@ def _load_all(
     names = {facts.template for facts in files}
     if len(names) > 1:
         order = (settings.template, *settings.fallbacks)
+        # Of the templates that files took the last: what kept some file from those before it still does.
         last = max(map(order.index, names))
         anew = replace(settings, template=order[last], fallbacks=order[last + 1 :])
         settings, loaded, later = _load_all(specs, anew, cache)

@@ -277,6 +277,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         balances=bool(keys.get("output_router_logits")) if tree else False,
         **shown,
     )
+    # Of a ratio that is no whole number every count of parameters, and so the memory forecast, would be wrong.
     if facts.heads % facts.kv_heads:
         keys.fault("num_key_value_heads", f"{facts.kv_heads} does not divide num_attention_heads {facts.heads}")
     for refusal in family.refusals if family else ():

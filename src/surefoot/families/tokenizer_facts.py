@@ -74,6 +74,7 @@ def _facts(
     special = _special(stored, config, ids)
     roles = {role: _content(named.get(f"{role}_token")) for role in ("bos", "eos", "pad", "unk")}
     found = {role: Token(text, ids[text]) for role, text in roles.items() if text in ids}
+    # Not PAD: an ordinary token that is named as PAD still comes from text, and must not count as free.
     special |= {token.id: token.text for role, token in found.items() if role != "pad"}
     return TokenizerFacts(
         ids=ids,

@@ -157,6 +157,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
             make_folders(final.parent)
             disk.make_folder(staging)
             yield staging
+            # Content before names: what a reader finds under the final name has to be on the disk.
             mode = staging.stat().st_mode & 0o666
             for path in sorted(staging.rglob("*"), reverse=True):  # children before their folders
                 if path.is_file():
@@ -190,6 +191,7 @@ def remove(path: Path) -> None:
     """Delete a file, if it is there, or a folder, which is gone at once even where its deletion is interrupted."""
     with faults_named(path):
         if _is_folder(path):
+            # Renamed first, so that no reader meets half of a folder, whenever this is interrupted.
             trash = _hidden_beside(path)
             disk.rename(path, trash)
             disk.remove_tree(trash)
@@ -292,9 +294,11 @@ def _replacement(path: Path) -> Iterator[FileIO]:
         try:
             with disk.create(staging) as file:
                 yield file
+                # Before the rename: else a power failure could leave the new name with nothing in it.
                 disk.sync_file(file)
             disk.replace(staging, path)
         except BaseException:
+            # The error that stopped the write is the one to tell, not that its rest stayed.
             with suppress(OSError):
                 disk.unlink(staging)
             raise
@@ -306,7 +310,7 @@ def write_all(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         taken = disk.write(file, rest)
-        if not taken:
+        if not taken:  # nor refused: this would go on for ever
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rest = rest[taken:]
 

@@ -73,6 +73,7 @@ def is_in_use(folder: Path) -> bool:
 def _lock(path: Path) -> int:
     """The open lock file, locked and with the name of this process in it."""
     while True:
+        # Opened and locked are two moments: in between the holder may remove the file, and another make it anew.
         handle = disk.open_itself(path, os.O_RDWR | os.O_CREAT)
         try:
             if os.fstat(handle).st_nlink > 1:  # what is written here would stand in another's file

@@ -155,6 +155,7 @@ def host_memory() -> tuple[int, int]:
     import psutil
 
     memory = psutil.virtual_memory()
+    # A container's limit, not the machine's memory, is where the kernel ends the process.
     total = min([memory.total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
     return total, min(total, memory.available)
 

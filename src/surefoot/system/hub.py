@@ -104,6 +104,7 @@ def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
             away = error
         except (httpx2.TransportError, OfflineModeIsEnabled) as error:
             away = error
+    # No pattern: the snapshot is asked for its commit and its list of files, not for a file.
     known = {"repo_type": kind, "allow_patterns": [], "local_files_only": away is not None}
     try:
         found = Path(snapshot_download(name, revision=revision, **known))  # notes in the cache what a branch means

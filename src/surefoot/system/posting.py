@@ -87,6 +87,7 @@ def _ask(server: Server, path: str, body: bytes | None) -> Any:
                 return _value(where, answer.read(_LARGEST + 1))
         except urllib.error.HTTPError as error:
             trouble = _refusal(error)
+            # A refusal (a wrong model name, say) comes again however often it is asked.
             if error.code not in _AGAIN:
                 break
         except TimeoutError:

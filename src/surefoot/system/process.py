@@ -104,6 +104,7 @@ def find_launch() -> Launch | None:
         raise _inconsistent("MASTER_PORT", f"is {given['MASTER_PORT']}", "name a free port, such as 29500")
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
         raise _inconsistent("RANK", f"is {given['RANK']}, and WORLD_SIZE is {given['WORLD_SIZE']}", fix)
+    # A rank whose launcher is gone would wait for the others for ever, with its GPU.
     of_torchrun = os.getppid() if os.environ.get(_OF_TORCHRUN) else None
     parent = int(given[LAUNCHER]) if given[LAUNCHER] else of_torchrun
     return Launch(*(int(given[name]) for name in names), parent=parent)

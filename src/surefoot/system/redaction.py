@@ -104,6 +104,7 @@ def veiled(text: str) -> str:
     """Without what is a secret beyond doubt: the value behind a name that hides one (`NAME=value`, `name: value`,
     `"name": "value"`), and tokens by their shape. Hashes and long names stay, which a message is about."""
     shown, position = [], 0
+    # Values behind names first: a shape within one would leave the rest of it standing.
     for start, end in _named_values(text):
         shown += text[position:start], "…"
         position = end

@@ -214,6 +214,7 @@ class Prefetcher:
     def __call__(self, step: int) -> Sequence[Any]:
         ahead = range(step + 1, min(step + self._workers, self._last) + 1)
         own = self._ready.pop(step, None)
+        # After a rollback the steps that were prepared are not the ones that come.
         for other in [number for number in self._ready if number not in ahead]:
             self._ready.pop(other).cancel()
         for number in ahead:
@@ -240,4 +241,5 @@ def prefetched(
         try:
             yield Prefetcher(batches, pool, workers, last)
         finally:
+            # An interrupt must not wait for steps that nobody will take.
             pool.shutdown(cancel_futures=True)

@@ -117,6 +117,7 @@ def epoch_order(seed: int, epoch: int, mixture: Mixture) -> np.ndarray:
     for source, (count, quota) in enumerate(zip(mixture.counts, mixture.quotas, strict=True)):
         places[turns == source] = first + _walk(seed, source, count, epoch * quota, quota)
         first += count
+    # Shared with whoever asks next: sorted in place, it would change the order of the epoch.
     places.flags.writeable = False
     return places
 
@@ -141,6 +142,7 @@ def uniform(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:
 def permutation(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:
     """range(count) in an order that depends on seed and stream alone: [count] int64."""
     words = np.random.Philox(np.random.SeedSequence(seed, spawn_key=stream)).random_raw(count)
+    # Stable: of equal words the order would else be numpy's choice, which differs between processors.
     return np.argsort(words, kind="stable")
 
 

@@ -72,6 +72,7 @@ def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None,
         return []
     room = max(budget, lengths[ordered[0]])
     fewest = max(math.ceil(sum(lengths) / room), math.ceil(len(ordered) / (most or len(ordered))))
+    # By tokens alone the fewest rows may do; long examples may not fit into so few, and then one more is tried.
     for count in range(_up(fewest, multiple), len(ordered), multiple):
         rows = _spread(ordered, lengths, count)
         if all(sum(lengths[place] for place in row) <= room and len(row) <= (most or len(row)) for row in rows):

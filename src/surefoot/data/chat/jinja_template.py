@@ -221,6 +221,7 @@ class _Chat:
         contents: list[str] = []
         for check in frame.checks:
             rendered = self.render(turns[: check.turns], check.generation_prompt)
+            # Templates may treat one text otherwise than a placeholder (split off its thoughts), so each is compared.
             found = _contents(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
             if found is None:
                 return self._rendered(conversation)

@@ -89,6 +89,7 @@ def _compile(source: str) -> jinja2.Template:
     environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
     )
+    # It draws at random: the same data would give other ids at each start.
     del environment.globals["lipsum"]
     environment.globals |= {
         "raise_exception": _raise,

@@ -44,6 +44,7 @@ def lay_out_rendered(
     stop_spans: from where to where its stop tokens stand in a text.
     usual_end: what ends an answer before a question, for templates that write nothing behind the newest one.
     """
+    # Before anything is laid out: a call that the template leaves out would be learned as an empty answer.
     _require_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
     try:
@@ -130,6 +131,7 @@ def _turn_by_turn(
         begins = prompt
         if not whole.startswith(prompt):  # gpt-oss drops what was thought before calls once their answer is there
             begins = render(_thoughtless(turns[:answer]), tools, True)
+        # Else the answer could not be told from its prompt, and the mask would be a guess.
         if not whole.startswith(begins):
             raise RowFault("the chat template's generation prompt is not how its answers begin", _ONE_ANSWER)
         stops, new = _new(turns[:answer], tools, done, prompt, written, stop, render, stop_spans)

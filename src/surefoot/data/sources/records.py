@@ -296,6 +296,7 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
             try:
                 yield from records_of(name, kind, file, os.fstat(file.fileno()).st_size)
             except InputError:
+                # A file that changed under the reader explains whatever looks malformed.
                 _require_same(name, path, sha256)
                 raise
             _require_same(name, path, sha256)

@@ -86,6 +86,7 @@ def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] 
     """
     try:
         meta = json.loads(plain_files.read_text(folder / _META))
+        # Hashed at every start: a bit that flipped on the disk would otherwise be trained on in silence.
         intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
             (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
             for name, facts in meta["files"].items()
@@ -132,6 +133,7 @@ def write_cache(
             known = dict(record())
             durable.fill_json(staging / _META, {"sha256": _digest(files, known), "files": files, "record": known})
             found = _opened(staging, name), known
+            # A folder that does not verify has to go, since the rename replaces none that holds anything.
             if open_cache(folder, name) is None:
                 _move_away(folder)
     except EnvironmentFault as error:
@@ -260,6 +262,7 @@ def growing(path: Path, dtype: np.dtype, row: tuple[int, ...]) -> Iterator[Calla
 
         durable.write_all(file, _header(dtype, (0, *row)))
         yield append
+        # The number of rows is known now; the header was made as long as any.
         file.seek(0)
         durable.write_all(file, _header(dtype, (count, *row)))
 

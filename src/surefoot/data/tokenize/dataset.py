@@ -165,6 +165,7 @@ class TokenisedDataset:
                 np.concatenate([file.ids[part] for file, part in parts]),
                 np.concatenate([file.mask[part] for file, part in parts]),
             )
+            # Else the whole data set would count as memory of this process once it was looked through.
             for file in self.files:
                 file.release_pages()
 

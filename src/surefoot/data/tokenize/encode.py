@@ -339,6 +339,7 @@ def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
     kept = cut.positions
     whole, answers = row.whole, _answers(row.runs, row.learned)
     before, after = (np.bincount(part, minlength=answers.max() + 1)[1:] > 0 for part in (answers, answers[kept]))
+    # An answer that is gone whole is counted as lost, not as one that lacks its stop.
     left = np.append(False, after)[answers]  # of the answers of which something is left, all tokens
     stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
     return whole._replace(

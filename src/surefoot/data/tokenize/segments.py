@@ -91,6 +91,7 @@ class TextEncoder:
         self.bos_id = cast("int | None", tokenizer.bos_token_id)
         self.size = len(tokenizer)  # every id is below this
         self._backend = tokenizer.backend_tokenizer
+        # tokenizer.json may switch both on: examples would be cut or filled with PAD in silence.
         self._backend.no_truncation()
         self._backend.no_padding()
         longest_first = sorted(self.control.values(), key=len, reverse=True)
@@ -158,6 +159,7 @@ class TextEncoder:
         """The backend, for which names of control tokens are text while the block runs where `literal` says so."""
         self._backend.encode_special_tokens = literal
         try:
+            # The switch is the backend's, not the call's: left on, the next template would lose its control tokens.
             with tokenizer_errors(self.tokenizer.name_or_path):
                 yield self._backend
         finally:

@@ -91,6 +91,7 @@ def tokenise(
         )
         folder = Path(cache) / "tokenised" / key
         found = open_cache(folder, source.name)
+        # Pictures by size and time: to hash them all again would make every start as slow as the first.
         if found is not None and all(map(is_same, found[0].all_pictures())):
             file, record, unkept = *found, ""
         else:
