@@ -8,9 +8,9 @@ import torch
 
 from helpers.doc_pages import ROOT, table
 from surefoot.methods.losses.ppo import policy_loss
-from surefoot.methods.ppo.brakes import Figures
 from surefoot.methods.ppo.checks import START_TOLERANCE
-from surefoot.methods.ppo.scores import open_scorer
+from surefoot.methods.ppo.holds import Figures
+from surefoot.methods.ppo.scores import named_scorer
 from surefoot.system.posting import Server
 
 PAGE = ROOT / "docs" / "ppo.md"
@@ -36,7 +36,7 @@ def test_the_function_of_the_page_scores(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reward.py").write_text(code)
     (named,) = re.findall(r"`ppo\.reward: (\S+)`", TEXT)
-    scorer = open_scorer(named)
+    scorer = named_scorer(named)
     assert scorer is not None
     assert scorer(["a", "b"], ["Thank you", "No"]) == [1 - 0.09, -0.02]
 

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
-from surefoot.methods.ppo import brakes as ppo_brakes
+from surefoot.methods.ppo import holds
 from surefoot.methods.ppo import memory as ppo_memory
 
 PROMPTS = 24
@@ -88,7 +88,7 @@ def rows_of(run):
 def test_k1_scores_that_are_never_finite_end_the_run_in_one_line(world, tmp_path, kind):
     code, errors, run = train(world, tmp_path, kind)
     assert (code, len(errors)) == (5, 1)
-    assert "none of 8 answers got a finite score; 3 rollouts in a row met a brake" in errors[0]
+    assert "none of 8 answers got a finite score; 3 rollouts in a row were held back" in errors[0]
     assert "ppo.reward" in errors[0]
     assert all(row["skipped"] == "held" and row["loss"] is None for row in rows_of(run))
 
@@ -105,7 +105,7 @@ def test_k1_a_rare_one_is_left_out_and_counted(world, tmp_path, monkeypatch):
     numbers = json.loads((run / "checkpoint-6" / "state.json").read_text())["stage"]
     assert (numbers["asked"], numbers["left_out"]) == (48, 2)
     assert not any("skipped" in row for row in rows_of(run))
-    monkeypatch.setattr(ppo_brakes, "FEWEST_LEFT_OUT", 1)  # the twin: 1 of 8 is more than a twentieth, too
+    monkeypatch.setattr(holds, "FEWEST_LEFT_OUT", 1)  # the twin: 1 of 8 is more than a twentieth, too
     (tmp_path / "twin").mkdir()
     assert train(world, tmp_path / "twin", "every_thirtieth")[0] == 5
 
@@ -115,17 +115,17 @@ def test_k1_twin_without_the_share_the_run_goes_on(world, tmp_path, monkeypatch)
     assert train(world, tmp_path, "every_third")[0] == 0
 
 
-def test_k2_a_rate_a_hundred_times_too_high_is_braked_and_ends_the_run(world, tmp_path):
+def test_k2_a_rate_a_hundred_times_too_high_is_held_back_and_ends_the_run(world, tmp_path):
     code, errors, run = train(world, tmp_path, rate=1.0, epochs=4, steps=24, kl_bound=5.0)
     assert (code, len(errors)) == (5, 1)
-    assert "3 rollouts in a row met a brake" in errors[0]
+    assert "3 rollouts in a row were held back" in errors[0]
     assert "ppo.kl_bound is 5" in errors[0] or "ppo.ratio_bound is 10" in errors[0]
     assert "lower optim.lr" in errors[0]
     said = (run / "events.jsonl").read_text()
     assert "not learned from" in said or "with the KL penalty alone" in said
 
 
-def test_k2_twin_at_a_usual_rate_no_brake_is_met(world, tmp_path):
+def test_k2_twin_at_a_usual_rate_nothing_is_held_back(world, tmp_path):
     code, _, run = train(world, tmp_path, epochs=4, steps=8, kl_bound=5.0)
     assert code == 0
     assert json.loads((run / "checkpoint-8" / "state.json").read_text())["stage"]["held"] == 0

@@ -123,7 +123,7 @@ class PpoConfig(Section):
     unsup_data: Literal["none"] | Sources = Field(default="none", examples=["data/texts.jsonl"])
     """Plain texts or answers whose loss is mixed in."""
     patience: Count = 3
-    """Rollouts in a row that may meet a brake before the run ends with exit 5."""
+    """Rollouts in a row that may be held back before the run ends with exit 5."""
     engine: Literal["embedded", "vllm"] = "embedded"
     """What writes the answers: this process, or a vLLM server."""
     vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None

@@ -225,7 +225,7 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-PPO": ErrorCode(
         "PPO cannot go on: answers are empty or not scored, or the policy left its bounds again and again.",
-        "docs/ppo.md, under the brakes, says what each means.",
+        "docs/ppo.md, under When training is held back, says what each means.",
     ),
     "SF-GRPO": ErrorCode(
         "GRPO cannot go on: answers are empty or not scored, no group's scores differ, or ratios left their bound.",

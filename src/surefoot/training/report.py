@@ -45,7 +45,7 @@ class StepReport:
     lr: of the first group of parameters.
     weight, tokens: of all ranks.
     examples: of this one.
-    decision: "stepped", or why the optimizer did not move; "held": a brake of the stage held it back; without weight it
+    decision: "stepped", or why the optimizer did not move; "held": the stage held it back; without weight it
         has neither loss nor norm.
     held: why it was, in a few words.
     seconds: the step alone, without evaluation or saving.

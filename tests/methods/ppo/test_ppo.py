@@ -1,4 +1,4 @@
-"""Stage ppo as a whole, on tiny models: what it writes, what it refuses, what its brakes do to a run."""
+"""Stage ppo as a whole, on tiny models: what it writes, what it refuses, what is held back."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import torch
 from surefoot.data.batching.groups import GroupEpisode, groups_from_tensors, groups_to_tensors
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.methods.method import Notify
-from surefoot.methods.ppo.brakes import too_many_left_out
+from surefoot.methods.ppo.holds import too_many_left_out
 from surefoot.system.errors import Diverged, Fault, IntegrityError
 from surefoot.training.report import StepReport
 

@@ -1,4 +1,4 @@
-"""What PPO carries from step to step: the current rollout, the KL coefficient, what the brakes counted, the average.
+"""What PPO carries from step to step: the current rollout, the KL coefficient, how often it was held back, the average.
 
 All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
 where a checkpoint falls inside a cycle, since the next cycle makes its own.
@@ -24,14 +24,14 @@ from torch import nn
 from surefoot.data.batching.rollouts import Cycles, Episode, episodes_from_tensors, episodes_to_tensors
 from surefoot.methods.losses.ppo import next_coefficient
 from surefoot.methods.method import Notify
-from surefoot.methods.ppo.brakes import (
+from surefoot.methods.ppo.holds import (
     MOST_LEFT_OUT,
-    Brake,
     Figures,
-    find_brake,
+    Hold,
+    find_hold,
     has_one_score,
     no_recovery,
-    ratio_brake,
+    ratio_hold,
     same_score,
     too_many_left_out,
 )
@@ -47,11 +47,11 @@ class Numbers:
 
     kl_coef: for the rewards of the next rollout.
     best: highest mean score of a rollout whose scores varied.
-    held_in_a_row, held: rollouts that brakes counted.
+    held_in_a_row, held: rollouts that were held back.
     same, same_in_a_row: the one score of all answers of the last rollout, None where they varied, and for how many
         rollouts.
     asked, left_out: answers so far, and those of them that were left out.
-    holding: a brake already counted for this cycle.
+    holding: a hold was counted for this cycle already.
     metrics: of the current rollout.
     made_with: what scores and what texts, by key.
     take_drawn: the log-probabilities of the engine that draws stand for the actor's; the first rollout tells.
@@ -145,13 +145,13 @@ class PpoMemory:
 
         penalty: the same with the KL penalty alone, for a policy that must be pulled back.
 
-        Raises Diverged where brakes have counted too many in a row.
+        Raises Diverged where too many rollouts in a row were held back.
         """
         limits, old = self._limits, self.numbers
-        brake = find_brake(figures, kl_bound=limits.kl_bound)
+        hold = find_hold(figures, kl_bound=limits.kl_bound)
         same = figures.reward if has_one_score(figures) else None
         again = 0 if same is None else old.same_in_a_row + 1 if same == old.same else 1
-        self.episodes = episodes if brake is None else penalty() if brake.learn == "penalty" else ()
+        self.episodes = episodes if hold is None else penalty() if hold.learn == "penalty" else ()
         varied = figures.answers > 0 and figures.reward_std > 0
         coefficient = old.kl_coef
         if math.isfinite(figures.kl) and figures.answers:
@@ -175,8 +175,8 @@ class PpoMemory:
         )
         if figures.left_out and figures.answers:
             self._notify(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
-        if brake:
-            self._hold(step, brake)
+        if hold:
+            self._hold(step, hold)
         elif again >= limits.patience:
             self._note_same(step, same_score(figures, again), again, figures.reward)
         # Rollouts without one score are borne as `patience` has it, and counted with the first that has some.
@@ -188,7 +188,7 @@ class PpoMemory:
         if report.decision == "stepped" and self._average is not None:
             self._average.update()
         if report.decision == "held" and not self.numbers.holding:
-            self._hold(report.step, ratio_brake(report.metrics.get("ratio"), self._limits.ratio_bound))
+            self._hold(report.step, ratio_hold(report.metrics.get("ratio"), self._limits.ratio_bound))
         if self._cycles.place(report.step).ends and not self.numbers.holding:
             self.numbers = replace(self.numbers, held_in_a_row=0)
 
@@ -209,22 +209,22 @@ class PpoMemory:
         """The episodes that a later step of this cycle still learns from."""
         return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
 
-    def _note_same(self, step: int, brake: Brake, again: int, score: float) -> None:
+    def _note_same(self, step: int, hold: Hold, again: int, score: float) -> None:
         """A policy that gets the best score it ever got has solved its task. Where scores varied before, rewards are
         rare rather than broken."""
         best = self.numbers.best
         if again == self._limits.patience and (best is None or score < best):
-            self._notify(f"caution: step {step}: {brake.what}; {brake.fix}")
+            self._notify(f"caution: step {step}: {hold.what}; {hold.fix}")
         elif again > self._limits.patience and best is None:
-            self._hold(step, brake)
+            self._hold(step, hold)
 
-    def _hold(self, step: int, brake: Brake) -> None:
+    def _hold(self, step: int, hold: Hold) -> None:
         old = self.numbers
         in_a_row = old.held_in_a_row + 1
         self.numbers = replace(old, holding=True, held=old.held + 1, held_in_a_row=in_a_row)
-        self._notify(f"step {step}: {brake.what}; {_THEN[brake.learn]}")
+        self._notify(f"step {step}: {hold.what}; {_THEN[hold.learn]}")
         if in_a_row >= self._limits.patience:
-            raise no_recovery(step, brake, in_a_row)
+            raise no_recovery(step, hold, in_a_row)
 
 
 _THEN = {

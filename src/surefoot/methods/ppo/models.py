@@ -125,13 +125,13 @@ def _critic(
     stands_on, of_policy = begins.base if begins else policy_base(config, base), policy_base(config, base)
     grown = stands_on == of_policy and plan.tokenizer.added_rows > 0
     if trunk is not None and stands_on == of_policy:
-        return _Critic(_critic_beside(trunk, begins, ppo, config.seed), None, stands_on, grown)
+        return _Critic(_critic_on_policy(trunk, begins, ppo, config.seed), None, stands_on, grown)
     own = _critic_trunk(begins, config, plan, ppo, base)
     head = _head(own.model) if begins is None else begins.head_for(own.model)
     return _Critic(ScoringRole(ScoredModel(own.model, head), ADAPTER), own, stands_on, grown)
 
 
-def _critic_beside(trunk: SharedBackbone, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoringRole:
+def _critic_on_policy(trunk: SharedBackbone, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoringRole:
     """On the policy's trunk."""
     if begins and begins.saved:
         trunk.add_saved(CRITIC, begins.saved, trainable=True)

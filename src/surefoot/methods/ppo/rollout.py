@@ -2,7 +2,7 @@
 and this experience becomes episodes.
 
 Every rank answers the prompts of its own places; then all ranks know all answers, share out their scoring, and know
-all numbers. So each of them computes the same rewards, advantages and brakes, and any of them could learn from any
+all numbers. So each of them computes the same rewards, advantages and holds, and any of them could learn from any
 episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
 difference from the engine that drew the answers. Where the two were found to differ by rounding alone
 (`surefoot.methods.ppo.checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is
@@ -33,7 +33,7 @@ from surefoot.methods.losses.ppo import (
     whiten,
 )
 from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.ppo.brakes import Figures
+from surefoot.methods.ppo.holds import Figures
 from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout

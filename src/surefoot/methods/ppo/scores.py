@@ -28,6 +28,7 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
 
+_KEY = "ppo.reward"  # of the config, for faults
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 
@@ -68,15 +69,14 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
 
 
 def named_scorer(named: str) -> Scorer:
-    """Of a function or a server. Raises InputError where there is none."""
-    return _scorer(named, _identity(named))
+    """Of a function or a server. Raises InputError for a file or function that is not there, or an address that is
+    none."""
+    return _opened(named, _identity(named))
 
 
-@functools.lru_cache(maxsize=1)  # a server is asked what it is once
-def _scorer(named: str, identity: str) -> Scorer:
-    found = open_scorer(named)
-    assert found is not None, "no reward model"
-    return found
+@functools.lru_cache(maxsize=1)  # a server is asked what it is once; a file that was edited is read again
+def _opened(named: str, identity: str) -> Scorer:
+    return _at_address(named) if is_address(named) else checked(own_function(named, _KEY), named)
 
 
 def _identity(named: str) -> str:
@@ -110,20 +110,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
 
 
-def open_scorer(text: str, key: str = "ppo.reward") -> Scorer | None:
-    """The scorer that `text` names; None for anything else, which is a reward model's folder or hub id.
-
-    key: named in faults.
-
-    Raises InputError for a file or function that is not there, or an address that is none.
-    """
-    if is_address(text):
-        return _at_address(text, key)
-    if is_function(text):
-        return checked(own_function(text, key), text)
-    return None
-
-
 def checked(scorer: Callable[..., Any], name: str) -> Scorer:
     """The same, with whatever it does wrong as one line.
 
@@ -146,8 +132,8 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
     return score
 
 
-def _at_address(text: str, key: str) -> Scorer:
-    scorer = server(text, key)
+def _at_address(text: str) -> Scorer:
+    scorer = server(text, _KEY)
 
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         said = scorer.post("", {"prompts": list(prompts), "responses": list(responses)})

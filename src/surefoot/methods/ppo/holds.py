@@ -2,8 +2,8 @@
 
 Answers without a finite score are left out and counted; more than a twentieth of all answers of the run end it.
 
-A brake that finds nothing to learn from holds a rollout back: it is logged, its steps move nothing, and the next
-prompts are answered. So many in a row end the run.
+A rollout with nothing to learn from is held back: it is logged, its steps move nothing, and the next prompts are
+answered. So many in a row end the run.
 
 A policy that is too far from its reference is pulled back: its rollout is learned from with the KL penalty alone. A
 rollout that moved nothing would be followed by one just as far away. It counts like the others, so a run that does not
@@ -59,7 +59,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Brake:
+class Hold:
     """Why a rollout is not learned from as it is.
 
     what: a sentence.
@@ -72,19 +72,19 @@ class Brake:
     learn: Literal["nothing", "penalty", "all"] = "nothing"
 
 
-def find_brake(figures: Figures, *, kl_bound: float | None) -> Brake | None:
+def find_hold(figures: Figures, *, kl_bound: float | None) -> Hold | None:
     """None where the rollout is fit to be learned from by itself; for one score again and again see `same_score`."""
     if figures.answers == 0:
         what = f"none of {figures.left_out} answers got a finite score"
-        return Brake(what, "look at what ppo.reward returns for the answers in samples.jsonl")
+        return Hold(what, "look at what ppo.reward returns for the answers in samples.jsonl")
     if figures.empty == figures.answers:
         what = f"all {figures.answers} answers are empty: a stop token and nothing else"
-        return Brake(what, "look at data.template and the prompts' ends; the model must answer them before PPO")
+        return Hold(what, "look at data.template and the prompts' ends; the model must answer them before PPO")
     away = max(figures.kl, figures.distance) if math.isfinite(figures.kl) else figures.kl
     if not math.isfinite(away) or (kl_bound is not None and away > kl_bound):
         what = f"the policy is {away:.4g} nats per answer away from its reference, and ppo.kl_bound is {kl_bound}"
         fix = "raise ppo.kl or set ppo.kl_target, lower optim.lr or ppo.epochs"
-        return Brake(what, fix, "penalty" if math.isfinite(away) else "nothing")
+        return Hold(what, fix, "penalty" if math.isfinite(away) else "nothing")
     return None
 
 
@@ -93,18 +93,18 @@ def has_one_score(figures: Figures) -> bool:
     return figures.answers > 1 and figures.reward_std == 0
 
 
-def same_score(figures: Figures, rollouts: int) -> Brake:
+def same_score(figures: Figures, rollouts: int) -> Hold:
     """Of a rollout whose answers all got the score that those of the rollouts before it got, `rollouts` in all."""
     what = f"all {figures.answers} answers got the same score, {figures.reward:.4g}, for {rollouts} rollouts"
     fix = "look at what ppo.reward tells apart, and at samples.jsonl; where good answers are rare, raise batch.size"
-    return Brake(what, fix, "all")
+    return Hold(what, fix, "all")
 
 
-def ratio_brake(ratio: float | None, bound: float) -> Brake:
+def ratio_hold(ratio: float | None, bound: float) -> Hold:
     """Of a step that `StepSettings.bounds` held back."""
     shown = "no finite number" if ratio is None or not math.isfinite(ratio) else f"{ratio:.4g}"
     what = f"the mean probability ratio was {shown}, and ppo.ratio_bound is {bound:g}"
-    return Brake(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
+    return Hold(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
 
 
 def too_many_left_out(step: int, left_out: int, requested: int) -> Diverged | None:
@@ -117,12 +117,12 @@ def too_many_left_out(step: int, left_out: int, requested: int) -> Diverged | No
     )
 
 
-def no_recovery(step: int, brake: Brake, in_a_row: int) -> Diverged:
+def no_recovery(step: int, hold: Hold, in_a_row: int) -> Diverged:
     return Diverged(
         Fault(
             f"step {step}",
-            f"{brake.what}; {in_a_row} rollouts in a row met a brake (ppo.patience)",
-            brake.fix,
+            f"{hold.what}; {in_a_row} rollouts in a row were held back (ppo.patience)",
+            hold.fix,
             code="SF-PPO",
         )
     )

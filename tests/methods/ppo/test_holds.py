@@ -1,4 +1,4 @@
-"""Brakes: what is held back, what counts, when the run ends; and the memory that counts it."""
+"""Holds: what is held back, what counts, when the run ends; and the memory that counts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from helpers.faults import gives, raises_fault
 from surefoot.data.batching.order import Mixture
 from surefoot.data.batching.rollouts import Cycles, Episode
-from surefoot.methods.ppo.brakes import Figures, find_brake, too_many_left_out
+from surefoot.methods.ppo.holds import Figures, find_hold, too_many_left_out
 from surefoot.methods.ppo.memory import Limits, Numbers, PpoMemory
 from surefoot.training.report import Decision, StepReport
 
@@ -41,20 +41,20 @@ NONE = Figures(0, 8, 0, NAN, NAN, NAN, NAN, NAN, NAN)
         (replace(GOOD, kl=NAN), "nan nats per answer"),
     ],
 )
-def test_what_meets_a_brake_and_what_is_still_learned(figures, said):
-    brake = find_brake(figures, kl_bound=50.0)
-    assert brake is not None
-    assert said in brake.what
-    assert brake.learn == ("penalty" if figures.kl == 50.1 else "nothing")
+def test_what_meets_a_hold_and_what_is_still_learned(figures, said):
+    hold = find_hold(figures, kl_bound=50.0)
+    assert hold is not None
+    assert said in hold.what
+    assert hold.learn == ("penalty" if figures.kl == 50.1 else "nothing")
 
 
 @pytest.mark.parametrize("figures", [GOOD, replace(GOOD, empty=7), replace(GOOD, kl=49.9), SAME])
 def test_what_is_learned_from(figures):
-    assert find_brake(figures, kl_bound=50.0) is None
+    assert find_hold(figures, kl_bound=50.0) is None
 
 
 def test_without_a_bound_no_finite_kl_is_too_much():
-    assert find_brake(replace(GOOD, kl=1e9), kl_bound=None) is None
+    assert find_hold(replace(GOOD, kl=1e9), kl_bound=None) is None
 
 
 def memory(patience=2, **limits) -> tuple[PpoMemory, list[str]]:
@@ -191,11 +191,11 @@ def test_what_is_logged_is_finite():
 
 
 def test_a_kl_that_looks_negative_does_not_hide_the_distance():
-    brake = find_brake(replace(GOOD, kl=-3.0, distance=60.0), kl_bound=50.0)
-    assert brake is not None
-    assert brake.learn == "penalty"
-    assert all(gives(brake.what, value) for value in (60, "ppo.kl_bound", "50.0"))
-    assert find_brake(replace(GOOD, kl=-3.0), kl_bound=50.0) is None  # the twin: by the signed estimate alone
+    hold = find_hold(replace(GOOD, kl=-3.0, distance=60.0), kl_bound=50.0)
+    assert hold is not None
+    assert hold.learn == "penalty"
+    assert all(gives(hold.what, value) for value in (60, "ppo.kl_bound", "50.0"))
+    assert find_hold(replace(GOOD, kl=-3.0), kl_bound=50.0) is None  # the twin: by the signed estimate alone
 
 
 @pytest.mark.parametrize(
