@@ -1,21 +1,21 @@
 """Functions that a config names: the run equals one whose caller passed them, and a resumed run knows them again."""
 
 import json
+import runpy
 import shutil
 import sys
 from contextlib import chdir
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import surefoot
-from helpers.faults import prints_fault
+from helpers.faults import prints_fault, raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import own_functions
-from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.own_functions import identity, own_function
-from surefoot.system.errors import InputError, IntegrityError
 from surefoot.system.locations import is_function
 
 ROWS = [{"task": f"Say sky {n} times.", "words": ["sky"] * n} for n in range(1, 9)]
@@ -56,18 +56,6 @@ number = 3
 """
 
 
-def doubled(model, batch):
-    return surefoot.LossSum(2 * sft_loss(model, batch).loss)
-
-
-def sky(record):
-    return [{"role": "user", "content": record["task"]}, {"role": "assistant", "content": " ".join(record["words"])}]
-
-
-def words(answers):
-    return sum(len(one.answer.split()) for one in answers) / len(answers)
-
-
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -90,6 +78,11 @@ def config_in(folder):
     }
 
 
+def own(name):
+    """A function of OWN, as a caller from Python has it."""
+    return runpy.run_path("own.py")[name]
+
+
 NAMED = {"functions": {"loss": "own.py:doubled", "record": "own.py:sky", "metrics": ["own.py:words"]}}
 
 
@@ -100,6 +93,20 @@ def named(tmp_path_factory):
     with chdir(place):
         surefoot.train(config_in(place) | NAMED)
     return place / "run"
+
+
+def refused(config, code, where, **given):
+    with raises_fault(code, where):
+        surefoot.train(config, **given)
+
+
+def line_of(text):
+    return f"own.py:{[text in line for line in OWN.splitlines()].index(True) + 1}"
+
+
+def resume_is_refused(longer):
+    with raises_fault("SF-RESUME-CHANGED", Path("run/checkpoint-2")):
+        surefoot.train(longer, resume=True)
 
 
 def logged(run):
@@ -114,7 +121,8 @@ def weights(run):
 
 
 def test_a_named_function_does_what_a_passed_one_does(config, named):
-    passed = surefoot.train(config | {"output": "passed"}, objective=doubled, metrics={"words": words}, read_record=sky)
+    given = {"objective": own("doubled"), "metrics": {"words": own("words")}, "read_record": own("sky")}
+    passed = surefoot.train(config | {"output": "passed"}, **given)
     assert (logged(named), weights(named)) == (logged(passed), weights(passed))
     assert any("eval_words" in row for row in logged(named))
 
@@ -132,9 +140,7 @@ def test_a_resumed_run_refuses_a_changed_loss_and_takes_a_moved_one(config, name
     moved["functions"]["metrics"] = ["moved.py:words"]
     longer = config | {"duration": "3 steps"}
     (tmp_path / "moved.py").write_text(OWN.replace("2 * found.loss", "3 * found.loss"))
-    with pytest.raises(IntegrityError) as caught:
-        surefoot.train(longer | moved, resume=True)
-    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+    resume_is_refused(longer | moved)
     (tmp_path / "moved.py").write_text(OWN)
     assert surefoot.train(longer | moved, resume=True).finished
 
@@ -149,11 +155,9 @@ def test_a_resumed_run_refuses_a_changed_loss_and_takes_a_moved_one(config, name
         ({"loss": "doubled"}, "SF-OWN-FUNCTION", "functions.loss"),
     ],
 )
-def test_what_is_not_there_is_one_fault_and_nothing_is_written(config, tmp_path, named, code, where):
-    with pytest.raises(InputError) as caught:
-        surefoot.train(config | {"functions": NAMED["functions"] | named})
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
-    assert not (tmp_path / "run").exists()
+def test_what_is_not_there_is_one_fault_and_nothing_is_written(config, named, code, where):
+    refused(config | {"functions": NAMED["functions"] | named}, code, where)
+    assert not Path("run").exists()
 
 
 def install(folder, points, *, name="own-losses", version="1.0", module="own_losses", code=OWN):
@@ -192,9 +196,7 @@ def test_a_resumed_run_refuses_another_version_or_content_of_the_package(config,
     longer = config | REGISTERED | {"duration": "3 steps"}
     for changed in ({"version": "1.1"}, {"code": f"{OWN}\n# changed\n"}):
         install(packages, POINTS, **changed)
-        with pytest.raises(IntegrityError) as caught:
-            surefoot.train(longer, resume=True)
-        assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
+        resume_is_refused(longer)
     install(packages, POINTS)
     assert surefoot.train(longer, resume=True).finished
 
@@ -211,21 +213,19 @@ def test_a_resumed_run_refuses_another_version_or_content_of_the_package(config,
     ],
     ids=["none", "half", "no-such-function", "no-function", "no-module", "itself"],
 )
-def test_what_is_not_whole_is_one_fault_and_nothing_is_written(config, packages, tmp_path, points):
+def test_what_is_not_whole_is_one_fault_and_nothing_is_written(config, packages, points):
     install(packages, points)
-    with pytest.raises(InputError) as caught:
-        surefoot.train(config | {"functions": NAMED["functions"] | {"loss": "entry_point:twice"}})
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [("SF-OWN-FUNCTION", "functions.loss")]
-    assert not (tmp_path / "run").exists()
+    named = {"functions": NAMED["functions"] | {"loss": "entry_point:twice"}}
+    refused(config | named, "SF-OWN-FUNCTION", "functions.loss")
+    assert not Path("run").exists()
 
 
 def test_one_name_of_two_packages_is_refused(packages):
     install(packages, POINTS)
     assert own_function("entry_point:twice", "functions.loss").__name__ == "doubled"  # twin: of one package
     install(packages, POINTS, name="others", module="others")
-    with pytest.raises(InputError) as caught:
+    with raises_fault("SF-OWN-FUNCTION", "functions.loss"):
         own_function("entry_point:twice", "functions.loss")
-    assert [fault.code for fault in caught.value.faults] == ["SF-OWN-FUNCTION"]
 
 
 @pytest.fixture
@@ -267,17 +267,6 @@ def test_twin_another_formula_is_another_run(pairs):
     assert weights(named) != weights(other)
 
 
-def test_a_resumed_run_refuses_a_changed_loss_of_pairs(pairs, tmp_path):
-    surefoot.train(with_loss(pairs, "own.py:logistic", "run"))
-    (tmp_path / "own.py").write_text(OWN.replace("constants.beta *", "2 * constants.beta *"))
-    longer = with_loss(pairs, "own.py:logistic", "run") | {"duration": "3 steps"}
-    with pytest.raises(IntegrityError) as caught:
-        surefoot.train(longer, resume=True)
-    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
-    (tmp_path / "own.py").write_text(OWN)
-    assert surefoot.train(longer, resume=True).finished
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "where"),
     [
@@ -286,18 +275,11 @@ def test_a_resumed_run_refuses_a_changed_loss_of_pairs(pairs, tmp_path):
         ({"loss": "none.py:logistic"}, "SF-FILE-MISSING", "alignment.loss"),
         ({"loss": "logistic"}, "SF-CONFIG-VALUE", "alignment.loss"),
         ({"loss": "sigmoid", "reference": "none"}, "SF-CONFIG-CONFLICT", "alignment.reference"),
+        ({"loss": "own.py:logistic", "reference": "none"}, "SF-OWN-FUNCTION", line_of("pairs.chosen_ratio")),
     ],
 )
 def test_what_is_no_loss_of_pairs_is_refused(pairs, keys, code, where):
-    with pytest.raises(InputError) as caught:
-        surefoot.train(pairs | {"alignment": keys})
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
-
-
-def test_a_loss_that_says_none_and_asks_for_the_reference_is_told(pairs):
-    with pytest.raises(InputError) as caught:
-        surefoot.train(with_loss(pairs, "own.py:logistic", "run", reference="none"))
-    assert [fault.code for fault in caught.value.faults] == ["SF-OWN-FUNCTION"]
+    refused(pairs | {"alignment": keys}, code, where)
 
 
 def reward_run(pairs, loss, output="run", **keys):
@@ -333,26 +315,11 @@ def test_evaluate_reward_measures_a_run_with_a_loss_of_one_s_own(pairs, tmp_path
     assert (gone.exit_code, prints_fault(gone.stderr, "SF-FILE-MISSING", "reward.loss", "own.py")) == (2, True)
 
 
-def test_a_resumed_run_refuses_a_changed_loss_of_a_reward_model(pairs, tmp_path):
-    surefoot.train(reward_run(pairs, "own.py:last"))
-    (tmp_path / "own.py").write_text(OWN.replace("-F.logsigmoid(pairs", "-2 * F.logsigmoid(pairs"))
-    longer = reward_run(pairs, "own.py:last") | {"duration": "3 steps"}
-    with pytest.raises(IntegrityError) as caught:
-        surefoot.train(longer, resume=True)
-    assert [fault.code for fault in caught.value.faults] == ["SF-RESUME-CHANGED"]
-    (tmp_path / "own.py").write_text(OWN)
-    assert surefoot.train(longer, resume=True).finished
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "where"),
     [
         ({"loss": "own.py:summed"}, "SF-OWN-FUNCTION", "reward.loss"),
-        (
-            {"loss": "own.py:lost"},
-            "SF-OWN-FUNCTION",
-            f"own.py:{OWN.splitlines().index('    return pairs.constants') + 1}",
-        ),
+        ({"loss": "own.py:lost"}, "SF-OWN-FUNCTION", line_of("return pairs.constants")),
         ({"loss": "own.py:later"}, "SF-OWN-FUNCTION", "reward.loss"),
         ({"loss": "none.py:last"}, "SF-FILE-MISSING", "reward.loss"),
         ({"loss": "later"}, "SF-CONFIG-VALUE", "reward.loss"),
@@ -364,15 +331,28 @@ def test_a_resumed_run_refuses_a_changed_loss_of_a_reward_model(pairs, tmp_path)
     ],
 )
 def test_what_is_no_loss_of_a_reward_model_is_refused(pairs, keys, code, where):
-    with pytest.raises(InputError) as caught:
-        surefoot.train(reward_run(pairs, **keys))
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [(code, where)]
+    refused(reward_run(pairs, **keys), code, where)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"stage": "dpo", "alignment": {"loss": "own.py:logistic"}},
+        {"stage": "reward", "reward": {"loss": "own.py:last"}},
+    ],
+    ids=["pairs", "reward"],
+)
+def test_a_resumed_run_refuses_a_changed_loss_of_pairs(pairs, tmp_path, section):
+    surefoot.train(pairs | section)
+    longer = pairs | section | {"duration": "3 steps"}
+    (tmp_path / "own.py").write_text(OWN.replace("-F.logsigmoid(", "-2 * F.logsigmoid("))
+    resume_is_refused(longer)
+    (tmp_path / "own.py").write_text(OWN)
+    assert surefoot.train(longer, resume=True).finished
 
 
 def test_two_losses_are_refused(config):
-    with pytest.raises(InputError) as caught:
-        surefoot.train(config | NAMED, objective=doubled)
-    assert [(fault.code, fault.where) for fault in caught.value.faults] == [("SF-CONFIG-CONFLICT", "functions.loss")]
+    refused(config | NAMED, "SF-CONFIG-CONFLICT", "functions.loss", objective=own("doubled"))
 
 
 def test_a_function_of_an_installed_package(tmp_path, monkeypatch):
