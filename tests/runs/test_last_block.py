@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 
 import pytest
 
 from helpers.growing_records import sky_rows
-from helpers.model_layouts import run_config
+from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import last_block
-from surefoot.planning.plan import plan_from_json
-from surefoot.report.console import Console
-from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import Mode
+from surefoot.runs.output_folder import Mode
 
 PAIRS = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]
 LABELLED = [{"prompt": f"Say {n}.", "completion": "sky " * n, "label": bool(n % 2)} for n in range(1, 9)]
@@ -34,29 +29,13 @@ def workplace(tmp_path_factory):
 
 
 def train(workplace, output, stage="sft", mode: Mode = "new", **way):
-    defaults = {
-        "adapter": {"kind": "lora", "rank": 4},
-        "duration": "4 steps",
-        "batch": {"size": 4, "micro": 2},
-        "checkpoint": {"every": "2 steps", "keep": 3},
-        "optim": {"lr": 1e-2},
-    }
-    data = {"train": str(workplace / f"{stage}.json"), "eval": 2, "max_length": 64}
-    wanted = run_config(stage=stage, model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
-    screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen)) == 0
-    return " ".join(screen.getvalue().split())
+    usual = {"duration": "4 steps", "checkpoint": {"every": "2 steps", "keep": 3}, "optim": {"lr": 1e-2}}
+    given = {"rows": f"{stage}.json", "data": {"eval": 2}, "stage": stage}
+    return start(path_config(workplace, output, **(given | usual | way)), mode)
 
 
 def recorded(folder):
-    [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
-    plan = plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
-    return rank["fast_paths"].get("last_block"), plan.kernels.last_block
-
-
-def losses(folder):
-    lines = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
-    return [line.get("loss", line.get("eval_loss")) for line in lines]
+    return fast_paths(folder).get("last_block"), saved_plan(folder).kernels.last_block
 
 
 @pytest.mark.parametrize("stage", representatives(["sft", "dpo", "kto", "reward"], "sft", "kto"))
@@ -75,10 +54,10 @@ def test_it_goes_on_bit_for_bit(workplace, tmp_path, way):
     folder = tmp_path / "run"
     train(workplace, folder, **way)
     name = "model.safetensors" if way else "adapter_model.safetensors"
-    weights = (folder / name).read_bytes()
-    shutil.rmtree(folder / "checkpoint-4")
+    uninterrupted = weights(folder, name)
+    forget(folder, [4])
     train(workplace, folder, mode="resume", **way)
-    assert (folder / name).read_bytes() == weights
+    assert weights(folder, name) == uninterrupted
     assert recorded(folder)[1].value == "pruned"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 
@@ -10,15 +9,12 @@ import pytest
 
 from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
-from helpers.model_layouts import run_config
+from helpers.path_runs import ends, fast_paths, forget, losses, path_config, start
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.kernels import packed_attention as kernels
 from surefoot.models import forward as documents
 from surefoot.planning import packing
-from surefoot.report.console import Console
-from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import Mode
 
 STEPS, CUT = 4, 2
 LORA = {"kind": "lora", "rank": 8}
@@ -42,44 +38,21 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def config(workplace, output, *, packing="on", data=(), steps=STEPS, **way):
-    file = "texts.json" if way.get("stage") == "pretrain" else "rows.json"
-    given = {"train": str(workplace / file), "eval": 2, "max_length": 64, "packing": packing}
-    settings = {"batch": {"size": 8}, "optim": {"lr": 1e-3}, "precision": "fp32"} | way
-    return run_config(
-        model=str(workplace / "base"),
-        data=given | dict(data),
-        duration=f"{steps} steps",
-        eval_every=f"{CUT} steps",
-        checkpoint={"every": "1 step", "keep": STEPS},
-        output=str(output),
-        **settings,
-    )
-
-
-def train(wanted, mode: Mode = "new"):
-    screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen)) == 0
-    return screen.getvalue()
-
-
-def losses(folder):
-    rows = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row] + [row["eval_loss"] for row in rows if "eval_loss" in row]
-
-
-def ends(folder):
-    """What a finished run leaves of its numbers: weights, moments, counts."""
-    last = folder / f"checkpoint-{STEPS}"
-    state = json.loads((last / "state.json").read_text())
-    del state["seconds"], state["beside"]
-    return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
+def config(workplace, output, *, packing="on", steps=STEPS, **way):
+    rows = "texts.json" if way.get("stage") == "pretrain" else "rows.json"
+    usual = {"batch": {"size": 8}, "optim": {"lr": 1e-3}, "precision": "fp32"}
+    times = {
+        "duration": f"{steps} steps",
+        "eval_every": f"{CUT} steps",
+        "checkpoint": {"every": "1 step", "keep": STEPS},
+    }
+    return path_config(workplace, output, rows=rows, data={"eval": 2, "packing": packing}, **(times | usual | way))
 
 
 @pytest.fixture(scope="module")
 def padded(workplace):
     """A finished LoRA run of padded rows, which nothing touched."""
-    train(config(workplace, workplace / "padded", packing="off", adapter=LORA))
+    start(config(workplace, workplace / "padded", packing="off", adapter=LORA))
     return workplace / "padded"
 
 
@@ -89,14 +62,13 @@ def chosen(folder):
 
 @pytest.mark.parametrize("way", representatives(WAYS, "pretrain", "a row of at most two"))
 def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
-    train(config(workplace, tmp_path / "packed", **WAYS[way]))
-    train(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
+    start(config(workplace, tmp_path / "packed", **WAYS[way]))
+    start(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
     assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
     assert (chosen(tmp_path / "packed")["value"], chosen(tmp_path / "padded")["value"]) == ("sdpa", "plain")
-    counts = [ends(tmp_path / name)[1]["tokens"] for name in ("packed", "padded")]
+    counts = [ends(tmp_path / name, STEPS)[1]["tokens"] for name in ("packed", "padded")]
     assert counts[0] == counts[1]
-    found = json.loads((tmp_path / "packed" / "environment.json").read_text())
-    assert '"documents"' in json.dumps(found)
+    assert "documents" in fast_paths(tmp_path / "packed")
 
 
 def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, padded, tmp_path, monkeypatch):
@@ -105,13 +77,13 @@ def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, padded, tmp_pa
 
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(config(workplace, tmp_path / "asked", adapter=LORA))
+        start(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
-    screen = train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
+    screen = start(config(workplace, tmp_path / "open", packing="auto", adapter=LORA))
     assert "rows are padded" in screen
     assert chosen(tmp_path / "open")["value"] == "plain"
     assert losses(tmp_path / "open") == losses(padded)
-    train(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
+    start(config(workplace, tmp_path / "open", packing="auto", adapter=LORA), "resume")  # stays so
 
 
 def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(workplace, tmp_path, monkeypatch):
@@ -119,10 +91,10 @@ def test_twin_that_leaks_is_found_where_no_two_documents_of_a_row_are_compared(w
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
     monkeypatch.setattr("surefoot.runs.parity.passes._COMPARED", 1)
-    train(config(workplace, tmp_path / "right", adapter=LORA))
+    start(config(workplace, tmp_path / "right", adapter=LORA))
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(config(workplace, tmp_path / "wrong", adapter=LORA))
+        start(config(workplace, tmp_path / "wrong", adapter=LORA))
 
 
 def _left_open(forms):
@@ -137,22 +109,15 @@ def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace,
     if way == "lora":
         noisy |= {"adapter": LORA | {"dropout": 0.1}}
     wanted = config(workplace, tmp_path / "run", **noisy)
-    train(wanted)
-    uninterrupted = ends(tmp_path / "run")
+    start(wanted)
+    uninterrupted = ends(tmp_path / "run", STEPS)
     assert uninterrupted[1]["step"] == STEPS
-    forget_the_last_steps(tmp_path / "run")
-    train(wanted, "resume")
-    assert ends(tmp_path / "run") == uninterrupted
+    forget(tmp_path / "run", range(CUT + 1, STEPS + 1))
+    start(wanted, "resume")
+    assert ends(tmp_path / "run", STEPS) == uninterrupted
     shutil.rmtree(tmp_path / "run")
-    train(config(workplace, tmp_path / "run", packing="off", **noisy))
-    assert ends(tmp_path / "run") != uninterrupted  # twin: bytes tell rounding apart
-
-
-def forget_the_last_steps(folder):
-    for step in range(CUT + 1, STEPS + 1):
-        shutil.rmtree(folder / f"checkpoint-{step}")
-    for file in ("train_results.json", "all_results.json"):
-        (folder / file).unlink(missing_ok=True)
+    start(config(workplace, tmp_path / "run", packing="off", **noisy))
+    assert ends(tmp_path / "run", STEPS) != uninterrupted  # twin: bytes tell rounding apart
 
 
 def loses_documents(monkeypatch):
@@ -180,10 +145,10 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 ):
     breaks(monkeypatch)
     with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(config(workplace, tmp_path / "asked", adapter=LORA))
+        start(config(workplace, tmp_path / "asked", adapter=LORA))
     assert not (tmp_path / "asked").exists()
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
-    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    screen = start(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
     assert f"caution: data.packing: sdpa fails on this model ({why}" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
     assert losses(tmp_path / "run") == losses(padded)
@@ -198,42 +163,41 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     monkeypatch.setattr(
         packing, "_unmeasured", lambda request, forms: usual(request, forms) if request == "on" else _left_open(forms)
     )
-    train(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
+    start(config(workplace, tmp_path / "sound", packing="auto", adapter=LORA))
     assert chosen(tmp_path / "sound")["value"] == "sdpa"
     loses_documents(monkeypatch)
-    screen = " ".join(train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA)).split())
+    screen = start(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
     assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
     assert losses(tmp_path / "run") == losses(padded)
     with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(config(workplace, tmp_path / "asked", adapter=LORA))
+        start(config(workplace, tmp_path / "asked", adapter=LORA))
     monkeypatch.setattr("surefoot.runs.load_models.documents_fault", lambda model: "")  # twin
     with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
-        train(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
+        start(config(workplace, tmp_path / "untried", packing="auto", adapter=LORA))
 
 
 def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(workplace, tmp_path, monkeypatch):
     wanted = config(workplace, tmp_path / "run", packing="auto", adapter=LORA)
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
-    train(wanted)
-    uninterrupted, plan = ends(tmp_path / "run"), chosen(tmp_path / "run")
-    forget_the_last_steps(tmp_path / "run")
+    start(wanted)
+    uninterrupted, plan = ends(tmp_path / "run", STEPS), chosen(tmp_path / "run")
+    forget(tmp_path / "run", range(CUT + 1, STEPS + 1))
     with monkeypatch.context() as strict:
         strict.setattr("surefoot.runs.parity.differences.LIMITS", {"fp32": -1.0})
-        screen = " ".join(train(wanted, "resume").split())
+        screen = start(wanted, "resume")
         assert "caution: data.packing: sdpa differs from padded rows by" in screen
         assert "allowed is -1; it stays, as the run began with it" in screen
-        assert (ends(tmp_path / "run"), chosen(tmp_path / "run")) == (uninterrupted, plan)
-        [rank] = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
-        found = rank["fast_paths"]["documents"]
+        assert (ends(tmp_path / "run", STEPS), chosen(tmp_path / "run")) == (uninterrupted, plan)
+        found = fast_paths(tmp_path / "run")["documents"]
         assert (found["used"], found["outside"], found["limits"]["gradient"]) == (True, True, -1.0)
-        train(config(workplace, tmp_path / "fresh", packing="auto", adapter=LORA))  # twin: a fresh start falls back
+        start(config(workplace, tmp_path / "fresh", packing="auto", adapter=LORA))  # twin: a fresh start falls back
         assert chosen(tmp_path / "fresh")["value"] == "plain"
-        assert ends(tmp_path / "fresh") != uninterrupted
-    forget_the_last_steps(tmp_path / "run")
+        assert ends(tmp_path / "fresh", STEPS) != uninterrupted
+    forget(tmp_path / "run", range(CUT + 1, STEPS + 1))
     fails(monkeypatch)
     with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(wanted, "resume")
+        start(wanted, "resume")
     assert chosen(tmp_path / "run") == plan
 
 
@@ -243,29 +207,29 @@ def with_dropout(wanted):
 
 def test_dropout_that_comes_on_resume_ends_packing_and_it_is_said(workplace, tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
-    train(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
+    start(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
     assert chosen(tmp_path / "run")["value"] == "sdpa"
     longer = with_dropout(config(workplace, tmp_path / "run", packing="auto", steps=STEPS + 1, adapter=LORA))
     with monkeypatch.context() as broken:  # twin
         broken.setattr("surefoot.runs.plan_with_data._drop_fast_paths", lambda anew, plan, *names: plan)
         with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
-            train(longer, "resume")
-    screen = " ".join(train(longer, "resume").split())
+            start(longer, "resume")
+    screen = start(longer, "resume")
     assert "not bit for bit: data.packing was sdpa, is plain: no form has dropout" in screen
     assert chosen(tmp_path / "run")["value"] == "plain"
 
 
 def test_dropout_that_packing_by_name_forbids_is_refused_with_what_can_be_done(workplace, tmp_path):
-    train(config(workplace, tmp_path / "run", adapter=LORA))
+    start(config(workplace, tmp_path / "run", adapter=LORA))
     longer = with_dropout(config(workplace, tmp_path / "run", steps=STEPS + 1, adapter=LORA))
     with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
-        train(longer, "resume")
+        start(longer, "resume")
 
 
 def test_a_bos_that_is_scaled_is_scaled_in_every_document(workplace, tmp_path):
     scaled = {"adapter": LORA, "bos": {"scale": 0.1}}
-    train(config(workplace, tmp_path / "packed", **scaled))
-    train(config(workplace, tmp_path / "padded", packing="off", **scaled))
+    start(config(workplace, tmp_path / "packed", **scaled))
+    start(config(workplace, tmp_path / "padded", packing="off", **scaled))
     assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=FP32_LOSS)
 
 
@@ -284,4 +248,4 @@ def test_what_cannot_be_packed_is_refused_by_name(workplace, tmp_path, way):
     if "model" in way:
         wanted = wanted.model_copy(update={"model": wanted.model.model_copy(update=way["model"])})
     with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
-        train(wanted)
+        start(wanted)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,10 +11,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-import surefoot
 from helpers.seeing_families import FAMILIES, reference, seeing_family
 from helpers.tiers import representatives
-from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, opened, prepared, weights
+from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, opened, prepared, trained_and_resumed
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import example_batches
 from surefoot.data.batching.packing import Layout
@@ -110,14 +107,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_reloads(tmp_path, name, adap
     raw |= {"adapter": adapter} if adapter else {}
     if not adapter:
         raw.pop("adapter")
-    surefoot.train(raw, stream=io.StringIO())
-    half = raw | {"output": str(tmp_path / "half")}
-    surefoot.train(half, stream=io.StringIO())
-    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
-    surefoot.train(half, resume=True, stream=io.StringIO())
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    trained_and_resumed(raw, tmp_path)
     folder = tmp_path / "whole"
     for file in ("preprocessor_config.json", "processor_config.json"):
         assert json.loads((folder / file).read_text()) == json.loads((base / file).read_text())

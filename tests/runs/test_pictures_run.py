@@ -186,6 +186,20 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def trained_and_resumed(raw: dict, folder: Path) -> dict:
+    """Train `whole`; a copy of it that was killed after step 2 and resumed has the same weights. Its config."""
+    surefoot.train(raw, stream=io.StringIO())
+    shutil.copytree(folder / "whole", folder / "half")
+    shutil.rmtree(folder / "half" / "checkpoint-4")
+    (folder / "half" / "MANIFEST.json").unlink()
+    half = raw | {"output": str(folder / "half")}
+    surefoot.train(half, resume=True, stream=io.StringIO())
+    whole, again = weights(folder / "whole"), weights(folder / "half")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    return half
+
+
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 2, "dropout": 0.1}, None], ids=["lora", "full"])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
     seeing("qwen2_5_vl", tmp_path / "base")
@@ -194,14 +208,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
     raw = config(tmp_path, "whole") | changes
     if not adapter:
         raw.pop("adapter")
-    surefoot.train(raw, stream=io.StringIO())
-    half = raw | {"output": str(tmp_path / "half")}
-    surefoot.train(half, stream=io.StringIO())
-    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
-    surefoot.train(half, resume=True, stream=io.StringIO())
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    half = trained_and_resumed(raw, tmp_path)
     audit = json.loads((tmp_path / "whole" / "data.json").read_text())
     assert audit["train"]["pictures"]["count"] == 3
     assert (tmp_path / "whole" / "preprocessor_config.json").read_bytes() == (
@@ -239,14 +246,7 @@ def test_a_resumed_dpo_run_is_the_uninterrupted_one(tmp_path, reference):
     raw = config(tmp_path, "whole", stage="dpo", adapter={"kind": "lora", "rank": 2})
     if reference == "copy":
         raw.pop("adapter")
-    surefoot.train(raw, stream=io.StringIO())
-    half = raw | {"output": str(tmp_path / "half")}
-    surefoot.train(half, stream=io.StringIO())
-    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
-    surefoot.train(half, resume=True, stream=io.StringIO())
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    trained_and_resumed(raw, tmp_path)
     assert json.loads((tmp_path / "whole" / "data.json").read_text())["train"]["pictures"]["count"] == 3
     logged = [json.loads(line) for line in (tmp_path / "whole" / "trainer_log.jsonl").read_text().splitlines()]
     first = next(one for one in logged if one.get("loss") is not None)

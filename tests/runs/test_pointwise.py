@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
-import shutil
-
 import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
-from helpers.model_layouts import run_config
+from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.kernels import pointwise
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseTrial
-from surefoot.planning.plan import plan_from_json
 from surefoot.planning.precision import NARROW
-from surefoot.report.console import Console
-from surefoot.runs import make_plan as planned
-from surefoot.runs.parity import fast_paths
-from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import Mode
+from surefoot.runs import measured
+from surefoot.runs.parity import fast_paths as module
 
 FUSED = {"pointwise": "fused"}
 FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02, 0.01, ""))
@@ -38,36 +30,9 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def config(workplace, output, base="base", **way):
-    defaults = {
-        "adapter": {"kind": "lora", "rank": 4},
-        "duration": "2 steps",
-        "batch": {"size": 4, "micro": 2},
-        "checkpoint": {"every": "1 step", "keep": 2},
-    }
-    data = {"train": str(workplace / "rows.json"), "max_length": 64} | way.pop("data", {})
-    return run_config(model=str(workplace / base), data=data, output=str(output), **(defaults | way))
-
-
-def train(wanted, mode: Mode = "new"):
-    screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen)) == 0
-    return " ".join(screen.getvalue().split())
-
-
 def recorded(folder):
     """What environment.json says of the path, and what plan.json does."""
-    [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
-    plan = plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
-    return rank["fast_paths"].get("pointwise"), plan.kernels.pointwise
-
-
-def weights(folder, name="adapter_model.safetensors"):
-    return (folder / name).read_bytes()
-
-
-def losses(folder):
-    return [json.loads(line).get("loss") for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
+    return fast_paths(folder).get("pointwise"), saved_plan(folder).kernels.pointwise
 
 
 WAYS = [
@@ -82,26 +47,26 @@ WAYS = [
 
 @pytest.mark.parametrize("way", representatives(WAYS, {"precision": "bf16"}, WAYS[4]), ids=str)
 def test_a_run_that_asks_for_it_has_it(workplace, tmp_path, way):
-    train(config(workplace, tmp_path / "run", kernels=FUSED, **way))
+    start(path_config(workplace, tmp_path / "run", kernels=FUSED, **way))
     found, choice = recorded(tmp_path / "run")
     assert found["used"]
     assert 0 < found["differs"]["gradient"] < found["limits"]["gradient"]
     assert choice.value == "fused"
-    train(config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}, **way))
+    start(path_config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}, **way))
     assert recorded(tmp_path / "plain") == (None, recorded(tmp_path / "plain")[1])
     rough = way.get("precision") in ("bf16", "fp16")
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "plain"), rel=1e-2 if rough else 1e-4)
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(workplace, tmp_path):
-    wanted = config(workplace, tmp_path / "run", kernels=FUSED)
-    train(wanted)
+    wanted = path_config(workplace, tmp_path / "run", kernels=FUSED)
+    start(wanted)
     uninterrupted = weights(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
-    train(wanted, "resume")
+    forget(tmp_path / "run", [2])
+    start(wanted, "resume")
     assert recorded(tmp_path / "run")[0]["used"]
     assert weights(tmp_path / "run") == uninterrupted
-    train(config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}))
+    start(path_config(workplace, tmp_path / "plain", kernels={"pointwise": "plain"}))
     assert weights(tmp_path / "plain") != uninterrupted  # twin: the plain path has other last bits
 
 
@@ -118,21 +83,21 @@ def break_norm(monkeypatch):
 def test_one_that_was_asked_for_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
     break_norm(monkeypatch)
     with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
-        train(config(workplace, tmp_path / "run", kernels=FUSED))
+        start(path_config(workplace, tmp_path / "run", kernels=FUSED))
     assert not (tmp_path / "run").exists()
 
 
 def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, monkeypatch):
-    monkeypatch.setattr(planned, "measured_pointwise", lambda *asked: FASTER)
-    fused = config(workplace, tmp_path / "fused", base="wide", precision="fp32")
-    train(fused)
+    monkeypatch.setattr(measured, "measured_pointwise", lambda *asked: FASTER)
+    fused = path_config(workplace, tmp_path / "fused", base="wide", precision="fp32")
+    start(fused)
     assert recorded(tmp_path / "fused")[1].value == "fused"
     break_norm(monkeypatch)
-    screen = train(config(workplace, tmp_path / "run", base="wide", precision="fp32"))
+    screen = start(path_config(workplace, tmp_path / "run", base="wide", precision="fp32"))
     assert "caution: kernels.pointwise: fused differs from the plain path by" in screen
     found, choice = recorded(tmp_path / "run")
     assert (found["used"], choice.value, choice.source) == (False, "plain", "measured")
-    train(config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))
+    start(path_config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))
     assert weights(tmp_path / "run") == weights(tmp_path / "plain") != weights(tmp_path / "fused")
 
 
@@ -140,13 +105,13 @@ def test_a_run_that_began_with_the_kernels_of_a_gpu_cannot_go_on(workplace, tmp_
     """Triton's kernels are gone: a saved plan that has them on a GPU is refused, never continued by others."""
     assert pointwise_path("cpu").obstacle(tiny_model(workplace)) == ""
     assert "no longer part of surefoot" in pointwise_path("cuda").obstacle(tiny_model(workplace))
-    wanted = config(workplace, tmp_path / "run", kernels=FUSED)
-    train(wanted)
+    wanted = path_config(workplace, tmp_path / "run", kernels=FUSED)
+    start(wanted)
     assert recorded(tmp_path / "run")[0]["form"] == "blocks"
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
-    monkeypatch.setattr(fast_paths, "pointwise_path", lambda kind: pointwise_path("cuda"))
+    forget(tmp_path / "run", [2])
+    monkeypatch.setattr(module, "pointwise_path", lambda kind: pointwise_path("cuda"))
     with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
-        train(wanted, "resume")
+        start(wanted, "resume")
 
 
 def tiny_model(workplace):
@@ -158,4 +123,4 @@ def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_pat
     monkeypatch.setattr("surefoot.models.fast.pointwise.norm_form", lambda module: None)
     monkeypatch.setattr("surefoot.models.fast.pointwise._is_usual_turn", lambda function: False)
     with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
-        train(config(workplace, tmp_path / "run", kernels=FUSED))
+        start(path_config(workplace, tmp_path / "run", kernels=FUSED))

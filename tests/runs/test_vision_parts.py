@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from helpers.seeing import seeing
 from helpers.seeing_families import FAMILIES, seeing_family
 from helpers.tiers import representatives
 from runs.test_picture_families_run import batch_of, expected
-from runs.test_pictures_run import FP32_RELATIVE, config, opened, records, weights
+from runs.test_pictures_run import FP32_RELATIVE, config, opened, records, trained_and_resumed
 from surefoot.commands.main import main
 from surefoot.families.pictures import PARTS, modules_of, part_of
 from surefoot.methods.losses.sft import sft_loss
@@ -94,14 +93,7 @@ def test_what_is_asked_for_trains_is_saved_and_resumed(tmp_path, name, adapter, 
     records(tmp_path)
     raw = config(tmp_path, "whole") | {"vision": vision, "adapter": adapter}
     raw["data"] |= {"max_length": 512}
-    surefoot.train(raw, stream=io.StringIO())
-    half = raw | {"output": str(tmp_path / "half")}
-    surefoot.train(half, stream=io.StringIO())
-    shutil.rmtree(tmp_path / "half" / "checkpoint-4")
-    surefoot.train(half, resume=True, stream=io.StringIO())
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "half")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    trained_and_resumed(raw, tmp_path)
     kind = AutoModelForImageTextToText
     before = dict(kind.from_pretrained(base, dtype=torch.float32).named_parameters())
     if adapter:

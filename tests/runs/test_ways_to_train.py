@@ -1,22 +1,18 @@
 """Every way to train, as whole runs: it learns, and resumed from any checkpoint it ends with the same bytes."""
 
-import io
-import json
 import shutil
 
 import pytest
 
 from helpers.faults import raises_fault
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
+from helpers.path_runs import ends, forget, losses, path_config, start
 from helpers.tiers import representatives
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.embeddings import embedding_noise
 from surefoot.models.precision import is_quantised
-from surefoot.report.console import Console
 from surefoot.runs import requirements as required
 from surefoot.runs.make_plan import make_plan
-from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
@@ -59,69 +55,43 @@ def workplace(tmp_path_factory):
 
 
 def config(workplace, output, **way):
-    return run_config(
-        model=str(workplace / "base"),
-        data={"train": str(workplace / "rows.json"), "eval": 2, "max_length": 64},
-        duration=f"{STEPS} steps",
-        eval_every=f"{CUT} steps",
-        checkpoint={"every": "1 step", "keep": STEPS},
-        batch={"size": 4, "micro": 2},
-        output=str(output),
-        **way,
-    )
-
-
-def train(config, mode):
-    screen = io.StringIO()
-    assert train_run(config, mode, Console(screen)) == 0
-    return screen.getvalue()
-
-
-def ends(folder):
-    """What a finished run leaves of its numbers: weights, moments, counts."""
-    last = folder / f"checkpoint-{STEPS}"
-    state = json.loads((last / "state.json").read_text())
-    del state["seconds"], state["beside"]
-    return {path.name: path.read_bytes() for path in last.glob("*.safetensors")}, state
+    times = {
+        "duration": f"{STEPS} steps",
+        "eval_every": f"{CUT} steps",
+        "checkpoint": {"every": "1 step", "keep": STEPS},
+    }
+    return path_config(workplace, output, data={"eval": 2}, **({"adapter": {"kind": "lora", "rank": 16}} | times | way))
 
 
 @pytest.mark.parametrize("name", representatives(WAYS, "muon, lora", "int8, dora, bf16", "all at once"))
 def test_a_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, name):
     wanted = config(workplace, tmp_path / "run", **WAYS[name])
-    screen = train(wanted, "new")
+    screen = start(wanted)
     assert "bitsandbytes" not in screen.replace("through bitsandbytes", "")  # none of its noise
-    uninterrupted = ends(tmp_path / "run")
+    uninterrupted = ends(tmp_path / "run", STEPS)
     assert uninterrupted[1]["step"] == STEPS
-    for step in range(CUT + 1, STEPS + 1):
-        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
-    for file in ("train_results.json", "all_results.json"):
-        (tmp_path / "run" / file).unlink(missing_ok=True)
-    train(wanted, "resume")
-    assert ends(tmp_path / "run") == uninterrupted
-
-
-def losses(folder):
-    rows = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row], [row["eval_loss"] for row in rows if "eval_loss" in row]
+    forget(tmp_path / "run", range(CUT + 1, STEPS + 1))
+    start(wanted, "resume")
+    assert ends(tmp_path / "run", STEPS) == uninterrupted
 
 
 def test_noise_changes_training_and_not_the_evaluation_of_the_same_weights(workplace, tmp_path):
     quiet = config(workplace, tmp_path / "quiet", optim={"lr": 1e-9}, adapter=LORA)
     noisy = config(workplace, tmp_path / "noisy", optim={"lr": 1e-9, "neftune_alpha": 50.0}, adapter=LORA)
-    train(quiet, "new"), train(noisy, "new")
-    (train_quiet, eval_quiet), (train_noisy, eval_noisy) = losses(tmp_path / "quiet"), losses(tmp_path / "noisy")
-    assert all(abs(a - b) > 1e-3 for a, b in zip(train_quiet, train_noisy, strict=True))
-    assert eval_quiet == pytest.approx(eval_noisy, abs=1e-6)
+    start(quiet), start(noisy)
+    quiet_losses, noisy_losses = losses(tmp_path / "quiet"), losses(tmp_path / "noisy")
+    assert all(abs(a - b) > 1e-3 for a, b in zip(quiet_losses[:STEPS], noisy_losses[:STEPS], strict=True))
+    assert quiet_losses[STEPS:] == pytest.approx(noisy_losses[STEPS:], abs=1e-6)
 
 
 def test_twin_other_draws_would_not_end_with_the_same_bytes(workplace, tmp_path, monkeypatch):
     wanted = config(workplace, tmp_path / "run", **WAYS["neftune"])
-    train(wanted, "new")
-    first = ends(tmp_path / "run")
+    start(wanted)
+    first = ends(tmp_path / "run", STEPS)
     shutil.rmtree(tmp_path / "run")
     monkeypatch.setattr("surefoot.models.embeddings.embedding_noise", lambda *given: -embedding_noise(*given))
-    train(wanted, "new")
-    assert ends(tmp_path / "run") != first
+    start(wanted)
+    assert ends(tmp_path / "run", STEPS) != first
 
 
 @pytest.mark.parametrize(
@@ -168,7 +138,7 @@ def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
 
 @pytest.mark.parametrize("name", ["nf4", "int8"])
 def test_what_trained_over_few_bits_is_opened_over_few_bits_or_says_why_not(workplace, tmp_path, monkeypatch, name):
-    train(config(workplace, tmp_path / "run", **WAYS[f"{name}, lora"]), "new")
+    start(config(workplace, tmp_path / "run", **WAYS[f"{name}, lora"]))
     opened = open_for_use(str(tmp_path / "run"))
     assert any(map(is_quantised, opened.model.modules()))
     assert f"{name} and fp32 on cpu" in opened.described

@@ -3,22 +3,17 @@ one."""
 
 from __future__ import annotations
 
-import io
-import json
-
 import pytest
 import torch
 
 from helpers.faults import raises_fault
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
+from helpers.path_runs import fast_paths, path_config, start, weights
 from helpers.tiers import diagonal
 from surefoot.models import forward as documents
 from surefoot.models.fast import adapters as fast_adapters
-from surefoot.report.console import Console
-from surefoot.runs.parity import fast_paths
+from surefoot.runs.parity import fast_paths as module
 from surefoot.runs.parity.passes import one_pass
-from surefoot.runs.run import train_run
 
 ALL = {"adapter", "documents", "last_block", "loss"}
 TOGETHER = 2  # passes: plain and with everything
@@ -39,29 +34,20 @@ def passes(monkeypatch) -> list[int]:
         counted.append(1)
         return plain(*given)
 
-    monkeypatch.setattr(fast_paths, "one_pass", count)
+    monkeypatch.setattr(module, "one_pass", count)
     return counted
 
 
 def one_by_one(monkeypatch):
     """What is seen of all together says nothing."""
-    monkeypatch.setattr(fast_paths._Comparison, "_together", lambda own, paths: {})
-    monkeypatch.setattr(fast_paths, "_all_right", lambda records: False)
+    monkeypatch.setattr(module._Comparison, "_together", lambda own, paths: {})
+    monkeypatch.setattr(module, "_all_right", lambda records: False)
 
 
 def train(workplace, output, **way):
-    defaults = {"adapter": {"kind": "lora", "rank": 4}, "batch": {"size": 8, "micro": 4}, "duration": "2 steps"}
-    config = run_config(
-        model=str(workplace / "base"),
-        data={"train": str(workplace / "rows.json"), "max_length": 64, "packing": "on"},
-        precision="fp32",
-        output=str(output),
-        **(defaults | way),
-    )
-    screen = io.StringIO()
-    assert train_run(config, "new", Console(screen)) == 0
-    [rank] = json.loads((output / "environment.json").read_text())["ranks"]
-    return rank["fast_paths"], (output / "adapter_model.safetensors").read_bytes()
+    usual = {"batch": {"size": 8, "micro": 4}, "precision": "fp32", "data": {"packing": "on"}}
+    start(path_config(workplace, output, **(usual | way)))
+    return fast_paths(output), weights(output)
 
 
 def test_two_passes_do_for_all_and_the_run_is_the_one_that_looked_one_by_one(workplace, tmp_path, passes, monkeypatch):
@@ -89,9 +75,9 @@ def test_twin_one_that_differs_is_found_among_all_and_the_others_stay(workplace,
 
 
 def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monkeypatch):
-    sdpa, of = documents.FORMS["sdpa"], fast_paths.leak_of
+    sdpa, of = documents.FORMS["sdpa"], module.leak_of
     leaks = []
-    monkeypatch.setattr(fast_paths, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
+    monkeypatch.setattr(module, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
 
     def one_document(q, k, v, found, scale):
         from surefoot.kernels.packed_attention import documents_of
@@ -101,7 +87,7 @@ def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monk
     monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
     with raises_fault("SF-FAST-PATH", "data.packing"):
         train(workplace, tmp_path / "run")
-    assert leaks[0][0] > fast_paths.most_leak(torch.bfloat16)
+    assert leaks[0][0] > module.most_leak(torch.bfloat16)
 
 
 def test_where_something_is_dropped_packed_rows_come_first_and_the_others_together(workplace, tmp_path):
@@ -138,7 +124,7 @@ def test_no_path_is_blamed_for_a_device_that_fails_or_has_no_memory(workplace, t
     else:
         monkeypatch.setattr(fast_adapters, "adapted", fail)
     if where == "packed pass":
-        monkeypatch.setattr(fast_paths, "leak_of", lambda *_: (0.0, ""))
+        monkeypatch.setattr(module, "leak_of", lambda *_: (0.0, ""))
     with raises_fault(code, "set-up", "cpu"):
         train(workplace, tmp_path / "run", **way)
     assert not (tmp_path / "run").exists()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from contextlib import contextmanager
@@ -13,11 +12,9 @@ import torch
 from torch import nn
 
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
-from surefoot.report.console import Console
+from helpers.path_runs import path_config, start
 from surefoot.runs import requirements as required
 from surefoot.runs import steps
-from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 
 DIFFERENT = 1.02  # within what bf16 allows, and far outside of what fp32 does
@@ -28,20 +25,10 @@ def workplace(tmp_path_factory):
     return sky_workplace(tmp_path_factory, 16, layers=1)
 
 
-def train(workplace, output, **way):
-    mode = way.pop("mode", "new")
-    config = run_config(
-        model=str(workplace / "base"),
-        data={"train": str(workplace / "rows.json"), "max_length": 64},
-        batch={"size": 8, "micro": 4},
-        precision="fp32",
-        output=str(output),
-        **({"compile": "default", "duration": "2 steps"} | way),
-    )
-    screen = io.StringIO()
-    assert train_run(config, mode, Console(screen)) == 0
-    verified = json.loads((output / "plan.json").read_text())["verified"]
-    return verified, " ".join(screen.getvalue().split())
+def train(workplace, output, mode="new", **way):
+    usual = {"adapter": {"kind": "lora", "rank": 16}, "batch": {"size": 8, "micro": 4}, "compile": "default"}
+    said = start(path_config(workplace, output, precision="fp32", **(usual | way)), mode)
+    return json.loads((output / "plan.json").read_text())["verified"], said
 
 
 @pytest.fixture

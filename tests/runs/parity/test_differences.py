@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,17 +10,15 @@ import pytest
 import torch
 
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
+from helpers.path_runs import fast_paths, path_config, start
 from helpers.toy_model import toy_engine
 from surefoot.methods.losses import sft
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
-from surefoot.report.console import Console
 from surefoot.runs.parity import differences as module
 from surefoot.runs.parity import passes
 from surefoot.runs.parity.differences import Differences, Pass, differences
 from surefoot.runs.parity.in_fp32 import Fp32Check
-from surefoot.runs.run import train_run
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.state import LossScale
 
@@ -38,23 +34,12 @@ def workplace(tmp_path_factory):
 def settled(workplace, tmp_path):
     """What is told on the screen, and recorded, of a LoRA run in bf16 with every fast path."""
 
-    def start(name="run", precision="bf16", pointwise="auto"):
-        config = run_config(
-            model=str(workplace / "base"),
-            adapter={"kind": "lora", "rank": 4},
-            data={"train": str(workplace / "rows.json"), "max_length": 64},
-            batch={"size": 8, "micro": 4},
-            precision=precision,
-            kernels={"pointwise": pointwise},
-            duration="1 step",
-            output=str(tmp_path / name),
-        )
-        screen = io.StringIO()
-        assert train_run(config, "new", Console(screen)) == 0
-        [rank] = json.loads((tmp_path / name / "environment.json").read_text())["ranks"]
-        return " ".join(screen.getvalue().split()), rank["fast_paths"]
+    def run(name="run", precision="bf16", pointwise="auto"):
+        ways = {"batch": {"size": 8, "micro": 4}, "precision": precision, "kernels": {"pointwise": pointwise}}
+        said = start(path_config(workplace, tmp_path / name, duration="1 step", **ways))
+        return said, fast_paths(tmp_path / name)
 
-    return start
+    return run
 
 
 @pytest.fixture(autouse=True)

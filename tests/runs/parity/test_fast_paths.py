@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -12,16 +10,13 @@ import pytest
 
 from helpers.faults import raises_fault
 from helpers.growing_records import write_sky
-from helpers.model_layouts import run_config
+from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.fast import adapters as fast_adapters
-from surefoot.planning.plan import KernelsPlan, plan_from_json
-from surefoot.report.console import Console
+from surefoot.planning.plan import KernelsPlan
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import planned_paths
-from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import Mode
 from surefoot.system.errors import EnvironmentFault
 
 DORA = {"kind": "dora", "rank": 4}
@@ -37,35 +32,17 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def config(workplace, output, *, rows="rows.json", **way):
-    defaults = {
-        "adapter": DORA,
-        "duration": "2 steps",
-        "batch": {"size": 4, "micro": 2},
-        "checkpoint": {"every": "1 step", "keep": 2},
-    }
-    data = {"train": str(workplace / rows), "max_length": 64}
-    return run_config(model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
-
-
-def train(wanted, mode: Mode = "new"):
-    screen = io.StringIO()
-    assert train_run(wanted, mode, Console(screen)) == 0
-    return " ".join(screen.getvalue().split())
+def config(workplace, output, **way):
+    return path_config(workplace, output, **({"adapter": DORA} | way))
 
 
 def recorded(folder):
     """What environment.json says of the adapter's path, and what plan.json does."""
-    [rank] = json.loads((folder / "environment.json").read_text())["ranks"]
-    return rank["fast_paths"]["adapter"], plan_of(folder).kernels.adapter
+    return fast_paths(folder)["adapter"], saved_plan(folder).kernels.adapter
 
 
-def plan_of(folder):
-    return plan_from_json(json.loads((folder / "plan.json").read_text())["plan"])
-
-
-def weights(folder, step=2):
-    return (folder / f"checkpoint-{step}" / "adapter_model.safetensors").read_bytes()
+def last_weights(folder):
+    return weights(folder / "checkpoint-2")
 
 
 def break_scale(monkeypatch):
@@ -75,7 +52,7 @@ def break_scale(monkeypatch):
 
 @pytest.mark.parametrize("precision", representatives(["fp32", "bf16"], "bf16"))
 def test_a_path_that_computes_the_same_is_used(workplace, tmp_path, precision):
-    screen = train(config(workplace, tmp_path / "run", precision=precision))
+    screen = start(config(workplace, tmp_path / "run", precision=precision))
     found, choice = recorded(tmp_path / "run")
     assert found["used"]
     assert all(found["differs"][name] < limit for name, limit in found["limits"].items())
@@ -88,7 +65,7 @@ REHEARSED = [("reward", {}), ("dpo", {}), ("dpo", {"alignment": {"reference": "c
 
 @pytest.mark.parametrize(("stage", "more"), representatives(REHEARSED, REHEARSED[2]), ids=str)
 def test_stages_that_lack_something_before_step_1_are_rehearsed_without_it(workplace, tmp_path, stage, more):
-    train(config(workplace, tmp_path / "run", stage=stage, rows="pairs.json", **more))
+    start(config(workplace, tmp_path / "run", stage=stage, rows="pairs.json", **more))
     found, _ = recorded(tmp_path / "run")
     assert found["used"]
 
@@ -97,26 +74,26 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
     workplace, tmp_path, monkeypatch
 ):
     plain = config(workplace, tmp_path / "plain", kernels={"adapter": "plain", "loss": "plain"})
-    train(plain)
+    start(plain)
     break_scale(monkeypatch)
     broken = config(workplace, tmp_path / "run", kernels={"adapter": "auto", "loss": "plain"})
-    screen = train(broken)
+    screen = start(broken)
     assert "caution: kernels.adapter: fast differs from the plain path by" in screen
     found, choice = recorded(tmp_path / "run")
     assert not found["used"]
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
     assert (choice.value, choice.source) == ("plain", "measured")
-    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+    assert last_weights(tmp_path / "run") == last_weights(tmp_path / "plain")
     monkeypatch.undo()  # now it would pass; the saved plan decides
-    forget_the_last_step(tmp_path / "run")
-    train(broken, "resume")
-    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+    forget(tmp_path / "run", [2])
+    start(broken, "resume")
+    assert last_weights(tmp_path / "run") == last_weights(tmp_path / "plain")
 
 
 def test_twin_where_b_is_0_another_scale_would_not_be_seen(workplace, tmp_path, monkeypatch):
     break_scale(monkeypatch)
     monkeypatch.setattr("surefoot.runs.parity.fast_paths.nonzero_matrices", lambda parameters: nullcontext())
-    train(config(workplace, tmp_path / "run", duration="1 step"))
+    start(config(workplace, tmp_path / "run", duration="1 step"))
     assert recorded(tmp_path / "run")[0]["used"]
 
 
@@ -125,7 +102,7 @@ def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
         raise RuntimeError("one of the variables needed for gradient computation\nmore")
 
     monkeypatch.setattr(fast_adapters, "adapted", fail)
-    screen = train(config(workplace, tmp_path / "run"))
+    screen = start(config(workplace, tmp_path / "run"))
     assert "kernels.adapter: fast fails on this model (one of the variables needed for gradient computation)" in screen
     assert recorded(tmp_path / "run")[1].value == "plain"
 
@@ -133,16 +110,10 @@ def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
 def test_one_that_was_asked_for_by_name_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
     break_scale(monkeypatch)
     with pytest.raises(EnvironmentFault) as caught:
-        train(config(workplace, tmp_path / "run", kernels={"adapter": "fast"}))
+        start(config(workplace, tmp_path / "run", kernels={"adapter": "fast"}))
     [fault] = caught.value.faults
     assert fault.where == "kernels.adapter"
     assert not (tmp_path / "run").exists()
-
-
-def forget_the_last_step(folder):
-    shutil.rmtree(folder / "checkpoint-2")
-    for name in ("train_results.json", "all_results.json"):
-        (folder / name).unlink(missing_ok=True)
 
 
 def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_never_stopped(
@@ -150,20 +121,20 @@ def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_nev
 ):
     """On the weights of later steps a comparison can come out otherwise. It must not change the run."""
     wanted = config(workplace, tmp_path / "run")
-    train(wanted)
-    uninterrupted, choice = weights(tmp_path / "run"), recorded(tmp_path / "run")[1]
+    start(wanted)
+    uninterrupted, choice = last_weights(tmp_path / "run"), recorded(tmp_path / "run")[1]
     monkeypatch.setattr("surefoot.runs.parity.differences.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
-    forget_the_last_step(tmp_path / "run")
-    screen = train(wanted, "resume")
+    forget(tmp_path / "run", [2])
+    screen = start(wanted, "resume")
     assert screen.count("caution: kernels.adapter: fast differs from the plain path by") == 1
     assert "allowed is -1; it stays, as the run began with it" in screen
     found, now = recorded(tmp_path / "run")
     assert (found["used"], found["outside"], now) == (True, True, choice)
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
-    assert weights(tmp_path / "run") == uninterrupted
-    train(config(workplace, tmp_path / "fresh"))  # twin: a fresh start falls back, and has other bytes
+    assert last_weights(tmp_path / "run") == uninterrupted
+    start(config(workplace, tmp_path / "fresh"))  # twin: a fresh start falls back, and has other bytes
     assert recorded(tmp_path / "fresh")[1].value == "plain"
-    assert weights(tmp_path / "fresh") != uninterrupted
+    assert last_weights(tmp_path / "fresh") != uninterrupted
 
 
 def test_a_resumed_run_ends_where_its_path_fails(workplace, tmp_path, monkeypatch):
@@ -171,26 +142,26 @@ def test_a_resumed_run_ends_where_its_path_fails(workplace, tmp_path, monkeypatc
         raise RuntimeError("one of the variables needed for gradient computation")
 
     wanted = config(workplace, tmp_path / "run")
-    train(wanted)
+    start(wanted)
     before = (tmp_path / "run" / "plan.json").read_bytes()
-    forget_the_last_step(tmp_path / "run")
+    forget(tmp_path / "run", [2])
     monkeypatch.setattr(fast_adapters, "adapted", fail)
     with raises_fault("SF-FAST-PATH", "kernels.adapter", "fast"):
-        train(wanted, "resume")
+        start(wanted, "resume")
     assert (tmp_path / "run" / "plan.json").read_bytes() == before
 
 
 def test_the_forecast_of_a_resumed_run_counts_on_the_paths_that_it_has(workplace, tmp_path, monkeypatch):
     break_scale(monkeypatch)
     changed = {"batch": {"size": 4, "micro": 1}, "duration": "3 steps"}
-    train(config(workplace, tmp_path / "run"))  # falls back
+    start(config(workplace, tmp_path / "run"))  # falls back
     assert recorded(tmp_path / "run")[1].value == "plain"
-    train(config(workplace, tmp_path / "run", **changed), "resume")
+    start(config(workplace, tmp_path / "run", **changed), "resume")
     monkeypatch.undo()
-    forecasts = [plan_of(tmp_path / "run").memory.activations]
+    forecasts = [saved_plan(tmp_path / "run").memory.activations]
     for way in ("plain", "fast"):
-        train(config(workplace, tmp_path / way, kernels={"adapter": way}, **changed))
-        forecasts.append(plan_of(tmp_path / way).memory.activations)
+        start(config(workplace, tmp_path / way, kernels={"adapter": way}, **changed))
+        forecasts.append(saved_plan(tmp_path / way).memory.activations)
     resumed, plain, fast = forecasts
     assert resumed == plain
     assert plain != fast  # twin
@@ -198,13 +169,11 @@ def test_the_forecast_of_a_resumed_run_counts_on_the_paths_that_it_has(workplace
 
 def test_both_paths_end_alike(workplace, tmp_path):
     """The gate looks at one step; two steps of both differ by rounding alone."""
-    losses = {}
     for name in ("plain", "auto"):
-        train(config(workplace, tmp_path / name, kernels={"adapter": name}, optim={"lr": 1e-2}, duration="4 steps"))
-        log = (tmp_path / name / "trainer_log.jsonl").read_text().splitlines()
-        losses[name] = [json.loads(line).get("loss") for line in log]
-    assert losses["auto"] == pytest.approx(losses["plain"], rel=1e-4)
-    assert losses["plain"][-1] < losses["plain"][0]
+        start(config(workplace, tmp_path / name, kernels={"adapter": name}, optim={"lr": 1e-2}, duration="4 steps"))
+    plain, auto = losses(tmp_path / "plain"), losses(tmp_path / "auto")
+    assert auto == pytest.approx(plain, rel=1e-4)
+    assert plain[-1] < plain[0]
 
 
 def test_plans_of_before_have_plain_paths(workplace, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from dataclasses import replace
@@ -14,7 +13,8 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
 from helpers.architectures import GEMMA3, LLAMA, OPT, build
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
+from helpers.path_runs import WEIGHTS, path_config, start, weights
+from helpers.path_runs import fast_paths as found_paths
 from helpers.plans import precision_plan
 from helpers.tiers import representatives
 from helpers.tiny_models import llama3_tokenizer
@@ -23,11 +23,9 @@ from surefoot.models.decoder import decoder_layers, few_layers
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.precision import exact_products, widened
-from surefoot.report.console import Console
 from surefoot.runs.parity import fast_paths, in_fp32
 from surefoot.runs.parity.differences import LIMITS
 from surefoot.runs.parity.in_fp32 import LIMIT
-from surefoot.runs.run import train_run
 
 BY_LITTLE = 1.02
 PAIR = ("prompt", "chosen", "rejected")
@@ -41,15 +39,9 @@ def workplace(tmp_path_factory):
 
 def train(workplace, output, mode="new", **way):
     """What is told, what environment.json has of the paths, and the weights."""
-    defaults = {"adapter": {"kind": "lora", "rank": 4}, "batch": {"size": 8, "micro": 4}, "duration": "2 steps"}
-    defaults |= {"precision": "bf16", "checkpoint": {"every": "1 step", "keep": 2}}
-    data = {"train": str(workplace / way.pop("rows", "rows.json")), "max_length": 64}
-    config = run_config(model=str(workplace / "base"), data=data, output=str(output), **(defaults | way))
-    screen = io.StringIO()
-    assert train_run(config, mode, Console(screen)) == 0
-    [rank] = json.loads((output / "environment.json").read_text())["ranks"]
-    weights = (output / "adapter_model.safetensors").read_bytes()
-    return " ".join(screen.getvalue().split()), rank["fast_paths"], weights
+    usual = {"batch": {"size": 8, "micro": 4}, "precision": "bf16"}
+    said = start(path_config(workplace, output, **(usual | way)), mode)
+    return said, found_paths(output), weights(output)
 
 
 def without_fp32(monkeypatch):
@@ -126,7 +118,7 @@ def test_a_fiftieth_too_much_is_taken_out_of_a_run_in_16_bits_which_is_then_the_
 
 WAYS = {
     "lora": {},
-    "dora, packed": {"adapter": {"kind": "dora", "rank": 4}, "packed": True},
+    "dora, packed": {"adapter": {"kind": "dora", "rank": 4}, "data": {"packing": "on"}},
     "dropout": {"adapter": {"kind": "lora", "rank": 4, "dropout": 0.1}},
     "fp16": {"precision": "fp16"},
     "full": {"adapter": None},
@@ -135,34 +127,22 @@ WAYS = {
 
 @pytest.mark.parametrize("way", representatives(WAYS, "dora, packed"))
 def test_a_run_that_was_looked_at_is_the_run_that_nobody_looked_at(workplace, tmp_path, monkeypatch, way):
-    given = dict(WAYS[way])
     seen = []
     real = in_fp32.compare_formulas
     monkeypatch.setattr(in_fp32, "compare_formulas", lambda *given: seen.append(real(*given)) or seen[-1])
 
-    def weights(name):
-        data = {"train": str(workplace / "rows.json"), "max_length": 64}
-        data |= {"packing": "on"} if given.get("packed") else {}
-        keys = {key: value for key, value in given.items() if key != "packed"}
-        config = run_config(
-            model=str(workplace / "base"),
-            data=data,
-            output=str(tmp_path / name),
-            duration="3 steps",
-            batch={"size": 8, "micro": 4},
-            **({"precision": "bf16", "adapter": {"kind": "lora", "rank": 4}} | keys),
-        )
-        assert train_run(config, "new", Console(io.StringIO())) == 0
-        file = "model.safetensors" if given.get("adapter", 1) is None else "adapter_model.safetensors"
-        return (tmp_path / name / file).read_bytes()
+    def trained(name):
+        usual = {"precision": "bf16", "batch": {"size": 8, "micro": 4}, "duration": "3 steps"}
+        start(path_config(workplace, tmp_path / name, **(usual | WAYS[way])))
+        return weights(tmp_path / name, WEIGHTS if WAYS[way].get("adapter", 1) else "model.safetensors")
 
-    looked = weights("looked")
+    looked = trained("looked")
     assert len(seen) == 1
     assert seen[0].compared
     assert not seen[0].wrong
     assert seen[0].error < LIMIT / 50
     without_fp32(monkeypatch)
-    assert looked == weights("other")
+    assert looked == trained("other")
     assert len(seen) == 1
 
 
@@ -193,20 +173,15 @@ def reward(pairs, output, seed):
     """What environment.json has of the paths of a reward model."""
     base = output.with_name(f"base-{seed}")
     opt_as_reward(base, seed)
-    config = run_config(
-        model=str(base),
-        stage="reward",
-        data={"train": str(pairs / "pairs.json"), "max_length": 256},
-        precision="bf16",
-        adapter={"kind": "lora", "rank": 4},
-        batch={"size": 8, "micro": 4},
-        duration="1 step",
-        output=str(output),
-        seed=seed,
-    )
-    assert train_run(config, "new", Console(io.StringIO())) == 0
-    [rank] = json.loads((output / "environment.json").read_text())["ranks"]
-    return rank["fast_paths"]
+    ways = {
+        "stage": "reward",
+        "precision": "bf16",
+        "batch": {"size": 8, "micro": 4},
+        "duration": "1 step",
+        "seed": seed,
+    }
+    start(path_config(pairs, output, rows="pairs.json", base=str(base), data={"max_length": 256}, **ways))
+    return found_paths(output)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from helpers.growing_records import write_sky
-from helpers.model_layouts import run_config
+from helpers.path_runs import losses, path_config, saved_plan, start
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses import sft
 from surefoot.planning.memory import fits
-from surefoot.planning.plan import plan_from_json
-from surefoot.report.console import Console
 from surefoot.runs import steps
-from surefoot.runs.run import train_run
 from surefoot.system import hardware
 from surefoot.system.hardware import GIB
 
@@ -33,22 +28,12 @@ def workplace(tmp_path_factory):
 
 
 def config(workplace, output, **way):
-    return run_config(
-        model=str(workplace / "base"),
-        data={"train": str(workplace / "rows.json"), "max_length": 64},
-        adapter={"kind": "lora", "rank": 4},
-        batch={"size": SIZE} | way.pop("batch", {}),
-        duration="2 steps",
-        output=str(output),
-        **way,
-    )
+    return path_config(workplace, output, batch={"size": SIZE} | way.pop("batch", {}), **way)
 
 
 def run(wanted):
-    screen = io.StringIO()
-    assert train_run(wanted, "new", Console(screen, width=1000)) == 0
-    saved = json.loads((Path(wanted.output) / "plan.json").read_text())
-    return plan_from_json(saved["plan"]), screen.getvalue()
+    said = start(wanted)
+    return saved_plan(Path(wanted.output)), said
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +70,7 @@ class TestTight:
         assert fits(plan.memory)
         assert screen.count("caution: batch.micro: ") == 1
         assert any(line.startswith("batch.micro: ") for line in plan.cautions)
-        rows = [json.loads(line) for line in (tmp_path / "run" / "trainer_log.jsonl").read_text().splitlines()]
-        assert len([row for row in rows if "loss" in row]) == 2
+        assert len(losses(tmp_path / "run")) == 2
 
     def test_twin_without_the_second_look_it_would_not_fit(self, workplace, tmp_path, monkeypatch):
         monkeypatch.setattr(sft, "summed_loss", fail)
