@@ -42,7 +42,7 @@ from surefoot.methods.sft import sft_task
 from surefoot.runs.load_models import load_models, planned_tokenizer
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import planned_paths
-from surefoot.runs.plan_with_data import length_facts
+from surefoot.runs.plan_with_data import lengths_of
 from surefoot.training.step import train_step
 
 WARM_UP = 2  # steps of each turn that are not counted
@@ -193,7 +193,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     draft = make_plan(config, measure=False)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
     data = prepare_examples(config, draft.tokenizer, tokenizer)
-    plan = make_plan(config, lengths=length_facts(data))
+    plan = make_plan(config, lengths=lengths_of(config, data))
     task = sft_task(config, plan, data)
     rows, tokens = examples_in_order(config, task, options.steps)
     ratios, peer_rates, our_rates = [], [], []

@@ -27,7 +27,7 @@ BACKEND = {
 NAME = {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn"}
 
 
-def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=(), without_sdpa=""):
+def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout=0.0, trials=(), **facts):
     """What `resolve` does: the config's own contradictions, then the policy."""
     notes = Notes()
     config = run_config(attention=request)
@@ -41,7 +41,7 @@ def decide(request="auto", *, hardware=CPU, compute="fp32", head_dim=64, dropout
         dropout=dropout,
         trials=trials,
         notes=notes,
-        without_sdpa=without_sdpa,
+        **facts,
     )
     return plan, notes
 
@@ -309,19 +309,8 @@ class TestOtherImplementations:
 class TestWindow:
     """A window that the longest example reaches gives SDPA a mask; torch's flash kernel on a GPU takes none."""
 
-    def plan(self, window, longest, hardware=H100, **request):
-        notes = Notes()
-        plan = plan_attention(
-            run_config(**request).attention,
-            hardware=hardware,
-            compute="bf16",
-            head_dim=64,
-            dropout=0.0,
-            trials=(),
-            notes=notes,
-            masked=module.mask_reason(window, longest),
-        )
-        return plan, notes
+    def plan(self, window, longest, hardware=H100, request="auto"):
+        return decide(request, hardware=hardware, compute="bf16", masked=module.mask_reason(window, longest))
 
     @pytest.mark.parametrize(
         ("window", "longest", "expected"),
@@ -336,7 +325,7 @@ class TestWindow:
         assert "with a mask: a window of 512 tokens over examples of up to 2048 needs one" in plan.kernels.reason
 
     def test_flash_by_hand_is_refused_with_the_reason(self):
-        _, notes = self.plan(512, 2048, attention={"flash": "on"})
+        _, notes = self.plan(512, 2048, request={"flash": "on"})
         assert keys(notes) == ["attention.flash"]
         assert gives(notes.faults[0].what, "GPU")
         assert gives(notes.faults[0].what, "mask")
@@ -344,18 +333,7 @@ class TestWindow:
 
 class TestWithoutSdpa:
     def plan(self, request):
-        notes = Notes()
-        plan = plan_attention(
-            run_config(attention=request).attention,
-            hardware=H100,
-            compute="bf16",
-            head_dim=64,
-            dropout=0.0,
-            trials=(),
-            notes=notes,
-            without_sdpa="SDPA cannot cap",
-        )
-        return plan, notes
+        return decide(request, hardware=H100, compute="bf16", without_sdpa="SDPA cannot cap")
 
     def test_the_default_is_eager_with_the_reason(self):
         plan, notes = self.plan("auto")

@@ -18,7 +18,6 @@ from surefoot.planning.limits import (
     NO_WORK,
     Work,
     attention_flops,
-    fraction_of_limit,
     layer_flops,
     step_flops,
     work_of,
@@ -106,10 +105,9 @@ def test_what_a_label_and_a_checkpointed_layer_cost(large):
     assert fewer.backward < plain.backward
 
 
-def test_no_work_and_the_fraction():
+def test_work_is_summed():
     assert work_of([], 0) == NO_WORK
     assert work_of([3, 4], 2) == Work(7, 25, 2)
-    assert fraction_of_limit(5e11, rate=1e12, seconds=2.0) == 0.25
 
 
 def test_twin_a_forgotten_half_of_the_attention_is_noticed(large, monkeypatch):

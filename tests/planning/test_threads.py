@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.model_layouts import LLAMA31_8B, model_facts
-from surefoot.planning.threads import asked_threads, plan_threads
+from surefoot.planning.threads import plan_threads, requested_threads
 from surefoot.system.hardware import preset
 
 NARROW = LLAMA31_8B | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -52,4 +52,4 @@ def test_fewer_threads_are_taken_for_a_clear_gain_alone(tmp_path, config, rates,
     + [(value, None) for value in ("", "0", "-1", "abc", "2x", "2,x", "2.0", "٢", "9" * 5000)],
 )
 def test_what_openmp_takes_for_a_number_of_threads(value, count):
-    assert asked_threads(value) == count
+    assert requested_threads(value) == count

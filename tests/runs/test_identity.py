@@ -17,7 +17,7 @@ from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
 from surefoot.runs import identity as base_bytes
-from surefoot.runs.identity import RECORD, check_base, hashed_beside, keep_base, tensor_digests
+from surefoot.runs.identity import RECORD, check_base, hashed_in_background, record_base, tensor_digests
 from surefoot.system import plain_files
 
 FURTHER = 5000  # bytes into a tensor: behind the 4 KiB that `base_fingerprint` reads
@@ -56,7 +56,7 @@ def test_each_tensor_is_hashed_as_its_bytes(base, monkeypatch):
 
 
 def test_one_bit_anywhere_is_named(base, tmp_path):
-    keep_base(tmp_path, tensor_digests(base), anew=True)
+    record_base(tmp_path, tensor_digests(base), anew=True)
     check_base(tmp_path, base, tensor_digests(base))
     before = base_fingerprint(base)
     flip(base / "model-1.safetensors", "a")
@@ -66,7 +66,7 @@ def test_one_bit_anywhere_is_named(base, tmp_path):
 
 
 def test_a_file_that_is_gone_is_named_with_how_many_tensors(base, tmp_path):
-    keep_base(tmp_path, tensor_digests(base), anew=True)
+    record_base(tmp_path, tensor_digests(base), anew=True)
     (base / "model-2.safetensors").unlink()
     with raises_fault("SF-RESUME-CHANGED", f"{base}/model-2.safetensors"):
         check_base(tmp_path, base, tensor_digests(base))
@@ -75,16 +75,16 @@ def test_a_file_that_is_gone_is_named_with_how_many_tensors(base, tmp_path):
 def test_a_run_of_an_earlier_version_has_no_record_and_gets_one(base, tmp_path):
     now = tensor_digests(base)
     check_base(tmp_path, base, now)
-    keep_base(tmp_path, now, anew=False)
-    keep_base(tmp_path, {}, anew=False)  # what is there stays
+    record_base(tmp_path, now, anew=False)
+    record_base(tmp_path, {}, anew=False)  # what is there stays
     assert json.loads((tmp_path / RECORD).read_text())["files"] == now
-    keep_base(tmp_path, {}, anew=True)
+    record_base(tmp_path, {}, anew=True)
     assert json.loads((tmp_path / RECORD).read_text())["files"] == {}
 
 
 def test_a_record_that_was_changed_is_named(base, tmp_path):
     now = tensor_digests(base)
-    keep_base(tmp_path, now, anew=True)
+    record_base(tmp_path, now, anew=True)
     path = tmp_path / RECORD
     path.write_text(path.read_text().replace(now["model-1.safetensors"]["a"], "0" * 64))
     with raises_fault("SF-CHECKPOINT-DAMAGED", path):
@@ -94,7 +94,7 @@ def test_a_record_that_was_changed_is_named(base, tmp_path):
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_record_that_the_disk_does_not_give_is_unreadable_and_not_damaged(base, tmp_path, monkeypatch, number):
     now = tensor_digests(base)
-    keep_base(tmp_path, now, anew=True)
+    record_base(tmp_path, now, anew=True)
 
     def refused(path):
         raise OSError(number, os.strerror(number), path)
@@ -121,7 +121,7 @@ def test_nobody_waits_for_the_hash_where_loading_fails(base, monkeypatch):
         raise ValueError("cannot be loaded")
 
     monkeypatch.setattr(base_bytes, "tensor_digests", endless)
-    with pytest.raises(ValueError, match="cannot be loaded"), hashed_beside(base):
+    with pytest.raises(ValueError, match="cannot be loaded"), hashed_in_background(base):
         load()
     assert seen == ["given up"]
 

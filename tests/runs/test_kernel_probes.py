@@ -66,14 +66,14 @@ def test_on_a_gpu_every_probe_of_kernels_has_a_process_of_its_own(tmp_path, monk
     kept = Kept(tmp_path, {})
     measured_attention(AttentionRequest(("math",), 2, 1, 8, 32, "fp32", device), kept)
     measured_documents(replace(OF_SDPA, device=device), kept)
-    measured_pointwise(replace(OF_POINTWISE, device=device), kept)
+    measured_pointwise(OF_POINTWISE.sizes, "fp32", device, kept)
     assert asked == [(way, child.ATTENTION), (way, DOCUMENTS), (way, POINTWISE)]
 
 
 def asked_of(what, kept):
     if what == "documents":
         return measured_documents(OF_SDPA, kept)[0]
-    return measured_pointwise(OF_POINTWISE, kept)[0]
+    return measured_pointwise(OF_POINTWISE.sizes, "fp32", "cpu", kept)[0]
 
 
 @pytest.mark.parametrize(

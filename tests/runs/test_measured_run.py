@@ -55,6 +55,6 @@ def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch
     def measured_again(*asked):
         raise AssertionError("a run that goes on measures nothing")
 
-    monkeypatch.setattr(planned, "_measure", measured_again)
+    monkeypatch.setattr(planned, "measure_open_choices", measured_again)
     assert train(workplace, tmp_path / "run", "resume") == plan
     assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights

@@ -14,7 +14,7 @@ from dataclasses import replace
 from surefoot.config.sections import AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
-from surefoot.planning.coverage import Shallow, check_depth, coverage
+from surefoot.planning.coverage import check_depth, coverage
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 from surefoot.system.messages import nearest_word
@@ -55,7 +55,7 @@ def plan_adapter(
         parameters=tuple(_full_name(module, matrix) for module, matrix in matrices),
     )
     if request.targets == "all-linear" and request.experts == "auto":
-        check_depth(coverage(model, plan), _why_shallow(request, model, obstacle), notes, key)
+        check_depth(coverage(model, plan), *_why_shallow(request, model, obstacle), notes, key)
     return plan
 
 
@@ -124,11 +124,12 @@ def _refuse_parameters(targets: Sequence[ModuleFact], request: AdapterShape, not
     notes.refuse(place, what, f"set {place}: {change}{leave}", _DORA if request.kind == "dora" else _TARGETS)
 
 
-def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> Shallow:
+def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> tuple[str, tuple[str, str]]:
+    """Why an adapter on all linear layers reaches so little, and how to go on."""
     if obstacle and model.experts:
         change = "adapter.kind: lora" if request.kind == "dora" else "adapter.dropout: 0"
-        return Shallow(f"the experts stay frozen, as {obstacle}", (f"set {change}", "adapter.experts: false"))
-    return Shallow("other weights are in no linear layer", ("train all weights", "name adapter.targets"))
+        return f"the experts stay frozen, as {obstacle}", (f"set {change}", "adapter.experts: false")
+    return "other weights are in no linear layer", ("train all weights", "name adapter.targets")
 
 
 def _look_at_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_Held], notes: Notes, key: str) -> None:

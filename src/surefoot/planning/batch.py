@@ -138,6 +138,7 @@ def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, rows: int, k
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number from 1 to `limit` that fits; 1 where none does."""
+    # Bisection: memory only grows with the number of examples.
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -162,6 +163,8 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
         return without, None
     room = size_text(memory.usable(plan.available))
     reason = f"without it {examples} x the longest example would need {size_text(plan.total)} of {room}"
+    # As few as will do, from the front: each costs its forward pass again, and the first ones come last in the backward
+    # pass, when the others' activations are gone.
     for again in range(1, layers):
         choice = Choice(True, f"in the first {again} of {layers} layers: {reason}", "hardware")
         if memory.fits(forecast(examples, (choice, again))):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.families.pictures import part_of
@@ -84,17 +83,11 @@ def _learns(module: ModuleFact, model: ModelFacts, adapter: AdapterPlan | None, 
     return sum(one.numbers for one in reached), adapter.rank * sum(one.sides for one in reached)
 
 
-@dataclass(frozen=True)
-class Shallow:
-    """Why an adapter does not get deeper. ways: how to go on."""
-
-    why: str
-    ways: tuple[str, str]
-
-
-def check_depth(rows: tuple[KindCoverage, ...], shallow: Shallow, notes: Notes, key: str) -> None:
+def check_depth(rows: tuple[KindCoverage, ...], why: str, fixes: tuple[str, str], notes: Notes, key: str) -> None:
     """Refuse an adapter that reaches less than half of the decoder layers' weights.
 
+    why: it reaches no more.
+    fixes: what reaches more, and what allows it to reach so little.
     key: where it stands in the config.
     """
     decoder = [row for row in rows if row.kind in DECODER]
@@ -103,6 +96,6 @@ def check_depth(rows: tuple[KindCoverage, ...], shallow: Shallow, notes: Notes, 
         return
     what = (
         f"the adapter would reach {reached:,} of the decoder layers' {weights:,} weights ({reached / weights:.0%}): "
-        f"{shallow.why}"
+        f"{why}"
     )
-    notes.refuse(f"{key}.targets", what, " or, to train so knowingly, ".join(shallow.ways), "SF-ADAPTER-SHALLOW")
+    notes.refuse(f"{key}.targets", what, " or, to train so knowingly, ".join(fixes), "SF-ADAPTER-SHALLOW")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.planning.plan import EnvironmentFinding, RunPlan
-from surefoot.planning.threads import THREAD_VARIABLES, asked_threads
+from surefoot.planning.threads import THREAD_VARIABLES, requested_threads
 from surefoot.system.variables import VARIABLES, Verdict
 
 
@@ -52,7 +52,7 @@ def _findings(environment: Mapping[str, str], device: str, values: Mapping[str, 
 
 def _unmet_threads(value: str, used: str) -> tuple[str, Verdict] | None:
     """Effect and verdict of a number of threads that is not the one that computes; None where it is."""
-    requested, are = asked_threads(value), "is" if used == "1" else "are"
+    requested, are = requested_threads(value), "is" if used == "1" else "are"
     if requested is None:
         return f"not a number of threads: {used} {are} used", "ignored"
     return None if str(requested) == used else (f"{requested} asked, {used} {are} used", "overridden")

@@ -1,7 +1,7 @@
 """How much arithmetic an optimizer step needs, and so how fast a machine of a known rate could take it at best.
 
     flops = step_flops(model, Work(tokens, squares, supervised), adapter)
-    share = fraction_of_limit(flops.needed, rate, seconds)
+    flops.needed / rate / seconds     # share of what the machine's fastest products allow, 0 to 1
 
 A multiply-add is two FLOPs. With P the weights of the layers' matrices (of a mixture's experts those that a token goes
 to), R those of the adapter, H those of the output head, A the attention of a token and f the share of supervised
@@ -115,15 +115,6 @@ def attention_flops(model: ModelFacts, squares: int, tokens: int) -> float:
     """Forward, of all layers: each token with itself and those before it, once for the scores and once for the values.
     A sliding window, which saves some of it, is not seen here."""
     return 2.0 * model.layers * model.size("query") * (squares + tokens)
-
-
-def fraction_of_limit(flops: float, rate: float, seconds: float) -> float:
-    """Share of the machine's fastest matrix products that a step reaches, 0 to 1.
-
-    flops: of the work done in `seconds`.
-    rate: the most FLOP/s that matrix products reach on this machine.
-    """
-    return flops / rate / seconds
 
 
 def _layer_weights(model: ModelFacts) -> float:

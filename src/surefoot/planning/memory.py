@@ -260,6 +260,7 @@ def forecast(
     # The last layer goes backward first, when it is all there.
     activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
+    weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
     gradients = 4 * (work.trainable + work.learning)
     waiting = gradients if accumulation > 1 else 0
     peak = max(
@@ -268,7 +269,7 @@ def forecast(
         gradients - _cast_bytes(work) + int((1 + _BACKWARD) * per_layer),
     )
     return MemoryPlan(
-        weights=_weight_bytes(work) + work.under + work.learning * (4 + (work.width if work.autocast else 0)),
+        weights=weights + work.under + work.learning * (4 + (work.width if work.autocast else 0)),
         gradients=gradients,
         optimizer=work.optimizer,
         activations=activations,
@@ -313,10 +314,6 @@ def base_bytes(work: Workload) -> int:
     return 4 * work.parameters if work.adapter is None else _frozen_bytes(work)
 
 
-def _weight_bytes(work: Workload) -> int:
-    return _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
-
-
 def _cast_bytes(work: Workload) -> int:
     """Autocast keeps a cast copy of every fp32 weight that enters a product until its backward pass is over; but those
     of our adapter arithmetic stay, see `adapter_copies`."""
@@ -349,17 +346,8 @@ def _logits(work: Workload, positions: int) -> int:
     autocast the product of a piece besides."""
     if not work.logits:
         return 0
-    head = work.model.vocab * work.model.hidden * (4 + (work.width if work.autocast else 0))
-    held = work.loss_rows is not None and work.adapter is None
-    return _logits_at_once(work, positions) + (head if held else 0)
-
-
-def _logits_at_once(work: Workload, positions: int) -> int:
-    if work.loss_rows is None:
-        return positions * work.model.vocab * _logit_bytes(work)
-    return min(positions, work.loss_rows) * work.model.vocab * (4 + work.width if work.autocast else 4)
-
-
-def _logit_bytes(work: Workload) -> int:
-    """Logits as computed, in fp32, their log-softmax, and the gradients of both ends."""
-    return 4 + 4 + 4 if not work.autocast else 2 + 4 + 4 + 4 + 2
+    vocab, cast = work.model.vocab, work.width if work.autocast else 0
+    if work.loss_rows is None:  # as computed, in fp32, their log-softmax, and the gradients of both ends
+        return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4)
+    head = vocab * work.model.hidden * (4 + cast) if work.adapter is None else 0
+    return min(positions, work.loss_rows) * vocab * (4 + cast) + head

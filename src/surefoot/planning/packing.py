@@ -146,6 +146,7 @@ def _measured(
     padded = next((trial.seconds for trial in trials if trial.form == PADDED), 0.0)
     padding = lengths.padding if lengths else 0.0
     share = f"{padding:.0%} of the tokens of padded rows are padding"
+    # By count, not by time: both are shares of the tokens of padded rows, and the smaller one wins.
     if shares and lengths and lengths.shared <= 1 - padding:
         left = f"{lengths.shared:.0%} of the tokens of padded rows, packing {1 - padding:.0%}"
         return Choice(PLAIN, f"prompts that are computed once leave {left}", "measured")

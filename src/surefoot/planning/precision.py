@@ -104,16 +104,20 @@ def plan_precision(
     environment: variables that are set, by name.
     notes: conflicts and cautions are added here.
     """
-    request, full, products = config.precision, config.adapter is None, measurements.products
+    request, full, products, tf32 = config.precision, config.adapter is None, measurements.products, measurements.tf32
+    gain = tf32 / products["fp32"] if tf32 and products.get("fp32") else None
     compute = _compute(request, full, model.hidden, hardware, products, notes)
+    base = _base(request, full, compute.value, notes)
+    if form := model.stored_form:
+        base = replace(base, reason=f"{base.reason}; the files' {form} is decoded while they are loaded")
     return PrecisionPlan(
         compute=compute,
-        base=_with_form(_base(request, full, compute.value, notes), model.stored_form),
+        base=base,
         trainable=Choice(
             "fp32", "16 bits would lose small updates, and a scaler cannot unscale fp16 gradients", "default"
         ),
         scaler=_scaler(compute.value),
-        tf32=_tf32(request, compute.value, hardware, _gain_of_tf32(measurements.tf32, products), environment, notes),
+        tf32=_tf32(request, compute.value, hardware, gain, environment, notes),
     )
 
 
@@ -162,14 +166,14 @@ def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, fl
             f"precision {dtype} was asked for, but its matrix products are {slower:.1f} times slower than fp32 here "
             f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto takes fp32"
         )
-    elif dtype not in products and hardware.kind == "cpu" and not _in_hardware(dtype, hardware):
+    elif (
+        dtype not in products
+        and hardware.kind == "cpu"
+        and not {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
+    ):
         notes.caution(
             f"precision {dtype} was asked for, but {hardware.name} has no instructions for it: slower than fp32"
         )
-
-
-def _in_hardware(dtype: DType, hardware: Hardware) -> bool:
-    return {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
 
 
 def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[BaseType]:
@@ -192,11 +196,6 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
     return Choice(request.base, "asked for", "user")
 
 
-def _with_form(base: Choice[BaseType], form: str) -> Choice[BaseType]:
-    """form: in what the files hold weights, empty where plainly."""
-    return replace(base, reason=f"{base.reason}; the files' {form} is decoded while they are loaded") if form else base
-
-
 def _scaler(compute: DType) -> Choice[bool]:
     if compute == "fp16":
         return Choice(True, "fp16 gradients underflow without one; it scales over fp32 trainable parameters", "default")
@@ -206,10 +205,6 @@ def _scaler(compute: DType) -> Choice[bool]:
 def tf32_is_open(request: PrecisionConfig, hardware: Hardware, environment: Mapping[str, str]) -> bool:
     """Whether a measurement may decide, or has something to tell."""
     return hardware.tf32 and request.tf32 == "auto" and _forced_tf32(environment) is None
-
-
-def _gain_of_tf32(tf32: float | None, products: Mapping[DType, float]) -> float | None:
-    return tf32 / products["fp32"] if tf32 and products.get("fp32") else None
 
 
 def _forced_tf32(environment: Mapping[str, str]) -> bool | None:

@@ -17,14 +17,14 @@ _COUNTS = re.compile(r"\s*\+?([0-9]{1,19})\s*(,\s*\+?[0-9]{1,19}\s*)*")
 CLEAR_GAIN = 1.2  # a measured count must beat all cores by this factor
 
 
-def asked_threads(value: str) -> int | None:
+def requested_threads(value: str) -> int | None:
     """How many threads a variable asks for; None where the value is no number of threads, and OpenMP passes it by."""
     found = _COUNTS.fullmatch(value)
     return int(found[1]) or None if found else None
 
 
 def _requested(environment: Mapping[str, str]) -> set[int]:
-    values = (asked_threads(environment[name]) for name in THREAD_VARIABLES & environment.keys())
+    values = (requested_threads(environment[name]) for name in THREAD_VARIABLES & environment.keys())
     return {count for count in values if count is not None}
 
 

@@ -86,10 +86,9 @@ _TAKEN = (
 )  # columns and words of surefoot's own
 
 
-def check_custom(config: RunConfig, custom: Custom) -> None:
-    """Raises InputError with all that a caller brings or leaves out against the config."""
-    if faults := [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]:
-        raise InputError(faults)
+def custom_faults(config: RunConfig, custom: Custom) -> list[Fault]:
+    """All that a caller brings or leaves out against the config."""
+    return [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]
 
 
 def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:

@@ -177,7 +177,7 @@ def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -
 
 
 @contextmanager
-def hashed_beside(folder: Path) -> Iterator[Callable[[], Digests]]:
+def hashed_in_background(folder: Path) -> Iterator[Callable[[], Digests]]:
     """In the block a thread hashes the weight files; the function waits for it, and raises what it raised."""
     over = Event()
     with ThreadPoolExecutor(1, "hash of the base") as pool:
@@ -185,6 +185,7 @@ def hashed_beside(folder: Path) -> Iterator[Callable[[], Digests]]:
         try:
             yield digests.result
         finally:
+            # Else leaving the block, as on a refusal, would wait until a base of many GB is hashed.
             over.set()
 
 
@@ -210,8 +211,9 @@ def check_base(run: Path, base: Path, now: Digests) -> None:
         )
 
 
-def keep_base(run: Path, now: Digests, *, anew: bool) -> None:
+def record_base(run: Path, now: Digests, *, anew: bool) -> None:
     """Write them down for later starts. anew: also where there is a record, of an earlier run."""
+    # Never over a record of this run: that would declare a base right that has changed since the first start.
     if anew or not (run / RECORD).is_file():
         durable.write_json(run / RECORD, sealed({"files": now}))
 

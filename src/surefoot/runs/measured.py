@@ -1,24 +1,161 @@
-"""What the probes say of this machine, from the cache where it was asked before.
+"""What the probes say of this machine, from the cache where it was asked before, and which of them a run needs.
 
 Not more than `LIMITS[…].seconds` pass in all, besides imports and a GPU's start: every probe has a budget of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from surefoot.planning.measurements import MEMORY_TAKEN, AttentionTrial, PointwiseTrial
-from surefoot.planning.plan import DType
-from surefoot.planning.probes.kept import Kept
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.attention import ORDER, mask_reason, obstacle
+from surefoot.planning.fast_paths import pointwise_obstacle
+from surefoot.planning.measurements import (
+    MEMORY_TAKEN,
+    PADDED,
+    AttentionTrial,
+    LengthFacts,
+    Measurements,
+    PointwiseSizes,
+    PointwiseTrial,
+    longest_document,
+    longest_example,
+)
+from surefoot.planning.notes import Notes
+from surefoot.planning.packing import open_forms
+from surefoot.planning.plan import PLAIN, BatchPlan, DType
+from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
+from surefoot.planning.probes.kept import Kept, open_kept
+from surefoot.planning.threads import is_open as threads_are_open
+from surefoot.planning.tokenizer import plan_max_length
+from surefoot.system.hardware import Hardware
 
 if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
     import torch
 
     from surefoot.planning.probes.child import Probe
     from surefoot.planning.probes.documents import DocumentsRequest
-    from surefoot.planning.probes.pointwise import PointwiseRequest
     from surefoot.planning.probes.sizes import AttentionRequest
+
+
+def measure_open_choices(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    environment: Mapping[str, str],
+    lengths: LengthFacts | None,
+    batch: Callable[[], BatchPlan],
+) -> Measurements | None:
+    """What the request leaves open; None where the defaults stand whatever is measured.
+
+    lengths: of the examples, where they are known.
+    batch: as it would be without measurements, for a GPU's probes.
+    """
+    # A narrow model on a CPU is planned without: timings of its small products differ from start to start, and so would
+    # plans. But how slow a type is that somebody asked for can be seen nowhere else.
+    narrow = hardware.kind == "cpu" and model.hidden < NARROW
+    if narrow and config.precision.compute in ("auto", "fp32"):
+        return None
+    import torch
+
+    device, kept = torch.device(hardware.kind), open_kept()
+    shapes = linear_shapes(model)
+    products = _products(config, shapes, hardware, kept)
+    if narrow:
+        return Measurements(products=products)
+    tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
+    threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
+    so_far = Measurements(products=products, threads=threads, tf32=tf32)
+    dtype = plan_precision(config, model, hardware, so_far, environment, Notes()).compute.value
+    limit = plan_max_length(config.data.max_length, model, Notes()).value
+    both_ways = bool(lengths and lengths.pictures and model.both_ways)
+    masked = mask_reason(model.window, longest_example(limit, lengths), both_ways)
+    # A GPU that one short row does not fill would tell of launch times. A CPU is busy with one, and the probe has a
+    # budget of seconds.
+    rows = batch().micro.value if hardware.kind == "cuda" else 1
+    if forms := _attention_forms(config, model, hardware, dtype, masked):
+        length = lengths.typical if lengths else limit
+        window = model.window if masked else None
+        request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
+        trials = measured_attention(request, kept)
+        so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
+    if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
+        sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim)
+        so_far = replace(so_far, pointwise=measured_pointwise(sizes, dtype, hardware.kind, kept))
+    if lengths is None or not lengths.mix or config.data.packing == "off":
+        return so_far
+    packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
+    if isinstance(packed, str):
+        return so_far
+    request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows)
+    return replace(so_far, documents=measured_documents(request, kept))
+
+
+def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the linear layers."""
+    return [module.linear for module in model.layer_linears if module.linear]
+
+
+def attention_request(
+    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, rows: int, window: int | None = None
+) -> AttentionRequest:
+    """The model's heads at `length` tokens, for the probe.
+
+    kind: cpu | cuda.
+    rows: of a micro-batch; a CPU's probe takes one.
+    window: of the model, where an example reaches beyond it and every form gets a mask.
+    """
+    from surefoot.planning.probes.sizes import AttentionRequest
+
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    return AttentionRequest(tuple(forms), *heads, length, dtype, kind, window, rows if kind == "cuda" else 1)
+
+
+def _documents_request(
+    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
+) -> DocumentsRequest:
+    """The model's heads and documents of the data's lengths, for the probe.
+
+    rows: of a micro-batch of padded rows, whose tokens a GPU's probe packs; a CPU's takes few.
+    """
+    from surefoot.planning.probes.documents import DocumentsRequest
+
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
+    return replace(request, tokens=rows * lengths.typical) if kind == "cuda" else request
+
+
+def _products(
+    config: RunConfig, shapes: Sequence[tuple[int, int]], hardware: Hardware, kept: Kept
+) -> dict[DType, float]:
+    """Rates of fp32 and of the type that is asked for, or bf16 where it is left open. fp32 alone is of use beside TF32
+    and nowhere else."""
+    import torch
+
+    requested, device = config.precision.compute, torch.device(hardware.kind)
+    if requested == "fp32":
+        return measured_products(shapes, device, ("fp32",), kept) if hardware.tf32 else {}
+    return measured_products(shapes, device, ("fp32", "bf16" if requested == "auto" else requested), kept)
+
+
+def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:
+    """Forms of attention to try: those that can run here; of the kernels switched by hand, the ones that are on."""
+    request = config.attention
+    if request.implementation in ("eager", "flash_attention_2") or model.without_sdpa:
+        return []
+    switches = (request.flash, request.mem_efficient, request.cudnn, request.math)
+    if any(switch != "auto" for switch in switches):
+        return ["cudnn"] if request.cudnn == "on" and hardware.kind == "cuda" else []
+    usable = [
+        kernel
+        for kernel in ORDER
+        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked, model.uneven_heads)
+    ]
+    return [*usable, *(["eager"] if request.implementation == "auto" else [])]
+
 
 Shape = tuple[int, int]  # inputs, outputs
 # What may be otherwise tomorrow, or as soon as another program gives back its memory.
@@ -89,16 +226,15 @@ def measured_documents(request: DocumentsRequest, kept: Kept) -> tuple[Attention
     return _trials("documents", request, DOCUMENTS, kept)
 
 
-def measured_pointwise(request: PointwiseRequest, kept: Kept) -> tuple[PointwiseTrial, ...]:
+def measured_pointwise(sizes: PointwiseSizes, dtype: DType, kind: str, kept: Kept) -> tuple[PointwiseTrial, ...]:
+    from surefoot.planning.probes.pointwise import PointwiseRequest
     from surefoot.runs.kernel_probes import POINTWISE
 
-    return _trials("pointwise", request, POINTWISE, kept)
+    return _trials("pointwise", PointwiseRequest(("norm", "rotary"), sizes, dtype, kind), POINTWISE, kept)
 
 
 def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...]:
     """In a child process on a GPU, in this one on a CPU, where nothing of torch's has ever crashed."""
-    from dataclasses import asdict
-
     from surefoot.planning.probes import child
 
     run = child.run_in_child if request.device == "cuda" else child.run_request

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,14 +29,6 @@ _APART = 1.0  # seconds between two readings of the counters
 _READINGS = 60
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """wait: seconds until the step's batches were there. work: see `Arithmetic.effort`."""
-
-    wait: float
-    work: float
-
-
 class PaceObserver:
     """An observer in front of another one, to which it hands everything on.
 
@@ -51,7 +43,7 @@ class PaceObserver:
         self._observer, self._arithmetic, self._say, self._rollouts = observer, arithmetic, say, rollouts
         self._alone = alone
         self._guard = PaceGuard()
-        self._begun = _Begun(0.0, 0.0)
+        self._wait, self._work = 0.0, 0.0  # of the step: seconds until its batches were there, `Arithmetic.effort`
         self._waits: deque[float] = deque(maxlen=_READINGS)  # shares of steps
         self._paces: deque[tuple[float, int]] = deque(maxlen=RECENT)  # seconds, tokens
         self._device = arithmetic.plan.device.value
@@ -64,20 +56,20 @@ class PaceObserver:
         def batches(step: int) -> Sequence[Weighted]:
             started = time.perf_counter()
             found = job.batches(step)
-            wait = 0.0 if self._rollouts else time.perf_counter() - started
-            self._begun = _Begun(wait, self._arithmetic.effort(found))
+            self._wait = 0.0 if self._rollouts else time.perf_counter() - started
+            self._work = self._arithmetic.effort(found)
             return found
 
         return replace(job, batches=batches)
 
     def step(self, report: StepReport, state: RunState) -> None:
         self._observer.step(report, state)
-        seconds = report.seconds + self._begun.wait
-        self._waits.append(self._begun.wait / seconds if seconds else 0.0)
+        seconds = report.seconds + self._wait
+        self._waits.append(self._wait / seconds if seconds else 0.0)
         self._paces.append((seconds, report.tokens))
         if is_writing():  # a checkpoint beside the steps takes a core for a while, and is no fault
             return
-        slow = self._guard.step(report.step, seconds, self._begun.work)
+        slow = self._guard.step(report.step, seconds, self._work)
         if slow is not None:
             self._tell(report.step, slow)
         elif not self._readings or time.monotonic() - self._readings[-1][1].seconds >= _APART:
@@ -110,6 +102,7 @@ class PaceObserver:
         )
         seconds, tokens = (sum(column) for column in zip(*self._paces, strict=True))
         self._say(slow_sentence(step, slow.pace, tokens / seconds, list(causes(moment))))
+        # So that the next sentence is about what happens from here on, not about the same slowdown.
         self._readings.clear()
 
 

@@ -8,8 +8,7 @@ keeps its saved plan, but for the parts that a changed key asks for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -123,35 +122,11 @@ _TYPICAL = 90  # percentile: about the longest of the ten or so examples of a mi
 _STEPS = 64  # drawn
 
 
-@dataclass(frozen=True)
-class StepTokens:
-    """Tokens of a few steps, by how they are laid out.
-
-    real: of the examples.
-    padded: in padded rows.
-    shared: in padded rows, where what both answers of a pair begin with is computed once.
-    """
-
-    real: int
-    padded: int
-    shared: int
-
-
 def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
-    """Of the run's examples, with what the policy is yet to write behind them."""
+    """What the plan needs to know of the lengths of the run's examples, with what the policy is yet to write behind
+    them, all of which carries loss."""
+    train, micro = data.train, config.batch.micro
     answer = config.rollout.max_new_tokens if config.method.rollouts else 0
-    return length_facts(data, answer, size=config.batch.size, micro=config.batch.micro)
-
-
-def length_facts(
-    data: PreparedData, answer: int = 0, *, size: int = 16, micro: int | Literal["auto"] = "auto"
-) -> LengthFacts:
-    """What the plan needs to know of the examples' lengths.
-
-    answer: tokens that are yet to be written behind each example, all of which carry loss.
-    size, micro: as in the config; the share of padding depends on them.
-    """
-    train = data.train
     longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
     supervised = float((train.supervised_counts / train.lengths).max())
     if answer:
@@ -160,23 +135,29 @@ def length_facts(
     mix = np.quantile(train.lengths, quantiles, method="nearest")
     per = data.rows_per_item
     layout = Layout(0, tokens=max(_ROOM, longest * per)) if micro == "auto" else Layout(0, most=micro)
-    tokens = step_tokens(train, per, size, layout)
+    real, padded, shared = step_tokens(train, per, config.batch.size, layout)
     return LengthFacts(
         longest=longest + answer,
         typical=typical + answer,
         supervised=supervised,
         mean=float(train.lengths.mean()) + answer,
         mix=tuple(int(length) + answer for length in mix),
-        padding=1 - tokens.real / tokens.padded,
-        shared=tokens.shared / tokens.padded,
+        padding=1 - real / padded,
+        shared=shared / padded,
         evaluated=int(data.eval.lengths.max()) if data.eval is not None else 0,
         pictures=any(file.pictures for one in (train, data.eval) if one is not None for file in one.files),
     )
 
 
-def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout, *, seed: int = 0) -> StepTokens:
-    """Over random steps of `size` items, of `per` examples each: two in pairs. layout: of padded rows."""
-    generator = np.random.default_rng(seed)
+def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout) -> tuple[int, int, int]:
+    """Tokens of a few random steps: of the examples; in padded rows; and in padded rows, where what both answers of a
+    pair begin with is computed once.
+
+    per: examples of an item, two in pairs.
+    size: items of a step.
+    layout: of padded rows.
+    """
+    generator = np.random.default_rng(0)  # the same steps at every start, so that the same plan comes out
     lengths = train.lengths.reshape(-1, per)
     real = padded = shared = 0
     for _ in range(_STEPS):
@@ -188,7 +169,7 @@ def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout, *,
             padded += len(rows) * max(rows)
             common = [common_beginning(*_both(train, int(item))) for item in items] if per == 2 else []
             shared += tokens_with_shared(rows, common) if common else len(rows) * max(rows)
-    return StepTokens(real, padded, shared)
+    return real, padded, shared
 
 
 def _both(train: TokenisedDataset, pair: int) -> Sequence[Example]:

@@ -20,9 +20,10 @@ from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
+from surefoot.runs.requirements import raised_together
 from surefoot.runs.revisions import Commits, hub_data_name, pin
 from surefoot.system import hardware
-from surefoot.system.errors import Fault, InputError, SurefootError
+from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import looks_local
 
 _LARGE = 64 << 20  # bytes of described data that are not looked into here: they are read whole, which takes time
@@ -54,17 +55,11 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
 
 def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Commits:
     """refused: faults of the folder, which hide none of the config's."""
-    try:
+    with raised_together(refused):
         require_trackers(config.report_to)
         pinned, commits = pin(config, {})
         # PPO's models are looked at with torch. Without it nothing is known of a GPU but that there is one.
         draft = None if config.method.rollouts else make_plan(pinned, hardware=hardware.glance(), measure=False)
-    except SurefootError as error:
-        if not refused:
-            raise
-        raise InputError([*refused, *(error.faults if isinstance(error, InputError) else ())]) from None
-    if refused:
-        raise InputError(refused)
     if looks_local(config.model.path):
         stored_tensors(Path(config.model.path))
     if draft is not None and looks_local(config.model.path):

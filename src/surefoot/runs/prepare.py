@@ -6,8 +6,7 @@ with their lengths the plan is made again. Nothing in the run folder changes her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from surefoot.report.console import Console
 from surefoot.report.tables.audit import audit_report
 from surefoot.report.tables.plan import plan_changes, plan_table
 from surefoot.report.trackers.adapters import require_trackers
-from surefoot.runs.custom import Custom, check_custom
+from surefoot.runs.custom import Custom, custom_faults
 from surefoot.runs.evaluating import check_answers
 from surefoot.runs.identity import check_identity, require_base, run_identity
 from surefoot.runs.load_models import planned_tokenizer
@@ -33,6 +32,7 @@ from surefoot.runs.output_folder import check_disk, disk_of
 from surefoot.runs.plan_with_data import carry_template, lengths_of, other_kernels, plan_of, with_template
 from surefoot.runs.prepared import PreparedRun, Timetable, make_schedule, make_task, make_timetable
 from surefoot.runs.profiling import Phases
+from surefoot.runs.requirements import raised_together
 from surefoot.runs.revisions import Commits, pin, saved_commits
 from surefoot.runs.run_folder import DATA, FolderState, sentence
 from surefoot.runs.summary import run_summary
@@ -61,7 +61,7 @@ def prepare(
     origin: as in RunPlan.
     """
     requested, phases = config, phases or Phases()
-    with _with_faults_of(lambda: check_custom(config, custom)):
+    with raised_together(custom_faults(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
         _say_what_was_found(console, existing)
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
@@ -123,31 +123,13 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
     """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
     when the run comes to it."""
     try:
-        with _with_faults_of(lambda: check_custom(config, custom)):
+        with raised_together(custom_faults(config, custom)):
             make_plan(config, measure=False)
     except InputError as error:
         return error.faults
     except SurefootError:
         pass
     return ()
-
-
-@contextmanager
-def _with_faults_of(check: Callable[[], None]) -> Iterator[None]:
-    """Raises what `check` refuses and what the block refuses as one InputError."""
-    faults: tuple[Fault, ...] = ()
-    try:
-        check()
-    except InputError as error:
-        faults = error.faults
-    try:
-        yield
-    except SurefootError as error:
-        if not faults:
-            raise
-        raise InputError([*faults, *(error.faults if isinstance(error, InputError) else ())]) from None
-    if faults:
-        raise InputError(faults)
 
 
 def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from surefoot.data.batching.batch import IGNORE, Weighted
 from surefoot.families.model_facts import ModelFacts
@@ -25,7 +26,6 @@ from surefoot.planning.limits import (
     StepFlops,
     Work,
     attention_flops,
-    fraction_of_limit,
     layer_flops,
     step_flops,
     work_of,
@@ -48,7 +48,7 @@ from surefoot.report.profile import (
     draw_profile,
     profile_table,
 )
-from surefoot.runs.make_plan import linear_shapes
+from surefoot.runs.measured import linear_shapes
 from surefoot.system import durable
 from surefoot.system.errors import SurefootError
 from surefoot.training.loop import Job
@@ -110,8 +110,8 @@ def profiled(
             job,
             watch=window.watch,
             batches=batches,
-            save=_between(window, job.save),
-            evaluate=None if job.evaluate is None else _evaluating(window, job.evaluate),
+            save=_clocked(window, "checkpoint", job.save),
+            evaluate=None if job.evaluate is None else _clocked(window, "evaluation", job.evaluate),
         )
     except BaseException:
         window.abandon()
@@ -169,7 +169,7 @@ def _limit(recorded: Recorded, work: Work, arithmetic: Arithmetic) -> tuple[Limi
     flops = arithmetic.flops(work)
 
     def of_limit(needed: float, seconds: float) -> float:
-        return fraction_of_limit(needed, rate, seconds) if seconds else 0.0
+        return needed / rate / seconds if seconds else 0.0
 
     found = LimitFacts(
         flops_per_token=flops.needed / work.tokens,
@@ -198,20 +198,14 @@ def _tell(report: ProfileReport, recorded: Recorded, run: Path, observer: RunObs
     observer.tell(f"profile written: {run / FOLDER}{trace}", caution=False)
 
 
-def _between(window: Window, save: Callable) -> Callable:
-    def saving(state):
-        with window.between("checkpoint"):
-            return save(state)
+def _clocked(window: Window, part: Literal["checkpoint", "evaluation"], function: Callable) -> Callable:
+    """What happens between steps, counted as this part."""
 
-    return saving
+    def clocked(argument):
+        with window.between(part):
+            return function(argument)
 
-
-def _evaluating(window: Window, evaluate: Callable) -> Callable:
-    def evaluating(step: int):
-        with window.between("evaluation"):
-            return evaluate(step)
-
-    return evaluating
+    return clocked
 
 
 COMPILE = "compile"
@@ -279,13 +273,11 @@ class Arithmetic:
         squares = sum(length * length for batch in micro_batches for length in batch.rows.lengths)
         return layer_flops(self.model, computed) + 3.0 * attention_flops(self.model, squares, computed)
 
-    def flops(self, work: Work, *, pruned: bool = True) -> StepFlops:
-        """pruned: as in `step_flops`."""
+    def flops(self, work: Work) -> StepFlops:
         return step_flops(
             self.model,
             work,
             self.plan.adapter,
             head=not METHODS[self.stage].scores,
             checkpointed=float(self.plan.memory.gradient_checkpointing.value),
-            pruned=pruned,
         )

@@ -78,6 +78,8 @@ def publish(
     more: figures that go into all_results.json besides the usual ones.
     """
     config, folder = run.config, run.folder
+    # The manifest goes first and comes back last. A run that is killed in between has none, so `is_published` says no
+    # and --resume publishes again, instead of trusting a mixture of two outcomes.
     durable.remove(folder / MANIFEST)
     step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")
     if step == 0 and state.step > 0:
@@ -107,6 +109,7 @@ def publish(
     paths = [folder / name for name in (*listed, *origin, *plots, *report)]
     content = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
     durable.write_json(folder / MANIFEST, content)
+    # Only now: until the outcome is whole, what was set aside may be all that is left to look at.
     clear_rejected(folder)
     return Published(results, step, (*lost, *cautions, *missing))
 
@@ -193,6 +196,7 @@ def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple
     for name in names:
         durable.make_folders((run / name).parent)  # a critic and an average lie in folders of their own
         durable.copy_file(chosen / name, run / name)
+    # The last one's, not the chosen one's: it tells of the whole run.
     durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
     return [*names, *of_merge], cautions
 

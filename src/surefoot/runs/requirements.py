@@ -5,16 +5,31 @@ All of it is tried on this machine before the plan promises it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from surefoot.config.schema import QUANTISED, RunConfig
 from surefoot.planning.parallel import RanksFacts
 from surefoot.system import process
-from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
 from surefoot.system.libraries import bitsandbytes_obstacle, compiler_obstacle, torchao_obstacle
 
 if TYPE_CHECKING:
     from surefoot.training.ranks import Ranks
+
+
+@contextmanager
+def raised_together(faults: Sequence[Fault]) -> Iterator[None]:
+    """Raises these and what the block refuses as one InputError: who mends one mistake should not meet the next."""
+    try:
+        yield
+    except SurefootError as error:
+        if not faults:
+            raise
+        raise InputError([*faults, *(error.faults if isinstance(error, InputError) else ())]) from None
+    if faults:
+        raise InputError(faults)
 
 
 def ranks_facts(config: RunConfig) -> RanksFacts:

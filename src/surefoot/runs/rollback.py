@@ -41,11 +41,13 @@ def roll_back(run: Path, data: Task, rollbacks: Sequence[Rollback], error: Steps
     checkpoint = _last_healthy(run, rollbacks)
     if checkpoint is None:
         return "guard.rollback: there is no healthy checkpoint to go back to"
+    # All data since the checkpoint are skipped, not the last batch alone: which of them hurt is not known.
     first = data_step(rollbacks, checkpoint.step + 1)
     following = data.begins_at(data_step(rollbacks, error.step) + 1)
     rollback = Rollback(checkpoint.step, error.step, following - (checkpoint.step + 1))
     why = error.faults[0]
     made = Recorded(rollback, _examples(data, range(first, following)), f"{why.where}: {why.what}")
+    # On disk before anything else of it happens: a process that is killed from here on resumes on the same way.
     add_rollback(run, made)
     return made
 

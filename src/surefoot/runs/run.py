@@ -36,7 +36,7 @@ from surefoot.runs.card_facts import example_question
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
-from surefoot.runs.identity import Digests, check_base, hashed_beside, keep_base
+from surefoot.runs.identity import Digests, check_base, hashed_in_background, record_base
 from surefoot.runs.observers import end_facts, find_tool_log, open_observer, open_trackers, run_facts
 from surefoot.runs.output_folder import Mode
 from surefoot.runs.plan_with_data import is_on_texts
@@ -149,7 +149,7 @@ def _lead_run(
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
-    with hashed_beside(run.base) as hashes:
+    with hashed_in_background(run.base) as hashes:
         run, loaded, verified = load_and_check(run, session, options.custom, console, phases)
         base = hashes()
     if run.resumed:
@@ -174,6 +174,7 @@ def _lead_run(
                 return _take_steps_and_publish(run, loaded, console, session, options, phases)
         except SurefootError as error:
             if isinstance(error, StepsLost) and _went_back(run, error, console):
+                # The models of the next attempt are loaded in this process: two copies would not fit.
                 loaded.engine.release()
                 session.begin_anew()
                 return None
@@ -214,7 +215,7 @@ def _begin_records(
     records = audit_to_json(run.task.data) | {HUB: commits_to_json(run.commits)} | to_try
     note_changes(run.existing)
     write_records(config, folder, run.plan, verified, records, options.origin, shares)
-    keep_base(folder, base, anew=not run.resumed)
+    record_base(folder, base, anew=not run.resumed)
     death = find_death(folder) if run.existing.mode == "resume" else None
     console.log_to(folder / LOG)
     note_rollbacks(folder)

@@ -111,7 +111,7 @@ def test_fp32_products_in_a_bf16_run_are_named_with_their_modules(folder, base):
 def packed(folder, base, monkeypatch):
     """As planned where attention by products was measured to be the fastest."""
     seen = Measurements(documents=(AttentionTrial("matmul", 1.0, ""),))
-    monkeypatch.setattr(planned, "_measure", lambda *asked: seen)
+    monkeypatch.setattr(planned, "measure_open_choices", lambda *asked: seen)
     config = clean_run(folder, base, precision="bf16")
     config = config.model_copy(update={"data": config.data.model_copy(update={"packing": "on"})})
     with ready(config, STEPS) as one:

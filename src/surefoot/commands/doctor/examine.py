@@ -57,9 +57,11 @@ from surefoot.planning.probes.kept import Kept, open_kept
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.report.library_messages import captured_libraries
 from surefoot.report.observer import silent_console
-from surefoot.runs.make_plan import attention_request, linear_shapes, make_plan
+from surefoot.runs.make_plan import make_plan
 from surefoot.runs.measured import (
+    attention_request,
     largest_of,
+    linear_shapes,
     measured_attention,
     measured_copy,
     measured_products,

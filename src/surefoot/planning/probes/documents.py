@@ -35,7 +35,7 @@ from surefoot.planning.probes.attention import (
     trial_of,
 )
 from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
-from surefoot.planning.probes.sizes import less_than_asked, padded_halves, room_on, timed_at, timed_documents
+from surefoot.planning.probes.sizes import padded_halves, room_on, smaller_than_requested, timed_at, timed_documents
 from surefoot.planning.probes.timing import Limits, attempt, one_thread, seconds_or_failures
 
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
@@ -108,7 +108,7 @@ def document_trials(
         makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
         wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
-    less = less_than_asked((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
+    less = smaller_than_requested((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
     at = timed_at(less, held=taken != timed_documents(*requested, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)
 

@@ -98,7 +98,7 @@ class Size:
         return self.rows * self.kv_heads / (whole.rows * whole.kv_heads)
 
     def less_than(self, request: AttentionRequest) -> str:
-        return less_than_asked(
+        return smaller_than_requested(
             (self.tokens, request.length, "tokens"),
             (self.groups * self.kv_heads, request.heads, "heads"),
             (self.rows, request.rows, "rows"),
@@ -111,7 +111,7 @@ def timed_at(*less: str, held: bool) -> str:
     return ", ".join(filter(None, (*less, MEMORY_TAKEN if held else "")))
 
 
-def less_than_asked(*taken: tuple[int, int, str]) -> str:
+def smaller_than_requested(*taken: tuple[int, int, str]) -> str:
     """taken: (timed, asked for, of what). Empty where all of it was timed."""
     less = [f"{timed} of {requested} {what}" for timed, requested, what in taken if timed < requested]
     return f"at {' and '.join(less)}" if less else ""

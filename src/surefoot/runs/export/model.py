@@ -122,6 +122,7 @@ def export_model(
         prompts, parts.trained, parts.template, parts.encoder, parts.bos_id, parts.facts.max_positions
     )
     place = torch.device("cpu" if device == "cpu" else hardware.detect().kind)
+    # An export that was killed between its two renames has left the former one under another name.
     durable.restore_replaced(out.absolute().parent)
     with durable.staged_folder(out, replace=overwrite) as staging:
         account = Account()
@@ -132,6 +133,7 @@ def export_model(
         digests = tensor_digests(model)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         save_full(model, staging, max_shard_size)
+        # Gone before the written files are opened: the peak stays at one copy of the model.
         del model
         gc.collect()
         copy_tokenizer(parts, staging)

@@ -145,6 +145,7 @@ class FailureRecorder:
 
     def _make_room(self, folder: Path, own: Path) -> None:
         there = [path for path in failures_in(folder) if path != own]
+        # The newest of those goes, never the first: later failures are often only its consequences.
         if len(there) >= MOST:
             durable.remove(there[-1])
 
@@ -153,6 +154,7 @@ class FailureRecorder:
             return None  # no rank has them whole
         weights = dict(self._loaded.engine.weights())
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        # Twice the size, so that forensics never take the room of the next checkpoint.
         return weights if size <= LARGEST and 2 * size < hardware.free_disk(folder) else None
 
     def _bad_weights(self) -> list[str]:

@@ -26,7 +26,6 @@ import torch
 from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
-from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
 from surefoot.methods.method import LoadedModels, ignore
@@ -46,7 +45,7 @@ from surefoot.runs.run_folder import CONFIG, PLAN, FolderState
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
-from surefoot.training.diagnose import Finding, Origin, find_origin, place_of_error
+from surefoot.training.diagnose import Finding, find_origin, place_of_error
 from surefoot.training.evaluation import one_pass
 from surefoot.training.failure import CurrentBatch, Failure, Kept, is_device_error, read_failure
 from surefoot.training.guard import is_on_the_way
@@ -86,13 +85,9 @@ class Replayed:
     def same_place(self) -> bool:
         """The same kind of value at the same module, or the same exception there."""
         if self.then.kind == "crash":
-            return (
-                self.reached
-                and bool(self.error)
-                and self._kind(self.error) == self._kind(self.then.error)
-                and self._same_module
-            )
-        then, now = _origin(self.then.finding), _origin(self.now)
+            kind, of_then = (error.partition(":")[0] for error in (self.error, self.then.error))
+            return self.reached and kind != "" and (kind, self.place) == (of_then, self.then.place)
+        then, now = (finding.origin if finding else None for finding in (self.then.finding, self.now))
         if then is None or now is None:
             return then is now and self.now is not None
         if (then.way, then.micro_batch) != (now.way, now.micro_batch):
@@ -108,20 +103,11 @@ class Replayed:
         """Every loss up to it, and the value itself, are the same bits."""
         if not self.same_place or self.then.kind == "crash":
             return False
-        then, now = self.then.finding, self.now
-        assert then is not None
-        assert now is not None
-        bits = [[loss.hex() for loss in finding.losses] for finding in (then, now)]
-        tensors = [finding.origin.tensor if finding.origin else None for finding in (then, now)]
-        return bits[0] == bits[1] and tensors[0] == tensors[1]
-
-    @property
-    def _same_module(self) -> bool:
-        return self.place == self.then.place
-
-    @staticmethod
-    def _kind(error: str) -> str:
-        return error.partition(":")[0]
+        bits = []
+        for finding in (self.then.finding, self.now):
+            assert finding is not None, "what is not the same place was told apart above"
+            bits.append(([loss.hex() for loss in finding.losses], finding.origin and finding.origin.tensor))
+        return bits[0] == bits[1]
 
 
 def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, custom: Custom = NOTHING) -> Replayed:
@@ -202,7 +188,9 @@ def plain_plan(plan: RunPlan) -> RunPlan:
 def _again(kept: Kept, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
     """What is found in a step; of all else that nothing was raised."""
     failure, engine, task = kept.failure, loaded.engine, run.task
-    batches = _laid_out(kept.batches, plain, loaded.plan)
+    pad = loaded.plan.tokenizer.pad_id
+    # The plain path takes padded rows alone.
+    batches = [in_padded_rows(batch, pad) if plain else batch for batch in kept.batches]
     match failure.phase:
         case "step":
             return find_origin(
@@ -225,19 +213,10 @@ def _again(kept: Kept, run: PreparedRun, loaded: LoadedModels, custom: Custom, p
                 for batch in batches:
                     one_pass(loaded.model, task.objective, batch, settings=loaded.settings, device=engine.device)
         case "evaluation":
-            _evaluate(run, loaded, custom, failure.step)
+            observer, stop = SilentObserver(), StopRequest()
+            evaluate = make_evaluate(run, loaded, custom.all_metrics, observer, stop, Activity(), CurrentBatch())
+            evaluate(failure.step)
     return Finding(None, ())
-
-
-def _evaluate(run: PreparedRun, loaded: LoadedModels, custom: Custom, step: int) -> None:
-    observer, stop = SilentObserver(), StopRequest()
-    make_evaluate(run, loaded, custom.all_metrics, observer, stop, Activity(), CurrentBatch())(step)
-
-
-def _laid_out(batches: Sequence[Weighted], plain: bool, plan: RunPlan) -> list[Weighted]:
-    """As they were; in padded rows for the plain path, which knows no others."""
-    pad = plan.tokenizer.pad_id
-    return [in_padded_rows(batch, pad) if plain else batch for batch in batches]
 
 
 def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
@@ -256,18 +235,13 @@ def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
         raise IntegrityError(
             Fault(str(folder), what, "replay it with the version of surefoot that wrote it", code="SF-REPLAY")
         ) from None
-    config = _found(folder, moved)
-    alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
-    return config.model_copy(update={"parallel": alone}), plan
-
-
-def _found(folder: Path, moved: Sequence[str]) -> RunConfig:
-    """The config with what has been moved, whose files must be there."""
     try:
-        return load_config(folder / CONFIG, moved).config
+        config = load_config(folder / CONFIG, moved).config
     except InputError as error:
         fix = f"or say where it lies now, as in `surefoot replay {folder} model.path=…`"
         raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
+    alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
+    return config.model_copy(update={"parallel": alone}), plan
 
 
 def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None:
@@ -336,7 +310,3 @@ def _within(plain: str, own: str) -> bool:
     """Whether a module of the plain path is one of the run's or in it: a kernel of surefoot's own runs a module without
     calling those inside."""
     return f"{plain}.".startswith(f"{own}.")
-
-
-def _origin(finding: Finding | None) -> Origin | None:
-    return finding.origin if finding else None

@@ -97,6 +97,7 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
     found = {path.name: record for path in paths if (record := _blocked(path, loaded))}
     left = [path for path in paths if path.name not in found]
     if left:
+        # B of a fresh LoRA is 0: then A has no gradient, and a path that computes it wrongly would pass.
         with nonzero_matrices(loaded.engine.parameters.values()):
             found |= _Comparison(run, loaded, left).records(left)
     for path in paths:

@@ -119,7 +119,7 @@ def key_of(name: str) -> str:
 # How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
 # equally far but for chance, which in the kind of parameters that differs most makes up to 2.9 of it. A length may be
 # as far as the plain way's gradient is: its own distance may be 0 by chance. Measured: docs/evidence/fast-paths.md.
-_AS_FAR = 4.0
+_DISTANCE_LIMIT = 4.0
 _LOST = 1.0  # of a distance: there nothing of the gradient is left, and nothing can be held to it
 _16_BITS = (torch.bfloat16, torch.float16)
 
@@ -204,9 +204,9 @@ def rounds_as_plain(
     own, its = (differences(loaded.engine, reference, one) for one in (plain, other))
     limits = limits_in(loaded.plan.precision.compute.value)
     allowed = Differences(
-        max(limits.gradient, _AS_FAR * own.gradient),
+        max(limits.gradient, _DISTANCE_LIMIT * own.gradient),
         max(limits.length, own.gradient),
-        max(limits.loss, _AS_FAR * own.loss),
+        max(limits.loss, _DISTANCE_LIMIT * own.loss),
     )
     if not max(own.largest, its.largest) < _LOST or its.beyond(allowed):
         return {}

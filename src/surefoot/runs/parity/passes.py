@@ -104,6 +104,7 @@ def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
     ranks."""
     zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
+    # A generator of its own: the run's draws must be those of a run that was never compared.
     draws = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
@@ -146,6 +147,7 @@ def _pass_at(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
         engine.reduce()
         engine.unscale(scale)
         return Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
+    # Whatever happened: gradients that were left would be added to those of step 1.
     finally:
         engine.discard()
 

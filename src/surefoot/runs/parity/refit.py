@@ -12,7 +12,7 @@ from dataclasses import replace
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import BatchPlan, Choice, RunPlan
 from surefoot.runs.make_plan import make_plan
-from surefoot.runs.plan_with_data import as_settled, length_facts
+from surefoot.runs.plan_with_data import as_settled, lengths_of
 from surefoot.runs.prepared import PreparedRun
 from surefoot.system.messages import size_text
 from surefoot.training.engine import Engine
@@ -25,15 +25,14 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
     say: called with a line on smaller micro-batches, or on a forecast that does not fit; the plan keeps it.
     Every rank must ask.
     """
+    # A resumed run keeps its micro-batches: others would round otherwise, and it would end in other weights.
     if run.resumed or settled.kernels == run.plan.kernels:
         return settled
     config = as_settled(run.config, settled)
     again = settled.memory.gradient_checkpointing.value
     requested = ("on" if settled.memory.recomputed is None else settled.memory.recomputed) if again else "off"
     config = config.model_copy(update={"gradient_checkpointing": requested})
-    answer = config.rollout.max_new_tokens if config.method.rollouts else 0
-    lengths = length_facts(run.task.data, answer, size=config.batch.size, micro=config.batch.micro)
-    anew = make_plan(config, lengths=lengths, measurements=settled.measurements)
+    anew = make_plan(config, lengths=lengths_of(config, run.task.data), measurements=settled.measurements)
     memory = replace(anew.memory, gradient_checkpointing=settled.memory.gradient_checkpointing)
     batch = _of_the_first_rank(anew.batch, engine)
     # PPO asks for the size where it writes answers, too, and its batches are bound to it.
