@@ -3,19 +3,14 @@ narrow models, for which nothing is."""
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 
 import pytest
 
 from helpers.growing_records import sky_workplace
-from helpers.model_layouts import run_config
+from helpers.path_runs import forget, path_config, start, weights
 from surefoot.planning.precision import NARROW
-from surefoot.report.console import Console
 from surefoot.runs import make_plan as planned
-from surefoot.runs.run import train_run
-from surefoot.runs.run_folder import Mode
 
 STEPS = 3
 
@@ -25,17 +20,10 @@ def workplace(tmp_path_factory):
     return sky_workplace(tmp_path_factory, 22, hidden=NARROW)
 
 
-def train(workplace, output, mode: Mode = "new"):
-    wanted = run_config(
-        model=str(workplace / "base"),
-        data={"train": str(workplace / "rows.json"), "eval": 2, "max_length": 64},
-        adapter={"kind": "dora", "rank": 4},
-        batch={"size": 8},
-        duration=f"{STEPS} steps",
-        checkpoint={"every": "1 step", "keep": STEPS},
-        output=str(output),
-    )
-    assert train_run(wanted, mode, Console(io.StringIO())) == 0
+def train(workplace, output, mode="new"):
+    ways = {"adapter": {"kind": "dora", "rank": 4}, "batch": {"size": 8}, "duration": f"{STEPS} steps"}
+    checkpoint = {"every": "1 step", "keep": STEPS}
+    start(path_config(workplace, output, data={"eval": 2}, checkpoint=checkpoint, **ways), mode)
     return json.loads((output / "plan.json").read_text())["plan"]
 
 
@@ -49,12 +37,12 @@ def test_what_is_left_open_is_measured_and_kept(workplace, tmp_path, monkeypatch
     assert seen["attention"]
     assert plan["kernels"]["documents"]["source"] == "measured"
     assert plan["kernels"]["last_block"]["value"] == "pruned"
-    weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
-    shutil.rmtree(tmp_path / "run" / f"checkpoint-{STEPS}")
+    trained = weights(tmp_path / "run")
+    forget(tmp_path / "run", [STEPS])
 
     def measured_again(*asked):
         raise AssertionError("a run that goes on measures nothing")
 
     monkeypatch.setattr(planned, "measure_open_choices", measured_again)
     assert train(workplace, tmp_path / "run", "resume") == plan
-    assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights
+    assert weights(tmp_path / "run") == trained

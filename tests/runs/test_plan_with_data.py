@@ -1,14 +1,17 @@
-"""`surefoot plan` shows the plan that `surefoot train` goes by."""
+"""`surefoot plan` shows the plan that `surefoot train` goes by, and how lengths of examples are counted for it."""
 
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
+from surefoot.data.batching.packing import Layout
 from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console
@@ -16,7 +19,7 @@ from surefoot.runs import make_plan as planning
 from surefoot.runs import plan_with_data as with_data
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.make_plan import make_plan
-from surefoot.runs.plan_with_data import plan_with_data
+from surefoot.runs.plan_with_data import plan_with_data, step_tokens
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run import train_run
 from surefoot.runs.run_folder import inspect_folder
@@ -81,3 +84,32 @@ def test_data_that_cannot_be_read_are_told_and_do_not_keep_the_plan(config, tmp_
 
 def _elsewhere(config, folder):
     return config.data.train[0].model_copy(update={"path": str(folder / "absent.json")})
+
+
+class Examples:
+    """Just what is counted: pairs that begin with the same `prompt` tokens."""
+
+    def __init__(self, lengths, prompt: int = 0):
+        self.lengths, self.prompt = np.array(lengths), prompt
+
+    def __getitem__(self, place):
+        ids = np.arange(self.lengths[place])
+        ids[self.prompt :] += 1000 * (place % 2)
+        return SimpleNamespace(ids=ids)
+
+
+def test_the_share_of_padding():
+    real, padded, shared = step_tokens(Examples([50] * 100), 1, 16, Layout(0, tokens=400))
+    assert padded == real == shared
+    mixed = Examples([10, 20] * 50)
+    (real, whole, _), (_, less, _) = (step_tokens(mixed, 1, 16, Layout(0, tokens=room)) for room in (10_000, 60))
+    assert 1 - real / whole == pytest.approx(0.25, abs=0.05)  # all beside the longest: a quarter
+    assert less - real < (whole - real) / 2  # micro-batches of neighbours waste less
+
+
+def test_pairs_are_two_rows_whose_beginning_counts_once():
+    pairs = Examples([30, 20] * 8, prompt=16)
+    steps = 64
+    assert step_tokens(pairs, 2, 4, Layout(0, most=2)) == (steps * 4 * 50, steps * 4 * 60, steps * 4 * (16 + 2 * 14))
+    _, padded, shared = step_tokens(Examples([30, 20] * 8, prompt=2), 2, 4, Layout(0, most=2))
+    assert shared == padded  # too little to be worth a second pass

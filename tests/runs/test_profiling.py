@@ -1,8 +1,11 @@
 """`surefoot train --profile N`: what lies in the run folder afterwards, and that the run is the same without."""
 
+from __future__ import annotations
+
 import dataclasses
 import gzip
 import json
+import re
 import shutil
 
 import pytest
@@ -21,7 +24,7 @@ from surefoot.report.profile import _LONGEST, ProfileReport, _fitted, headline, 
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
 from surefoot.runs import profiling
-from surefoot.runs.profiling import Arithmetic, step_work
+from surefoot.runs.profiling import Arithmetic, Phases, step_work
 from surefoot.system.counters import Counters
 from surefoot.training.profile import Operator, Recorded
 
@@ -143,9 +146,9 @@ def test_the_picture_says_it_too(arithmetic, monkeypatch, waited, disturbed):
     assert all(len(line) < 100 for line in more)
 
 
+@pytest.mark.usefixtures("profiled")
 def test_a_profile_has_what_the_system_counted(folder):
-    run(folder, "counted", "--profile", "2")
-    report = ProfileReport.from_json(json.loads((folder / "counted" / "profile" / "profile.json").read_text()))
+    report = ProfileReport.from_json(json.loads((folder / "profiled" / "profile" / "profile.json").read_text()))
     assert report.clocked >= 2 * report.step_seconds > 0
     assert report.processor > 0
     before = {key: value for key, value in report.to_json().items() if key not in ("clocked", "processor", "waited")}
@@ -175,3 +178,33 @@ def test_work_counts_real_tokens_and_labels():
     labels = sum(int(example.supervised[1:].sum()) for example in examples)
     batches = [collate(examples[:3], 0), collate(examples[3:], 0, side="left")]
     assert step_work(batches) == Work(sum(lengths), sum(one * one for one in lengths), labels)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """What `Phases` takes the time to be."""
+    now = [100.0]
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_each_phase_has_what_went_by_since_the_last(clock):
+    found = Phases(imports=5.0)
+    for phase, seconds in (("data", 0.25), ("probes", 0.01), ("model", 1.5), ("data", 0.5)):
+        clock[0] += seconds
+        found.end(phase)
+    assert found.to_json() == {"imports": 5.0, "data": 0.75, "probes": 0.01, "model": 1.5}
+    assert found.sentence() == "ready in 7.3 s: imports 5.0, data 0.8, model 1.5"
+
+
+def test_without_a_process_of_its_own_imports_are_not_told(clock):
+    found = Phases()
+    assert found.sentence() == "ready in 0.0 s"
+    assert found.to_json() == {}
+
+
+def test_a_run_tells_its_phases_and_records_them(folder, profiled):
+    [rank] = json.loads((folder / "profiled" / "environment.json").read_text())["ranks"]
+    assert rank["start_seconds"].keys() == {"imports", "planning", "data", "probes", "model", "comparison"}
+    [told] = re.findall(r"ready in ([\d.]+) s", profiled)
+    assert float(told) == pytest.approx(sum(rank["start_seconds"].values()), abs=0.06)  # rounded to a tenth

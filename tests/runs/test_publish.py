@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from helpers.faults import raises_fault
 from helpers.fork_server import ForkServer
-from helpers.tiny_models import tiny_llama
 from helpers.toy_model import save_checkpoint, toy_engine
+from helpers.trained_runs import heron_config, heron_folder
 from surefoot.runs import publish as module
 from surefoot.runs.publish import chosen_step
 from surefoot.training.checkpoint import verify_checkpoint
@@ -68,46 +67,6 @@ def test_a_damaged_last_one_ends_the_run(run, best):
         chosen_step(run, RunState(step=4, best=best), keep_best=True)
 
 
-@pytest.fixture
-def stopped(tmp_path):
-    """A run that was killed after step 4, best at step 3; resuming it returns exit code, output folder and log."""
-    base = tiny_llama(tmp_path / "base")
-    rows = [{"instruction": f"Say {k}.", "input": "", "output": "heron " * k} for k in range(1, 7)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    output, log, path = tmp_path / "out", tmp_path / "log.txt", tmp_path / "run.yaml"
-    config = {
-        "stage": "sft",
-        "model": str(base),
-        "adapter": {"kind": "lora", "rank": 4},
-        "data": {"train": str(tmp_path / "train.json"), "eval": 2, "max_length": 128},
-        "batch": {"size": 2},
-        "duration": "6 steps",
-        "eval_every": "3 steps",
-        "checkpoint": {"every": "2 steps"},
-        "output": str(output),
-    }
-    path.write_text(yaml.safe_dump(config))
-    with ForkServer() as server:
-        assert server.run(["train", str(path)], log, {"at": "step", "n": 5}) == -9, log.read_text()
-        yield lambda: (server.run(["train", str(path), "--resume"], log), output, log.read_text())
-
-
-def test_on_resume_a_damaged_best_is_announced_and_forgotten(stopped, tmp_path):
-    damage(tmp_path / "out" / "checkpoint-3", "adapter_model.safetensors")
-    code, output, log = stopped()
-    assert code == 0, log
-    assert "checkpoint-3/adapter_model.safetensors: has another content" in " ".join(log.split())
-    assert "the next evaluation sets a new one" in " ".join(log.split())
-    assert json.loads((output / "checkpoint-6" / "state.json").read_text())["best"]["step"] == 6
-    assert verify_checkpoint(output) == []
-
-
-def test_twin_an_intact_best_is_kept_in_silence(stopped):
-    code, _, log = stopped()
-    assert code == 0, log
-    assert "the best checkpoint is lost" not in " ".join(log.split())
-
-
 @pytest.fixture(scope="module")
 def server():
     with ForkServer() as running:
@@ -116,36 +75,54 @@ def server():
 
 @pytest.fixture
 def train(server, tmp_path):
-    """Run `surefoot train` with evaluation before step 1; exit code, what it said, output folder."""
-    base, log = tiny_llama(tmp_path / "base"), tmp_path / "log.txt"
-    rows = [{"instruction": f"Say {k}.", "input": "", "output": "heron " * k} for k in range(1, 9)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    config = {
-        "stage": "sft",
-        "model": str(base),
-        "adapter": {"kind": "lora", "rank": 4},
-        "data": {"train": str(tmp_path / "train.json"), "eval": 2, "max_length": 128},
-        "batch": {"size": 2},
-        "duration": "3 steps",
-        "eval_at_start": True,
-        "output": str(tmp_path / "out"),
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    """Run `surefoot train`; exit code, what it said, output folder."""
+    heron_folder(tmp_path)
 
-    def train(*arguments):
+    def train(*arguments, crash=None, **changes):
+        path, log = heron_config(tmp_path, "out", batch={"size": 2}, **changes), tmp_path / "log.txt"
         log.write_text("")
-        code = server.run(["train", str(tmp_path / "run.yaml"), *arguments], log)
+        code = server.run(["train", str(path), *arguments], log, crash)
         return code, " ".join(log.read_text().split()), tmp_path / "out"
 
     return train
+
+
+@pytest.fixture
+def stopped(train, tmp_path):
+    """A run that was killed after step 4, best at step 3; call to resume it."""
+    data = {"train": str(tmp_path / "train.json"), "eval": 2, "max_length": 128}
+    ways = {"data": data, "duration": "6 steps", "eval_every": "3 steps", "checkpoint": {"every": "2 steps"}}
+    code, log, _ = train(crash={"at": "step", "n": 5}, **ways)
+    assert code == -9, log
+    return lambda: train("--resume", **ways)
+
+
+def test_on_resume_a_damaged_best_is_announced_and_forgotten(stopped, tmp_path):
+    damage(tmp_path / "out" / "checkpoint-3", "adapter_model.safetensors")
+    code, log, output = stopped()
+    assert code == 0, log
+    assert "checkpoint-3/adapter_model.safetensors: has another content" in log
+    assert "the next evaluation sets a new one" in log
+    assert json.loads((output / "checkpoint-6" / "state.json").read_text())["best"]["step"] == 6
+    assert verify_checkpoint(output) == []
+
+
+def test_twin_an_intact_best_is_kept_in_silence(stopped):
+    code, log, _ = stopped()
+    assert code == 0, log
+    assert "the best checkpoint is lost" not in log
 
 
 def published_step(output):
     return json.loads((output / "MANIFEST.json").read_text())["identity"]["published_step"]
 
 
+BEFORE = {"duration": "3 steps", "eval_at_start": True}
+
+
 def test_where_no_answer_is_right_the_trained_weights_are_published(train):
-    code, log, output = train("metrics.names=[exact_match]", "metrics.max_new_tokens=4", "checkpoint.best=exact_match")
+    metrics = {"names": ["exact_match"], "max_new_tokens": 4}
+    code, log, output = train("data.eval=2", metrics=metrics, checkpoint={"best": "exact_match"}, **BEFORE)
     assert code == 0, log
     assert published_step(output) == 3
     assert "weights of step 0" not in log
@@ -153,7 +130,8 @@ def test_where_no_answer_is_right_the_trained_weights_are_published(train):
 
 def test_untrained_weights_are_published_with_a_caution(train):
     """Twin of the test above: there the later step wins, here it has the higher loss."""
-    code, log, output = train("optim.lr=1000", "optim.warmup=0", "optim.max_grad_norm=null")
+    optim = {"lr": 1000, "warmup": 0, "max_grad_norm": None}
+    code, log, output = train("data.eval=2", optim=optim, **BEFORE)
     assert code == 0, log
     assert published_step(output) == 0
     assert "published are the weights of step 0, before any training: no later evaluation had a better" in log

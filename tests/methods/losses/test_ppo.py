@@ -21,6 +21,7 @@ from surefoot.methods.losses.ppo import (
     chosen_logprobs,
     entropy_seen,
     log_distribution,
+    next_coefficient,
     policy_loss,
     ppo_objective,
     token_entropy,
@@ -309,3 +310,37 @@ def test_temperature_is_that_of_the_policy_which_draws():
     found = chosen_logprobs(log_distribution(logits, 0.5), targets)
     wanted = torch.log_softmax(logits * 2, dim=-1)[range(4), targets]
     assert_same(found, wanted)
+
+
+def next_of(now=0.2, kl=6.0, target: float | None = 6.0, answers=256) -> float:
+    return next_coefficient(now, kl, target=target, horizon=10_000, answers=answers)
+
+
+def test_without_a_target_it_stays():
+    assert next_of(kl=1e9, target=None) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (6.0, 1.0),
+        (6.6, 1 + 0.1 * 256 / 10_000),
+        (60.0, 1 + 0.2 * 256 / 10_000),  # no more than a fifth per horizon
+        (0.0, 1 - 0.2 * 256 / 10_000),
+        (-3.0, 1 - 0.2 * 256 / 10_000),
+    ],
+)
+def test_it_rises_above_the_target_and_falls_below_it(kl, factor):
+    assert next_of(kl=kl) == pytest.approx(0.2 * factor, rel=1e-12)
+
+
+def test_it_never_turns_negative():
+    assert next_of(kl=0.0, answers=10**6) == 0.0
+
+
+def test_a_simulated_policy_settles_at_the_target():
+    """A policy whose KL is inversely proportional to the coefficient, as if reward and penalty were in balance."""
+    coefficient = 1.0
+    for _ in range(2_000):
+        coefficient = next_of(coefficient, kl=0.6 / coefficient)
+    assert 0.6 / coefficient == pytest.approx(6.0, rel=0.01)

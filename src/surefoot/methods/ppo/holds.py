@@ -23,7 +23,7 @@ from typing import Literal
 from surefoot.system.errors import Diverged, Fault
 
 MOST_LEFT_OUT = 0.05  # of a run's answers
-FEWEST_LEFT_OUT = 10
+FEWEST_LEFT_OUT = 10  # of fewer, a share may be one bad answer in the first rollout
 
 
 @dataclass(frozen=True)

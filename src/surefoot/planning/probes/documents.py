@@ -39,6 +39,7 @@ from surefoot.planning.probes.sizes import padded_halves, room_on, smaller_than_
 from surefoot.planning.probes.timing import Limits, attempt, one_thread, seconds_or_failures
 
 OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
+# A block of a kernel, a length that fits none, a single token and a few: a border off by one shows in one of them.
 _CHECKED = (64, 333, 1, 20)
 _CHECKED_FAR = (704, 90)
 

@@ -1,4 +1,4 @@
-"""Out of memory: exit 3 with what helps, the run folder intact; any other error stays what it is."""
+"""Out of memory, or a device that fails: exit 3 with advice, the run folder intact; other errors pass as they are."""
 
 import dataclasses
 import io
@@ -15,8 +15,8 @@ from helpers.tiny_models import tiny_llama
 from surefoot.report.console import Console
 from surefoot.runs import run as stage
 from surefoot.runs import steps
-from surefoot.runs.faults import advice, memory_faults
-from surefoot.training.failure import is_out_of_memory
+from surefoot.runs.faults import advice, device_faults, memory_faults
+from surefoot.training.failure import is_device_error, is_out_of_memory
 
 HUGE = 2**62 // 4  # numbers that no machine holds
 
@@ -51,11 +51,6 @@ def test_the_fault_names_the_phase_and_what_was_asked_for():
         raise error
     assert caught.value.exit_code == 3
     assert caught.value.__cause__ is error
-
-
-def test_twin_another_error_stays_what_it_is():
-    with pytest.raises(RuntimeError, match="shapes"), memory_faults("training", run_config(), plan()):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_advice_is_what_this_run_can_still_do():
@@ -120,3 +115,50 @@ def test_a_run_that_runs_out_in_set_up_leaves_no_folder(config, monkeypatch, tmp
     with raises_fault("SF-MEMORY", "set-up"):
         stage.train_run(config, "new", Console(io.StringIO()))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …"),
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`"),
+    ],
+)
+def test_a_device_that_fails_is_an_environment_fault(error):
+    words = str(error).splitlines()[0].split()
+    with raises_fault("SF-DEVICE", "training", "cpu", *words, remedy=["--resume"]) as caught:  # noqa: SIM117
+        with device_faults("training", run_config(), plan()):
+            raise error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_what_a_driver_or_a_library_cannot_allocate_is_lack_of_memory(error):
+    assert is_out_of_memory(error)
+    assert not is_device_error(error)
+    with raises_fault("SF-MEMORY", "training", remedy=["batch.micro"]), device_faults("training", run_config(), plan()):
+        raise error
+
+
+def test_memory_that_a_device_lacks_is_told_as_memory():
+    with (
+        raises_fault("SF-MEMORY", "training", remedy=["batch.micro=2"]),
+        device_faults("training", run_config(), plan()),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. HIP error")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error")])
+def test_twin_another_error_stays_what_it_is(error):
+    with pytest.raises(type(error)) as caught, device_faults("training", run_config(), plan()):
+        raise error
+    assert caught.value is error
