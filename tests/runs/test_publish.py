@@ -79,7 +79,8 @@ def train(server, tmp_path):
     heron_folder(tmp_path)
 
     def train(*arguments, crash=None, **changes):
-        path, log = heron_config(tmp_path, "out", batch={"size": 2}, **changes), tmp_path / "log.txt"
+        ways = {"adapter": {"kind": "lora", "rank": 4}, "batch": {"size": 2}} | changes
+        path, log = heron_config(tmp_path, "out", **ways), tmp_path / "log.txt"
         log.write_text("")
         code = server.run(["train", str(path), *arguments], log, crash)
         return code, " ".join(log.read_text().split()), tmp_path / "out"
