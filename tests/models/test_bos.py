@@ -5,7 +5,7 @@ embedding is called with: right in a padded-right batch, and wrong everywhere el
 """
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -424,17 +424,14 @@ class TestInstalling:
 class TestMeasured:
     """Twins of `verify_bos_scaling`: each breaks the scaling, and must be found."""
 
-    def test_none_is_installed(self, llama):
-        with raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.1, 1):
-            verify_bos_scaling(llama, batch(), 0.1)
-
-    def test_another_factor(self, llama):
-        with scaled(llama, 0.11), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.11):
-            verify_bos_scaling(llama, batch(), 0.1)
-
-    def test_the_originals_hook_under_left_padding(self, llama):
-        with as_the_original(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.1, 1):
-            verify_bos_scaling(llama, batch(side="left"), 0.1)
+    @pytest.mark.parametrize(
+        ("breaking", "side", "found"),
+        [(nullcontext, "right", 1), (lambda model: scaled(model, 0.11), "right", 0.11), (as_the_original, "left", 1)],
+        ids=["none is installed", "another factor", "the original's hook"],
+    )
+    def test_another_factor_than_the_planned_one(self, llama, breaking, side, found):
+        with breaking(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale", 0.1, found):
+            verify_bos_scaling(llama, batch(side=side), 0.1)
 
     def test_a_second_token_is_touched(self, llama, monkeypatch):
         def one_too_many(*args):

@@ -13,7 +13,6 @@ from helpers.hub_stub import BAD_TOKEN, GOOD_TOKEN, OUTSIDER, client_of, environ
 from surefoot.models import folder as module
 from surefoot.models.folder import resolve_folder
 from surefoot.system import hardware
-from surefoot.system import hub as faults
 from surefoot.system import hub as fetch
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
@@ -62,12 +61,11 @@ def refused(path="org/model", revision=None, *, weights=False) -> tuple[int, str
 
 
 class TestWhatIsFetched:
-    def test_facts_alone(self, client):
-        assert names(resolve_folder("org/model", weights=False)) == [
-            "chat_template.jinja",
-            "config.json",
-            "tokenizer.json",
-        ]
+    def test_facts_alone_and_an_adapter(self, client):
+        facts = ["chat_template.jinja", "config.json", "tokenizer.json"]
+        assert names(resolve_folder("org/model", weights=False)) == facts
+        adapter = ["adapter_config.json", "adapter_model.safetensors"]
+        assert names(resolve_folder("org/adapter", weights=True)) == adapter
 
     def test_with_weights_but_never_pickles_or_the_same_weights_twice(self, hub, client):
         folder = resolve_folder("org/model", weights=True)
@@ -79,12 +77,6 @@ class TestWhatIsFetched:
         client.setattr(module, "_WEIGHTS", ("*",))
         with pytest.raises(AssertionError):
             self.test_with_weights_but_never_pickles_or_the_same_weights_twice(hub, client)
-
-    def test_an_adapter(self, client):
-        assert names(resolve_folder("org/adapter", weights=True)) == [
-            "adapter_config.json",
-            "adapter_model.safetensors",
-        ]
 
     def test_a_branch_is_resolved_to_its_commit(self, hub, client):
         hub.revisions["v2"] = "v2"
@@ -270,7 +262,3 @@ def test_a_command_ends_in_one_line_without_traceback_or_token(hub, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
     assert OUTSIDER not in done.stdout + done.stderr
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and OUTSIDER in path.read_text()]
-
-
-def test_the_nouns_cover_both_kinds():
-    assert set(faults.NOUN) == {"model", "dataset"}

@@ -133,15 +133,6 @@ def test_ranks_go_on_together(model):
     assert not any(asked)
 
 
-def test_the_mode_of_the_policy_is_restored(model):
-    model.train()
-    rollouts(model)
-    assert all(module.training for module in model.modules())
-    with pytest.raises(ValueError, match="at least one token"):
-        rollouts(model, [[]])
-    assert model.training
-
-
 @pytest.mark.parametrize("family", representatives(zoo.ZOO, "llama3", "phi3", "gpt2"))
 def test_held_norms_change_no_bit(zoo_model, family, monkeypatch):
     folder = zoo_model(family)

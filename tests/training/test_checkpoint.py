@@ -44,24 +44,12 @@ from surefoot.training.state import Best, LossScale, RunState
 from surefoot.training.step import train_step
 
 
-def write_toy_model(engine):
+def save(run, engine, state):
     def write(folder):
-        from safetensors.torch import save_file
-
         save_file(dict(engine.model.state_dict()), folder / "model.safetensors")
 
-    return write
-
-
-def save(run, engine, state):
-    return save_checkpoint(
-        run,
-        engine,
-        state,
-        write_model=write_toy_model(engine),
-        trainer_state={"global_step": state.step},
-        identity={"a": 1},
-    )
+    more = {"trainer_state": {"global_step": state.step}, "identity": {"a": 1}}
+    return save_checkpoint(run, engine, state, write_model=write, **more)
 
 
 @pytest.fixture
@@ -226,10 +214,7 @@ def test_checkpoints_but_none_valid(tmp_path, engine):
     (folder / MANIFEST).unlink()
     with raises_fault("SF-CHECKPOINT-DAMAGED", folder / MANIFEST, also=[("SF-CHECKPOINT-NONE", tmp_path)]):
         newest_verified(tmp_path)
-
-
-def test_no_checkpoint_at_all(tmp_path):
-    assert newest_verified(tmp_path / "nothing") == (None, [])
+    assert newest_verified(tmp_path / "nothing") == (None, [])  # no checkpoint at all
 
 
 def test_nothing_non_finite_is_ever_published(tmp_path, engine):
@@ -302,22 +287,20 @@ STAYING = {
 }
 
 
-def staying(run, engine, flipped):
+def test_the_newest_that_verifies_stays(tmp_path, engine, monkeypatch):
     for step in range(1, 7):
-        save(run, engine, RunState(step=step))
-    flip(run, *flipped)
-    retain(run, keep=2, best_step=None)
-    return [one.step for one in list_checkpoints(run)]
+        save(tmp_path / "all", engine, RunState(step=step))
 
+    def staying(name, flipped):
+        run = shutil.copytree(tmp_path / "all", tmp_path / name)
+        flip(run, *flipped)
+        retain(run, keep=2, best_step=None)
+        return [one.step for one in list_checkpoints(run)]
 
-def test_the_newest_that_verifies_stays(tmp_path, engine):
     for number, (flipped, stay) in enumerate(STAYING.items()):
-        assert staying(tmp_path / str(number), engine, flipped) == stay, flipped
-
-
-def test_twin_that_trusts_every_checkpoint_deletes_the_last_good_one(tmp_path, engine, monkeypatch):
+        assert staying(str(number), flipped) == stay, flipped
     monkeypatch.setattr(module, "verify_checkpoint", lambda folder: [])
-    assert staying(tmp_path, engine, (6, 5)) == [6, 5]
+    assert staying("twin", (6, 5)) == [6, 5]  # trusting every checkpoint, it deletes the last good one
 
 
 def test_a_file_that_the_disk_cannot_read_is_passed_over(tmp_path, engine, monkeypatch):
@@ -364,40 +347,26 @@ def test_two_are_kept_where_one_is_asked_for(tmp_path, engine, monkeypatch):
     assert [one.step for one in list_checkpoints(tmp_path)] == [3]
 
 
-@pytest.fixture
-def resumed_from_4(tmp_path, engine):
-    """Checkpoints 2 and 4 are good, 6 and 8 are not; the run goes on from 4."""
+def test_rejected_checkpoints_do_not_displace_good_ones(tmp_path, engine):
+    """Checkpoints 2 and 4 are good, 6 and 8 are not; the run goes on from 4, and saves step 5."""
     for step in (2, 4, 6, 8):
         folder = save(tmp_path, engine, RunState(step=step))
         if step > 4:
             (folder / module.OPTIMIZER).write_bytes(b"")
-    found, _ = newest_verified(tmp_path)
-    assert found.step == 4
-    return tmp_path
-
-
-def goes_on_to_5(run, engine):
-    """The next save: the good checkpoints survive it."""
-    save(run, engine, RunState(step=5))
-    retain(run, keep=2, best_step=None)
-    assert [c.step for c in list_checkpoints(run)] == [5, 4]
-    assert newest_verified(run) == (Checkpoint(run / "checkpoint-5", 5), [])
-
-
-def test_rejected_checkpoints_do_not_displace_good_ones(resumed_from_4, engine):
-    aside = set_aside_newer(resumed_from_4, 4)
+    assert newest_verified(tmp_path)[0].step == 4
+    twin = shutil.copytree(tmp_path, tmp_path / "twin")
+    aside = set_aside_newer(tmp_path, 4)
     assert [path.name for path in aside] == [".rejected-checkpoint-8", ".rejected-checkpoint-6"]
-    goes_on_to_5(resumed_from_4, engine)
-    durable.clear_temporary(resumed_from_4)
+    for run in (tmp_path, twin):
+        save(run, engine, RunState(step=5))
+        retain(run, keep=2, best_step=None)
+    assert [one.step for one in list_checkpoints(tmp_path)] == [5, 4]
+    assert newest_verified(tmp_path) == (Checkpoint(tmp_path / "checkpoint-5", 5), [])
+    assert [one.step for one in list_checkpoints(twin)] == [8, 6, 5]  # left in the row, they displaced the good one
+    durable.clear_temporary(tmp_path)
     assert all((path / MANIFEST).is_file() for path in aside)  # still there to be looked at
-    clear_rejected(resumed_from_4)
-    assert sorted(path.name for path in resumed_from_4.iterdir()) == ["checkpoint-4", "checkpoint-5"]
-
-
-def test_twin_left_in_the_row_they_displace_good_ones(resumed_from_4, engine):
-    with pytest.raises(AssertionError):
-        goes_on_to_5(resumed_from_4, engine)
-    assert [c.step for c in list_checkpoints(resumed_from_4)] == [8, 6, 5]
+    clear_rejected(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-5", "twin"]
 
 
 def test_rejecting_the_same_step_twice_keeps_the_newer(tmp_path, engine):

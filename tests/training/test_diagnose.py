@@ -98,23 +98,14 @@ def overflowing_head(tmp_path):
     return SingleEngine(model, parameters, optimizer)
 
 
-def test_names_a_head_that_overflows_in_the_chunked_loss(tmp_path):
-    origin = origin_of(overflowing_head(tmp_path), toy_batches(toy_examples(4), 4), sft_loss)
+def test_names_a_head_that_overflows_in_the_chunked_loss(tmp_path, monkeypatch):
+    engine, batches = overflowing_head(tmp_path), toy_batches(toy_examples(4), 4)
+    origin = origin_of(engine, batches, sft_loss)
     assert (origin.module, origin.phase) == ("lm_head", "forward")
     assert origin.tensor.shape[0] == 4  # the piece in which it was
-
-
-def test_twin_unwatched_the_loss_would_be_blamed(tmp_path, monkeypatch):
+    assert chunked_head(engine.model).see is None  # watching leaves nothing behind
     monkeypatch.setattr(diagnose, "watched_logits", lambda *given: nullcontext())
-    origin = origin_of(overflowing_head(tmp_path), toy_batches(toy_examples(4), 4), sft_loss)
-    assert origin.phase == "loss"
-
-
-def test_watching_the_chunked_loss_leaves_nothing_behind(tmp_path):
-    engine = overflowing_head(tmp_path)
-    assert chunked_head(engine.model).see is None
-    origin_of(engine, toy_batches(toy_examples(4), 4), sft_loss)
-    assert chunked_head(engine.model).see is None
+    assert origin_of(engine, batches, sft_loss).phase == "loss"  # twin: unwatched, the loss would be blamed
 
 
 class Spoilt(torch.autograd.Function):
@@ -160,10 +151,7 @@ def seen_in(model):
 
 def test_names_the_module_that_spoils_a_gradient_among_those_that_share_an_input():
     assert seen_in(Branches(spoil=True)) == [("second", "backward")]
-
-
-def test_twin_branches_without_a_fault():
-    assert seen_in(Branches(spoil=False)) == []
+    assert seen_in(Branches(spoil=False)) == []  # twin
 
 
 class Attending(torch.nn.Module):
@@ -212,16 +200,14 @@ def forward_spoilt(x):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_a_module_computes_between_those_inside_of_it_is_its_own(again):
+def test_what_a_module_computes_between_those_inside_of_it_is_its_own(again, monkeypatch):
     """Not of the one in front of which it is seen first, whose input it is."""
     found = sightings(Layers(forward_spoilt, again=again))
     assert found[0] == ("layers.1.attention.out", "input", "layers.1.attention")
     assert sightings(Layers(torch.tanh, again=again)) == []  # twin
-
-
-def test_twin_by_outputs_alone_the_module_behind_it_would_be_blamed(monkeypatch):
-    monkeypatch.setattr(diagnose, "_is_spoilt", lambda tensor: False)
-    assert sightings(Layers(forward_spoilt))[0] == ("layers.1.attention.out", "forward", "layers.1.attention.out")
+    monkeypatch.setattr(diagnose, "_is_spoilt", lambda tensor: False)  # twin: outputs alone blame the next module
+    blamed = ("layers.1.attention.out", "forward", "layers.1.attention.out")
+    assert sightings(Layers(forward_spoilt, again=again))[0] == blamed
 
 
 def test_an_input_of_several_modules_is_told_where_it_is_seen_first():

@@ -288,18 +288,14 @@ def poisoned_from(step):
         ("a replay of it was finite", 1),
     ],
 )
-def test_the_line_names_a_few_examples_and_each_list_once(origin, times):
+def test_the_line_names_a_few_examples_and_each_list_once(origin, times, monkeypatch):
     report = StepReport(8, None, None, 1e-3, 40, 99, tuple(range(40)), "non_finite", "loss", 0.1)
     said = str(loop._diverged(report, RunState(), origin, 3))
     assert said.count("examples 0, 1, 2, 3, 4, 5, 6, 7 and 32 more") == 1
     assert len(re.findall(r"examples \d", said)) == times
     assert len(said) < 330
-
-
-def test_twin_all_of_them_would_be_noticed(monkeypatch):
     monkeypatch.setattr(loop, "example_list", lambda examples: ", ".join(map(str, examples)))
-    with pytest.raises(AssertionError):
-        test_the_line_names_a_few_examples_and_each_list_once("a replay of it was finite", 1)
+    assert len(str(loop._diverged(report, RunState(), origin, 3))) > 330  # twin: all of them
 
 
 def test_three_non_finite_steps_end_the_run_with_names_and_nothing_is_lost(tmp_path):
@@ -380,12 +376,9 @@ def test_an_evaluation_before_the_first_step_comes_first_and_can_be_the_best(tmp
     job = make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12}))
     run_loop(job, RunState(), diary, diary.stop)
     assert diary.lines[:3] == ["eval 0 best", "save 0", "step 1"]
-
-
-def test_twin_a_state_that_counts_step_0_as_evaluated_skips_it(tmp_path):
-    diary = Diary()
-    run_loop(make_job(tmp_path, toy_engine(), eval_steps=frozenset({0, 12})), RunState(evaluated=0), diary, diary.stop)
-    assert diary.lines[0] == "step 1"
+    twin = Diary()
+    run_loop(dataclasses.replace(job, total_steps=1), RunState(evaluated=0), twin, twin.stop)
+    assert twin.lines[0] == "step 1"  # step 0 counts as evaluated
 
 
 def spiking_at(*steps):
