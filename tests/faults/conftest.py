@@ -38,7 +38,8 @@ def trials(request: pytest.FixtureRequest) -> int:
     if getattr(request, "param", None) is not None:
         return request.param
     (part,) = request.node.get_closest_marker("soak").args
-    return sizes(request.config.getoption("--scale"), request.config.getoption("--trials"))[part]
+    option = request.config.getoption  # unknown where pytest was started above this folder
+    return sizes(option("--scale", default=1.0), option("--trials", default=[]))[part]
 
 
 @pytest.fixture(autouse=True)
