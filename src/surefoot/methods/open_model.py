@@ -25,9 +25,8 @@ from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
-from surefoot.data.formats.pictures import with_pictures
 from surefoot.data.tokenize.segments import Template, TextEncoder, encode_runs, prompt_ids, text_ids
-from surefoot.data.tokenize.sight import read_sight
+from surefoot.data.tokenize.sight import read_sight, with_pictures
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_file
