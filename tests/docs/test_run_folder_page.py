@@ -26,6 +26,7 @@ NOT_OF_THIS_RUN = {
     "expert_load.json",
     "qat.json",
     "quantised/",
+    "answers.jsonl",
     "samples.jsonl",
     "tensorboard/",
     "wandb/",

@@ -11,7 +11,7 @@ import yaml
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 
-STAGES = ("sft", "reward", "dpo", "ppo")
+STAGES = ("sft", "reward", "dpo", "ppo", "grpo")
 ADAPTERS = ("lora", "dora", "full")
 PRECISIONS = ("fp32", "bf16", "fp16")
 COMBINATIONS = [(stage, adapter, precision) for stage in STAGES for adapter in ADAPTERS for precision in PRECISIONS]
@@ -44,7 +44,7 @@ class Runs:
 
     def config(self, combination: tuple[str, str, str], output: Path) -> str:
         stage, adapter, precision = combination
-        data = stage if stage in ("sft", "ppo") else "pairs"
+        data = {"sft": "sft", "ppo": "ppo", "grpo": "ppo"}.get(stage, "pairs")
         config: dict[str, Any] = {
             "stage": stage,
             "model": {"path": str(self.folder / "base"), "dropout": "own"},
@@ -62,6 +62,10 @@ class Runs:
         if stage == "ppo":
             score = f"{self.folder / 'score.py'}:vowels"
             config["ppo"] = {"reward": score, "max_new_tokens": 4, "rollout_batches": 2, "ema": 0.9}
+        if stage == "grpo":
+            score = f"{self.folder / 'score.py'}:vowels"
+            config["grpo"] = {"rewards": [score, {"name": "json", "weight": 0}], "group": 2, "max_new_tokens": 4}
+            config["grpo"] |= {"rollout_batches": 2, "redraw": 1, "kl": 0.1}
         path = output.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(config))
         return str(path)

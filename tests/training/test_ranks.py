@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from surefoot.training.ranks import gather_rows
+from surefoot.training.ranks import gather_rows, gather_texts
 
 
 def two_ranks(first, second, count):
@@ -35,3 +35,8 @@ def test_every_rank_gets_every_row_bit_for_bit():
 
 def test_alone_it_is_a_copy():
     assert gather_rows({1: [2.0]}, 2, list) == [[], [2.0]]
+
+
+def test_texts_come_to_every_rank():
+    assert gather_texts({0: "é\n", 2: ""}, 3, list) == ["é\n", "", ""]
+    assert gather_texts({1: "wide 漢字"}, 2, list)[1] == "wide 漢字"

@@ -63,6 +63,8 @@ class Task:
         None when it gave up.
     write: what goes into every checkpoint beside the models.
     reward: the function with which a Python caller scores answers.
+    keep: is given every answer that was drawn and scored, for the run folder.
+    check_end: called after the last step. Raises NothingLearned where there is nothing to publish.
     """
 
     objective: Objective
@@ -80,6 +82,8 @@ class Task:
     evaluate: Callable[[int, Callable[[], bool]], Measured | None] | None = None
     write: Callable[[Path], None] | None = None
     reward: RewardFunction | None = None
+    keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda answers: None
+    check_end: Callable[[], None] = lambda: None
 
     @property
     def evaluates(self) -> bool:

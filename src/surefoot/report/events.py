@@ -1,14 +1,15 @@
-"""events.jsonl, samples.jsonl and profile.jsonl of a run folder: what happened, what the model said, where the time of
-a step went, for people to read.
+"""events.jsonl, samples.jsonl, answers.jsonl and profile.jsonl of a run folder: what happened, what the model said,
+what it was scored for, where the time of a step went, for people to read.
 
-An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, a profile a step and the fields of
-`StepProfile`. On resume all are cut like the training log, since the steps after the checkpoint are done again. What
-happened to the process rather than to a step (it started, stopped, diverged) stays: that history cannot be had twice.
+An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, an answer what is known of
+its scores, a profile a step and the fields of `StepProfile`. On resume all are cut like the training log, since the
+steps after the checkpoint are done again. What happened to the process rather than to a step (it started, stopped,
+diverged) stays: that history cannot be had twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from surefoot.report.journal import Record
 from surefoot.system.redaction import veiled
 from surefoot.training.report import StepProfile
 
-EVENTS, SAMPLES, PROFILE = "events.jsonl", "samples.jsonl", "profile.jsonl"
+EVENTS, SAMPLES, ANSWERS, PROFILE = "events.jsonl", "samples.jsonl", "answers.jsonl", "profile.jsonl"
 
 Kind = Literal[
     "start",
@@ -77,6 +78,13 @@ def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> 
         journal.append(run / SAMPLES, {"step": step, "prompt": prompt, "answer": answer})
 
 
+def append_answers(run: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """answers: each with the step that it was drawn before. None of it depends on the clock, so that a resumed run
+    writes the same bytes."""
+    for one in answers:
+        journal.append(run / ANSWERS, one)
+
+
 def append_profile(run: Path, step: int, profile: StepProfile) -> None:
     journal.append(run / PROFILE, {"step": step, **asdict(profile)})
 
@@ -106,6 +114,7 @@ def _is_before(record: Record, step: int, inclusive: bool) -> bool:
 STAYS: dict[str, Callable[[Record, int, bool], bool]] = {
     EVENTS: _event_stays,
     SAMPLES: _is_before,
+    ANSWERS: lambda record, step, evaluated: _is_before(record, step, inclusive=True),
     PROFILE: lambda record, step, evaluated: _is_before(record, step, inclusive=True),
 }
 

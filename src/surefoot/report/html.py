@@ -149,6 +149,7 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
         "values": views.value_table(rows),
         "events": views.guarded("the list of events", lambda: views.event_list(events), ([], 0), cautions),
         "samples": views.guarded("the samples", lambda: views.sample_groups(record.samples), ([], 0), cautions),
+        "answers": views.guarded("the answers", lambda: views.answer_tables(record.answers), [], cautions),
         "cautions": cautions,
     }
 

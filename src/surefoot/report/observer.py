@@ -8,15 +8,15 @@ the first use `SilentObserver` and `silent_console`, which take the same calls a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.report import wording
 from surefoot.report.console import Console
-from surefoot.report.events import Kind, append_event, append_profile, append_samples, cut_events
+from surefoot.report.events import Kind, append_answers, append_event, append_profile, append_samples, cut_events
 from surefoot.report.flight import FlightRing
 from surefoot.report.log_copies import LOGS
 from surefoot.report.pace import Pace, Timing, clock_seconds
@@ -143,6 +143,10 @@ class RunObserver:
         for prompt, answer in answers:
             self.progress.event(wording.sample_text(step, prompt, answer))
 
+    def answers(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Drawn and scored before the next step, for answers.jsonl."""
+        append_answers(self._run, answers)
+
     @contextmanager
     def during(self, activity: str) -> Iterator[None]:
         """Around evaluating and saving: shown, and not counted as time of a step."""
@@ -208,6 +212,9 @@ class SilentObserver:
         pass
 
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
+        pass
+
+    def answers(self, answers: Sequence[Mapping[str, Any]]) -> None:
         pass
 
     @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from surefoot.families.files import read_json
 from surefoot.planning.plan import RunPlan, plan_from_json
 from surefoot.report import journal, profile
-from surefoot.report.events import EVENTS, SAMPLES
+from surefoot.report.events import ANSWERS, EVENTS, SAMPLES
 from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.results import ALL
 from surefoot.report.rows import Row
@@ -24,6 +24,7 @@ from surefoot.report.trainer_log import NAME as LOG
 from surefoot.system.errors import InputError, IntegrityError
 
 _MOST_PICTURE = 4_000_000  # bytes
+_HEAD, _TAIL = 1 << 20, 2 << 20  # bytes of answers.jsonl that are read: a long run has gigabytes of it
 _MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config
 
 
@@ -33,6 +34,7 @@ class RunRecord:
 
     run: its folder.
     plan: None where it cannot be read.
+    answers: the first and the last that were drawn.
     profile_picture: a PNG.
     cautions: what could not be shown, and why.
     """
@@ -48,6 +50,7 @@ class RunRecord:
     rows: tuple[Row, ...] = ()
     events: tuple[journal.Record, ...] = ()
     samples: tuple[journal.Record, ...] = ()
+    answers: tuple[journal.Record, ...] = ()
     profile: dict[str, Any] = field(default_factory=dict)
     profile_picture: bytes = b""
     cautions: tuple[str, ...] = ()
@@ -74,6 +77,7 @@ def read_run(run: Path) -> RunRecord:
         rows=tuple(sound_rows(_lines(run / LOG, cautions))),
         events=tuple(sound_events(_lines(run / EVENTS, cautions))),
         samples=tuple(sound_events(_lines(run / SAMPLES, cautions))),
+        answers=tuple(sound_events(_ends(run / ANSWERS, cautions))),
         profile=_json(run / profile.FOLDER / profile.RECORD, cautions),
         profile_picture=_bytes(run / profile.FOLDER / profile.PICTURE, cautions),
         cautions=tuple(cautions),
@@ -163,3 +167,18 @@ def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:
             f"{path.name}: {lines} {shown} cannot be read and {'is' if lines == 'line' else 'are'} left out"
         )
     return records
+
+
+def _ends(path: Path, cautions: list[str]) -> list[journal.Record]:
+    """The first and the last lines of a file that may be too long to be read."""
+    if not is_plain(path) or path.stat().st_size <= _HEAD + _TAIL:
+        return _lines(path, cautions)
+    try:
+        with path.open("rb") as file:
+            first = file.read(_HEAD).split(b"\n")[:-1]
+            file.seek(-_TAIL, os.SEEK_END)
+            last = file.read().split(b"\n")[1:]
+    except OSError as error:
+        cautions.append(f"{path.name} is left out: {error.strerror}")
+        return []
+    return [one for line in (*first, *last) if (one := journal.parse(line.decode(errors="replace"))) is not None]

@@ -33,6 +33,8 @@ _MOST_EVENTS = 200
 _MOST_SAMPLE_STEPS = 6
 _MOST_TEXT = 4000  # characters of one answer
 _TABLE_ROWS = 40
+_MOST_ANSWERS, _MOST_CELL = 4, 600  # of a kind in a rollout's table; characters
+_ANSWER_COLUMNS = ("answers", "score", "rewards", "prompt", "answer", "tokens")
 _LOWER = 10  # by how much a rate is lowered where the numbers went wrong: what differs by less may diverge as well
 
 
@@ -168,6 +170,36 @@ def sample_groups(samples: Sequence[Record]) -> tuple[list[dict[str, Any]], int]
     order = sorted(steps, reverse=True)
     kept = order if len(order) <= _MOST_SAMPLE_STEPS else [*order[: _MOST_SAMPLE_STEPS - 1], order[-1]]
     return [{"step": step, "pairs": steps[step]} for step in kept], len(order) - len(kept)
+
+
+def answer_tables(answers: Sequence[Record]) -> list[tuple[str, Table]]:
+    """The best, the worst and the lost answers of the last and of the first rollout, each with what its rewards say."""
+    steps = sorted({one["step"] for one in answers})
+    found: list[tuple[str, Table]] = []
+    for step in dict.fromkeys((*steps[-1:], *steps[:1])):
+        own = [one for one in answers if one["step"] == step]
+        scored = sorted(
+            (one for one in own if curves.number(one.get("score")) is not None), key=lambda one: -one["score"]
+        )
+        parts = {
+            "best": scored[:_MOST_ANSWERS],
+            "worst": scored[max(_MOST_ANSWERS, len(scored) - _MOST_ANSWERS) :],
+            "without a score": [one for one in own if one.get("score") is None][:_MOST_ANSWERS],
+        }
+        rows = tuple(_answer_row(name, one) for name, some in parts.items() for one in some)
+        found.append((f"Rollout of step {step:,}: {len(own):,} answers", Table(_ANSWER_COLUMNS, rows)))
+    return found
+
+
+def _answer_row(name: str, one: Record) -> tuple[str, ...]:
+    score = curves.number(one.get("score"))
+    said = [
+        f"{label}: {part.get('outcome') or format(part['score'], '.4g')}"
+        + (f", {part['reason']}" if part.get("reason") else "")
+        for label, part in one["rewards"].items()
+    ]
+    texts = (shortened(str(one.get(key, "")), _MOST_CELL) for key in ("prompt", "answer"))
+    return (name, "" if score is None else f"{score:.4g}", "; ".join(said), *texts, str(one.get("tokens", "")))
 
 
 def plan_choices(record: RunRecord) -> Table:

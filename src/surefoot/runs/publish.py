@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from safetensors import safe_open
+
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.order import steps_per_epoch
 from surefoot.families.bos_zero import BOS_FILE, bos_file
@@ -35,7 +37,7 @@ from surefoot.runs.export.model import export_model
 from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
 from surefoot.system import durable
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.system.errors import Fault, IntegrityError, NothingLearned
 from surefoot.system.folders import AVERAGE, CERTIFICATE
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
@@ -78,6 +80,8 @@ def publish(
     more: figures that go into all_results.json besides the usual ones.
     """
     config, folder = run.config, run.folder
+    if config.method.rollouts:
+        _check_adapter_moved(folder / f"checkpoint-{state.step}")
     # The manifest goes first and comes back last. A run that is killed in between has none, so `is_published` says no
     # and --resume publishes again, instead of trusting a mixture of two outcomes.
     durable.remove(folder / MANIFEST)
@@ -112,6 +116,19 @@ def publish(
     # Only now: until the outcome is whole, what was set aside may be all that is left to look at.
     clear_rejected(folder)
     return Published(results, step, (*lost, *cautions, *missing))
+
+
+def _check_adapter_moved(checkpoint: Path) -> None:
+    """Raises NothingLearned where every B of a LoRA adapter is still zero, so that the model is its base."""
+    weights = checkpoint / ADAPTER_WEIGHTS
+    if not weights.is_file():
+        return
+    with safe_open(weights, "pt") as file:
+        of_b = [name for name in file.keys() if ".lora_B." in name or ".lora_embedding_B" in name]  # noqa: SIM118
+        if of_b and not any(bool(file.get_tensor(name).any()) for name in of_b):
+            what = f"all {len(of_b)} B of the adapter are still zero: it changes nothing; nothing is published"
+            fix = "look at reward, grad_norm and groups_without_spread in the log"
+            raise NothingLearned(Fault(checkpoint.name, what, fix, code="SF-NOTHING-LEARNED"))
 
 
 def _write_results(

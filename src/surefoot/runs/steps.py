@@ -105,7 +105,7 @@ def take_steps(
         background_writer(_LARGE) as writer,
     ):
         with session.activity.during("preparing the first step"):
-            run = with_models(run, loaded, observer.tell)
+            run = with_models(replace(run, task=replace(run.task, keep=observer.answers)), loaded, observer.tell)
         evaluate, task, current_batch = None, run.task, CurrentBatch()
         if task.evaluates:
             evaluate = make_evaluate(run, loaded, custom.all_metrics, observer, stop, session.activity, current_batch)
@@ -127,7 +127,10 @@ def take_steps(
             if phases is not None:
                 phases.end("batches of the first step")
                 state = state.spent("set-up", phases.whole - phases.compiling).spent("compile", phases.compiling)
-            return run_loop(job, state, listener, stop)
+            outcome = run_loop(job, state, listener, stop)
+            if outcome.reason != "interrupted":
+                task.check_end()
+            return outcome
 
 
 def _watched(

@@ -235,6 +235,10 @@ CODES: dict[str, ErrorCode] = {
         "The engine that draws GRPO's answers finds them more or less likely than the code that learns does.",
         "See that it serves these weights in this type; docs/grpo.md, under engine and trainer, says what corrects it.",
     ),
+    "SF-NOTHING-LEARNED": ErrorCode(
+        "A run on rewards learned nothing: no scores ever differed, every update was cut, or the adapter never moved.",
+        "docs/grpo.md, under a run that learns nothing, says what each means. Nothing was published.",
+    ),
     "SF-REWARD": ErrorCode(
         "A reward of grpo.rewards is none that surefoot knows, lacks a key, or finds no right answer in a record.",
         "docs/grpo.md lists the rewards and their keys.",

@@ -68,6 +68,12 @@ class Diverged(SurefootError):
     exit_code = 5
 
 
+class NothingLearned(SurefootError):
+    """The run came to its end, and nothing was learned: there is nothing to publish."""
+
+    exit_code = 7
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust broke off on what it was given. That is no Exception, so nothing else takes it
     up."""

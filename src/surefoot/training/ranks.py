@@ -4,6 +4,7 @@
     first_difference   the first tensor that is not the same bytes on all ranks, by hash
     gather_rows        numbers of places (episodes) that lie on one rank each, brought to all: the others add zeros, and
                        float64 holds ids and fp32 numbers exactly
+    gather_texts       the same of texts
 
 A process group for "cpu:gloo" or "cpu:gloo,cuda:nccl" exists wherever `world` is more than 1: tensors on the host go
 over gloo, those on a GPU over NCCL.
@@ -147,3 +148,9 @@ def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) 
         rows.append(flat[start : start + length])
         start += length
     return rows
+
+
+def gather_texts(own: Mapping[int, str], count: int, totals: Totals) -> list[str]:
+    """`gather_rows` of texts, whose bytes are numbers. Every rank must ask."""
+    rows = gather_rows({place: list(map(float, text.encode())) for place, text in own.items()}, count, totals)
+    return [bytes(map(int, row)).decode() for row in rows]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import markupsafe
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +22,10 @@ from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
 from surefoot.config.load import load_config
 from surefoot.method_facts.losses import GROUP_LOSSES
-from surefoot.system.errors import Diverged, InputError
+from surefoot.methods import waiting
+from surefoot.methods.grpo.memory import GroupMemory
+from surefoot.methods.losses import grpo as grpo_losses
+from surefoot.system.errors import InputError, NothingLearned
 
 RATIO = 1e-5  # of fp32 sums in another order
 UNEQUAL = ("elapsed_time", "remaining_time", "throughput", "peak_memory")
@@ -166,6 +172,8 @@ def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
     with pytest.raises(Killed):
         run(cut, dies)
     assert run(cut, reward, resume=True) == wanted
+    answers = [(Path(one["output"]) / "answers.jsonl").read_bytes() for one in (whole, cut)]
+    assert answers[0] == answers[1]
     weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (whole, cut)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
@@ -221,12 +229,96 @@ def test_answers_without_a_score_are_counted_and_left_out(world, tmp_path):
     assert all(math.isfinite(row["reward"]) for row in rows)
 
 
+def same(prompts, responses):
+    return [0.5] * len(responses)
+
+
 def test_scores_that_never_differ_end_the_run(world, tmp_path):
     config = config_of(world, tmp_path / "run", patience=1)
-    with pytest.raises(Diverged) as caught:
-        run(config, lambda prompts, responses: [0.5] * len(responses))
-    assert caught.value.faults[0].code == "SF-GRPO"
+    with pytest.raises(NothingLearned) as caught:
+        run(config, same)
+    assert caught.value.faults[0].code == "SF-NOTHING-LEARNED"
     assert caught.value.faults[0].where == "step 2"
+
+
+def is_published(config: dict) -> bool:
+    return (Path(config["output"]) / "MANIFEST.json").is_file()
+
+
+def test_a_run_that_learned_nothing_ends_with_a_code_of_its_own_and_publishes_nothing(world, tmp_path):
+    """posttrainarena#31: every B zero, and published. A resumed run says the same again; the twin publishes."""
+    config = config_of(world, tmp_path / "run")
+    for how in ({}, {"resume": True}):
+        with pytest.raises(NothingLearned) as caught:
+            run(config, same, **how)
+        assert (caught.value.exit_code, caught.value.faults[0].code) == (7, "SF-NOTHING-LEARNED")
+        assert not is_published(config)
+    twin = config_of(world, tmp_path / "twin")
+    run(twin)
+    assert is_published(twin)
+
+
+def test_updates_that_are_all_cut_are_told_and_publish_nothing(world, tmp_path, monkeypatch):
+    """All ratios lie beyond the clip, on the side that their advantages push to."""
+    real = grpo_losses.group_terms
+
+    def far(settings, logprobs, batch):
+        away = batch.advantages.sign() * 0.5  # as if the policy had moved that far already
+        return real(settings, logprobs, replace(batch, old_logprobs=batch.old_logprobs - away))
+
+    monkeypatch.setattr(grpo_losses, "group_terms", far)
+    config = config_of(world, tmp_path / "run", patience=2)
+    with pytest.raises(NothingLearned) as caught:
+        run(config)
+    assert caught.value.faults[0].code == "SF-NOTHING-LEARNED"
+    events = [json.loads(one) for one in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in events if one["kind"] == "caution" and "zero" in one["text"]] == [1]
+
+
+def test_an_adapter_that_never_moved_is_not_published(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(GroupMemory, "check_end", lambda memory: None)  # what else would stop it
+    config = config_of(world, tmp_path / "run")
+    with pytest.raises(NothingLearned) as caught:
+        run(config, same)
+    assert caught.value.faults[0].where == "checkpoint-3"
+    assert not is_published(config)
+
+
+def test_every_answer_is_kept_with_its_scores_and_reasons(world, tmp_path):
+    config = config_of(world, tmp_path / "run", rewards=["numeric", "json"])
+    run(config)
+    kept = [json.loads(one) for one in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["group"], one["member"]) for one in kept] == [
+        (step, group, member) for step in (1, 2, 3) for group in (0, 1) for member in range(4)
+    ]
+    assert all(one["prompt"] and list(one["rewards"]) == ["numeric", "json", "vowels"] for one in kept)
+    assert all(one["score"] == pytest.approx(sum(part["score"] for part in one["rewards"].values())) for one in kept)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert str(markupsafe.escape(kept[0]["rewards"]["numeric"]["reason"])) in page
+
+
+def test_a_lost_score_is_kept_with_what_became_of_it(world, tmp_path):
+    def half(prompts, responses):
+        return [{"score": float(place), "reason": "place"} if place else math.nan for place, _ in enumerate(responses)]
+
+    run(config_of(world, tmp_path / "run"), half)
+    kept = [json.loads(one) for one in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    assert (kept[0]["score"], kept[0]["rewards"]["half"]["outcome"]) == (None, "not_finite")
+    assert kept[1]["rewards"]["half"] == {"score": 1.0, "reason": "place"}
+
+
+def test_a_reward_that_stands_still_is_told_while_it_does(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(waiting, "LEAST", 0.01)
+    events = tmp_path / "run" / "events.jsonl"
+
+    def stalls(prompts, responses, answer):
+        end = time.monotonic() + 20
+        while "the reward stalls is asked for 8 answers since" not in events.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return vowels(prompts, responses, answer)
+
+    run(config_of(world, tmp_path / "run"), stalls)
 
 
 def test_other_rewards_do_not_resume(world, tmp_path):

@@ -6,6 +6,9 @@ answers all have one score teach nothing. Where no group of `patience` rollouts 
 so, and the run ends after as many again if none of it ever had any: prompts that are too hard or too easy, or a reward
 that tells nothing apart. Where there was some, it ends after ten times `patience`: the policy has lost its way, and
 nothing brings it back. A policy whose scores are the best that the run has seen has solved its task, and goes on.
+
+A run that comes to its end without a group with spread, or without a gradient that is not zero, has learned nothing and
+publishes nothing (`GroupMemory.check_end`).
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from surefoot.data.batching.groups import GroupEpisode, groups_from_tensors, gro
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.methods.method import Notify
 from surefoot.methods.ppo.holds import too_many_left_out
-from surefoot.system.errors import Diverged, Fault, IntegrityError
+from surefoot.system.errors import Diverged, Fault, IntegrityError, NothingLearned
 from surefoot.training.report import StepReport
 
 _EPISODES = "episodes."
 _NEVER, _LOST = 2, 10  # times `patience`: rollouts without spread that end a run that never had any, or had some once
+_NOTHING = "SF-NOTHING-LEARNED"
+_NO_SPREAD = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
+_CUT = "lower optim.lr or grpo.epochs, or widen grpo.clip_low and grpo.clip_high"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,8 @@ class Numbers:
     answers, left_out: so far, and those of them without a score.
     flat_in_a_row: rollouts in which no group had any spread, up to the last one.
     spread: whether a group of this run ever had any.
+    moved: whether a step of this run had a gradient that was not zero.
+    still_in_a_row: steps with answers to learn from and a gradient of zero, up to the last one.
     best: highest mean score of a rollout.
     held_in_a_row: rollouts that were held back, up to the last one.
     holding: the current one is.
@@ -47,6 +55,8 @@ class Numbers:
     left_out: int = 0
     flat_in_a_row: int = 0
     spread: bool = False
+    moved: bool = False
+    still_in_a_row: int = 0
     best: float | None = None
     held_in_a_row: int = 0
     holding: bool = False
@@ -99,6 +109,7 @@ class GroupMemory:
             return
         numbers = dict(carried)
         records = numbers.pop("records")
+        numbers.setdefault("moved", True)  # of an earlier version, which did not look
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
                 what = "is not what the run began with"
@@ -155,8 +166,31 @@ class GroupMemory:
             self.numbers = replace(self.numbers, holding=True, held_in_a_row=self.numbers.held_in_a_row + 1)
             fix = "lower optim.lr, grpo.epochs or grpo.rollout_batches: answers are learned from for too long"
             self._say_held(report.step, report.held, fix)
+        if report.decision == "stepped":
+            self._look_at_gradient(report)
         if self._cycles.place(report.step).ends and not self.numbers.holding:
             self.numbers = replace(self.numbers, held_in_a_row=0)
+
+    def check_end(self) -> None:
+        """Raises NothingLearned where the run that ends here has learned nothing."""
+        if not self.numbers.spread:
+            what, fix = f"no group had answers with different scores in {self._step} steps", _NO_SPREAD
+        elif not self.numbers.moved:
+            what, fix = f"all {self._step} steps had a gradient of zero", _CUT
+        else:
+            return
+        raise NothingLearned(Fault("", f"nothing was learned: {what}; nothing is published", fix, _NOTHING))
+
+    def _look_at_gradient(self, report: StepReport) -> None:
+        """A gradient of zero comes of scores without spread, which is told of rollouts, or of a clip that cuts all."""
+        still = bool(self.episodes) and report.grad_norm == 0
+        in_a_row = self.numbers.still_in_a_row + 1 if still else 0
+        moved = self.numbers.moved or bool(report.grad_norm)
+        self.numbers = replace(self.numbers, moved=moved, still_in_a_row=in_a_row)
+        if in_a_row == self._patience and not self.numbers.flat_in_a_row:
+            cut = sum(report.metrics.get(name, 0.0) for name in ("clip_low", "clip_high"))
+            what = f"the gradients of {in_a_row} steps in a row were zero, with {cut:.0%} of the tokens cut by the clip"
+            self._notify(f"caution: step {report.step}: {what}; {_CUT}")
 
     def metrics(self) -> Mapping[str, float]:
         return self.numbers.metrics
@@ -181,10 +215,12 @@ class GroupMemory:
         """All groups have one score each."""
         again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
         what = f"no group of {figures.groups} had answers with different scores for {again} rollouts (mean {mean:.4g})"
-        fix = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
+        fix = _NO_SPREAD
         if self.numbers.spread:
             fix = "the policy has lost its way: lower optim.lr or set grpo.kl, and begin again at an earlier checkpoint"
         if again == self._patience:
             self._notify(f"caution: step {step}: {what}; {fix}")
-        elif again >= (_LOST if self.numbers.spread else _NEVER) * self._patience:
+        elif not self.numbers.spread and again >= _NEVER * self._patience:
+            raise NothingLearned(Fault(f"step {step}", f"nothing was learned: {what}", fix, code=_NOTHING))
+        elif again >= _LOST * self._patience:
             raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO"))

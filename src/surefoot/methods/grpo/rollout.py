@@ -11,9 +11,13 @@ Shapes: P groups of G answers, E = P G answers group by group, R response tokens
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,9 +33,10 @@ from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, pen
 from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
 from surefoot.methods.reference import ReferenceModel
-from surefoot.methods.rewards.answers import LOST, Answers
+from surefoot.methods.rewards.answers import LOST, Answers, Score
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
 from surefoot.methods.rollouts import Prompts, Totals, answered_batches, answers_of_all, as_table
+from surefoot.methods.waiting import Waits
 from surefoot.models.modes import inference_mode
 from surefoot.models.rollout import Rollout
 from surefoot.training.ranks import gather_rows
@@ -48,24 +53,52 @@ class Scoring:
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
     data: TokenisedDataset
+    waits: Waits
 
-    def grade(self, answers: Sequence[Rollout], places: Sequence[int]) -> list[Graded]:
-        """places: of each answer's prompt in the data."""
-        return grade_all(
-            self.rewards,
-            Answers(
-                [self._text(one.prompt) for one in answers],
-                [self._text(one.response) for one in answers],
-                [one.response for one in answers],
-                [self.data.record(place) for place in places],
-                [one.stopped for one in answers],
-            ),
+    def grade(self, answers: Sequence[Rollout], places: Sequence[int]) -> tuple[list[Graded], list[str]]:
+        """The scores, and each answer with them as JSON, to be kept.
+
+        places: of each answer's prompt in the data.
+        """
+        asked = Answers(
+            [self._text(one.prompt) for one in answers],
+            [self._text(one.response) for one in answers],
+            [one.response for one in answers],
+            [self.data.record(place) for place in places],
+            [one.stopped for one in answers],
         )
+
+        def asking(label: str) -> AbstractContextManager[None]:
+            return self.waits.during(f"reward {label}", f"the reward {label} is asked for {len(asked)} answers")
+
+        graded = grade_all(self.rewards, asked, asking)
+        return graded, [
+            json.dumps(
+                {
+                    "record": self.data.name(place),
+                    "prompt": prompt,
+                    "answer": response,
+                    "tokens": len(ids),
+                    "ended": ended,
+                    "score": one.total if math.isfinite(one.total) else None,
+                    "rewards": {label: _kept(part) for label, part in one.parts.items()},
+                }
+            )
+            for place, prompt, response, ids, ended, one in zip(
+                places, asked.prompts, asked.responses, asked.response_ids, asked.stopped, graded, strict=True
+            )
+        ]
 
     def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text
+
+
+def _kept(score: Score) -> dict[str, Any]:
+    """Without a number, what became of asking."""
+    said = {"score": score.value} if score.outcome == "scored" else {"score": None, "outcome": score.outcome}
+    return said | ({"reason": score.reason} if score.reason else {})
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ is the negative mean score, so that the lowest loss is the best policy, as every
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -36,11 +38,13 @@ from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suff
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
 from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
+from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import eval_mode, highest_dropout
 from surefoot.models.rollout import Rollout
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training.checkpoint import load_carried
+from surefoot.training.ranks import gather_texts
 from surefoot.training.report import EvalReport
 
 
@@ -62,9 +66,10 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     if sentence := dropout_caution(highest_dropout(loaded.policy)):
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
-    cycle = _Cycle(run, loaded, cycles, memory, rollout_engine(config, run.plan, loaded), rewards, reference, notify)
+    engine = rollout_engine(config, run.plan, loaded)
+    cycle = _Cycle(run, loaded, cycles, memory, engine, rewards, reference, notify, Waits(notify))
     evaluate = None if task.data.eval is None else cycle.evaluate
-    return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate)
+    return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class _Cycle:
     rewards: tuple[Reward, ...]
     reference: ReferenceModel | None
     notify: Notify
+    waits: Waits
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
         """This rank's micro-batches of the step; the prompts are known from the step alone."""
@@ -103,7 +109,7 @@ class _Cycle:
         assert data is not None
         self.engine.follow()
         prompts = prompts_at(data, range(len(data)))
-        found = self._answer_and_score(prompts, data, range(len(data)), temperature=0.0)
+        found, _ = self._answer_and_score(prompts, data, range(len(data)), temperature=0.0)
         known = found.scores[found.scores.isfinite()]
         reward = float(known.mean()) if len(known) else float("nan")
         parts = {f"reward_{label}": float(values.nanmean()) for label, values in found.parts.items()}
@@ -134,14 +140,14 @@ class _Cycle:
         grpo = config.grpo
         where = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
         self.engine.follow()
-        rollout = self._draw(place.rollout, where)
+        rollout = self._draw(step, place.rollout, where)
         drawn = [rollout]
         for attempt in range(1, grpo.redraw + 1):
             flat = flat_groups(rollout, grpo.group).nonzero().flatten().tolist()
             if not flat:
                 break
             others = self.cycles.others(config.seed, place.rollout, attempt, len(flat)).tolist()
-            drawn.append(self._draw(place.rollout, others, attempt))
+            drawn.append(self._draw(step, place.rollout, others, attempt))
             rollout = with_groups(rollout, flat, drawn[-1], grpo.group)
             for group, other in zip(flat, others, strict=True):
                 where[group] = other
@@ -180,15 +186,15 @@ class _Cycle:
         """Each as often as it is answered."""
         return prompts_at(self.run.task.data.train, [one for one in where for _ in range(self.run.config.grpo.group)])
 
-    def _draw(self, number: int, where: Sequence[int], attempt: int = 0) -> GroupRollout:
-        """Answers to prompts of rollout `number`, with what is learned from.
+    def _draw(self, step: int, number: int, where: Sequence[int], attempt: int = 0) -> GroupRollout:
+        """Answers to prompts of rollout `number`, which begins with `step`, with what is learned from.
 
         attempt: from 1 on of prompts that take the place of others.
         """
         config = self.run.config
         grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
         repeated = [one for one in where for _ in range(grpo.group)]
-        rollout = self._answer_and_score(
+        rollout, kept = self._answer_and_score(
             self._prompts(where),
             self.run.task.data.train,
             repeated,
@@ -207,6 +213,13 @@ class _Cycle:
         if grpo.control == "random":
             numbers = torch.from_numpy(uniform(config.seed, (CONTROL, number, attempt), len(repeated)))
             rollout = replace(rollout, learned=numbers.where(rollout.scores.isfinite(), torch.nan))
+        again = {"attempt": attempt} if attempt else {}
+        self.run.task.keep(
+            [
+                {"step": step, "group": place // grpo.group, "member": place % grpo.group, **again, **one}
+                for place, one in enumerate(kept)
+            ]
+        )
         return rollout
 
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -252,18 +265,25 @@ class _Cycle:
         top_p: float = 1.0,
         top_k: int = 0,
         seed: int = 0,
-    ) -> GroupRollout:
-        """where: of each prompt in the data."""
+    ) -> tuple[GroupRollout, list[dict[str, Any]]]:
+        """The answers, and what is kept of each.
+
+        where: of each prompt in the data.
+        """
         engine, tokens = self.loaded.engine, self.run.plan.tokenizer
         most = self.run.config.grpo.max_new_tokens
         decoding = Decoding(
             most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed, top_k, among_kept=True
         )
         places = range(engine.rank, len(prompts.ids), engine.world)
-        with torch.no_grad(), eval_mode(self.loaded.model):
+        answering = self.waits.during("answering", f"the engine writes answers to {len(places)} prompts")
+        with torch.no_grad(), eval_mode(self.loaded.model), answering:
             written: Sequence[Rollout] = self.engine.rollouts.answer(
                 [prompts.ids[place] for place in places], decoding, places
             )
-        scoring = Scoring(self.rewards, self.run.tokenizer, data)
-        graded = scoring.grade(written, [where[place] for place in places])
-        return scored_rollout(prompts, written, graded, places, self.rewards, engine.totals)
+        scoring = Scoring(self.rewards, self.run.tokenizer, data, self.waits)
+        graded, kept = scoring.grade(written, [where[place] for place in places])
+        with self.waits.during("ranks", "this rank has its scores, and waits for the other ranks' answers"):
+            rollout = scored_rollout(prompts, written, graded, places, self.rewards, engine.totals)
+            texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), engine.totals)
+        return rollout, [json.loads(text) for text in texts]

@@ -16,6 +16,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +86,19 @@ def passed_reward(function: Callable[..., Any]) -> Reward:
     return Reward(name.rpartition(".")[2], 1.0, of_function(function, name), name)
 
 
-def grade_all(rewards: Sequence[Reward], answers: Answers) -> list[Graded]:
-    """Each answer's scores, in their order."""
-    parts = {reward.label: reward.grade(answers) if len(answers) else () for reward in rewards}
+def grade_all(
+    rewards: Sequence[Reward],
+    answers: Answers,
+    asking: Callable[[str], AbstractContextManager[None]] = lambda label: nullcontext(),
+) -> list[Graded]:
+    """Each answer's scores, in their order.
+
+    asking: stands around each reward, by its label.
+    """
+    parts: dict[str, Sequence[Score]] = {}
+    for reward in rewards:
+        with asking(reward.label):
+            parts[reward.label] = reward.grade(answers) if len(answers) else ()
     weights = {reward.label: reward.weight for reward in rewards}
     found = []
     for place in range(len(answers)):
