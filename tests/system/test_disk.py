@@ -42,6 +42,8 @@ ALLOWED = {
     ("training/checkpoint.py", "save_file"): STAGED,
     ("training/failure.py", "save_file"): STAGED,
     ("models/convert/pickled.py", "mkdir"): SCRATCH,
+    ("models/convert/source.py", "mkdir"): SCRATCH,
+    ("models/convert/source.py", "tempfile.mkdtemp"): SCRATCH,
     ("models/convert/unpickle.py", "mkdir"): SCRATCH,
     ("models/convert/unpickle.py", "write_text"): SCRATCH,
     ("commands/convert.py", "shutil.rmtree"): SCRATCH,
