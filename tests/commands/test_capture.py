@@ -38,7 +38,7 @@ def test_a_capture_and_its_comparison(model, tmp_path):
     assert third.exit_code == 0, third.output
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert found["tensors"]
-    assert "caution: 1 tensors are in" in third.stdout  # the map
+    assert len(found["notes"]) == 1  # the map
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
     assert prints_fault(occupied.stderr, "SF-USE-OUTPUT", tmp_path / "a", "--overwrite")
     assert call("capture", model, "--seq-len", 5, "--out", tmp_path / "a", "--overwrite").exit_code == 0
     same = call("capture", model, "--out", tmp_path / "a", "--against", tmp_path / "a", "--overwrite")
-    assert "is what it would be compared with" in same.stderr
+    assert prints_fault(same.stderr, "SF-EVALUATE", "--out", tmp_path / "a")
 
 
 def test_norms_as_table_and_json(model, tmp_path):
@@ -97,7 +97,7 @@ def test_norms_over_other_data_replace_nothing_unasked(model, tmp_path):
     kept = (out / "norms.json").read_bytes()
     refused = call("evaluate", "norms", model, "--out", out, "--max-samples", 2)
     assert refused.exit_code == 2
-    assert "(not the same: max_samples); choose another --out, or give --overwrite" in refused.stderr
+    assert prints_fault(refused.stderr, "SF-USE-OUTPUT", out, "max_samples", "--overwrite")
     assert (out / "norms.json").read_bytes() == kept
     assert call("evaluate", "norms", model, "--out", out, "--max-samples", 2, "--overwrite").exit_code == 0
     assert json.loads((out / "norms.json").read_text())["asked"]["max_samples"] == 2
@@ -107,5 +107,5 @@ def test_a_template_without_records_is_refused(model, tmp_path):
     for words in (("evaluate", "norms", model), ("capture", model, "--out", tmp_path / "out")):
         refused = call(*words, "--template", "zephyr")
         assert refused.exit_code == 2
-        assert "--template lays out the records of --data, and none are named" in refused.stderr
+        assert [flag in refused.stderr for flag in ("--template", "--data")] == [True, True]
     assert not list(tmp_path.iterdir())

@@ -227,14 +227,6 @@ def test_twin_taken_for_none_it_would_be_the_first_difference(monkeypatch: pytes
         check_a_metric_of_one_run()
 
 
-def test_lists_are_shown_as_the_config_has_them() -> None:
-    found = Comparison(
-        ("a", "b"), (), (Difference("report_to", ("tensorboard",), ()),), (), (), {}, {}, None, ((), ()), None
-    )
-    (table,) = comparison_tables(found)
-    assert [list(column.cells) for column in table.columns] == [["report_to"], ["[tensorboard]"], ["[]"]]
-
-
 def shown(**parts: Any) -> list[list[str]]:
     """Cells of the only table."""
     empty: dict[str, Any] = {"config": (), "plan": (), "environment": (), "data": (), "results": {}, "curves": {}}
@@ -264,6 +256,7 @@ def test_figures_have_the_units_of_the_rest_of_the_screen() -> None:
         ["memory.holes", "141 MiB", "161 MiB"]
     ]
     assert shown(config=(Difference("optim.lr", 2e-4, 1e-5),)) == [["optim.lr", "2e-4", "1e-5"]]
+    assert shown(plan=(Difference("report_to", ("tensorboard",), ()),)) == [["report_to", "[tensorboard]", "[]"]]
 
 
 def test_what_differs_never_reads_alike(monkeypatch: pytest.MonkeyPatch) -> None:

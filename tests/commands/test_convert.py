@@ -83,7 +83,7 @@ def test_every_family_goes_out_loads_and_comes_back(models, tmp_path, name):
         assert not equal(weights(out), weights(folder))
         said = []
         assert torch.equal(logits(load(out, said)), plain)
-        assert f"is in another layout ({layout})" in said[0]
+        assert f"({layout})" in said[0]
         again = call(out, "--out", back)
         assert again.exit_code == 0
         assert layouts_of(back) == [layout]  # twin
@@ -274,7 +274,7 @@ def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path
     patterns = {"rank_pattern": dict.fromkeys(["q_proj", "k_proj", "v_proj"], 2), "alpha_pattern": {"q_proj": 3}}
     peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out")
-    assert "alpha_pattern gives the parts of one matrix different values: q_proj 3, k_proj 8" in refused.stderr
+    assert [part for part in ("alpha_pattern", "q_proj 3", "k_proj 8") if part not in refused.stderr] == []
     patterns["alpha_pattern"] = dict.fromkeys(["q_proj", "k_proj", "v_proj"], 3)
     expected = peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     assert call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "out").exit_code == 0
@@ -292,7 +292,7 @@ def test_ranks_of_a_pattern_go_with_their_matrix_or_are_refused(models, tmp_path
     patterns = {"rank_pattern": {path: 2}}
     peft_adapter(folder, own, target_modules=LINEAR["llama3"], **patterns)
     refused = call(own, "--to", "fused", "--base", folder, "--out", tmp_path / "no")
-    assert f"rank_pattern names {path}, which would change" in refused.stderr
+    assert [part for part in ("rank_pattern", path) if part not in refused.stderr] == []
 
 
 def test_what_there_is_nothing_of_to_change_is_said_truly(models, tmp_path):
@@ -353,12 +353,11 @@ def test_the_factor_of_the_base_is_not_the_sources(models, tmp_path):
     (base / "bos_zero_config.json").write_text(json.dumps(bos_file(0.1)))
     result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "bos_zero_config.json").exists()
-    assert "bos_zero_config.json of" in result.stdout
-    assert "is not taken" in result.stdout
+    assert "\nnote: bos_zero_config.json " in result.stdout
     (own / "bos_zero_config.json").write_text(json.dumps(bos_file(0.3)))  # twin: its own is
     result = call(own, "--to", "fused", "--base", base, "--out", tmp_path / "own-out")
     assert read_bos_scale(tmp_path / "own-out") == 0.3
-    assert "is not taken" not in result.stdout
+    assert "\nnote: bos_zero_config.json " not in result.stdout
 
 
 def test_a_bias_that_is_no_mask_is_not_dropped(models, tmp_path):
@@ -373,7 +372,7 @@ def test_a_bias_that_is_no_mask_is_not_dropped(models, tmp_path):
             load(other)
             continue
         assert prints_fault(result.stderr, "SF-MODEL-KEYS", other, 1, "transformer.h.0.attn.bias")
-        with pytest.raises(InputError, match=r"does not know: transformer\.h\.0\.attn\.bias"):
+        with pytest.raises(InputError, match=r"transformer\.h\.0\.attn\.bias"):
             load(other)
 
 
@@ -422,7 +421,7 @@ def test_a_head_that_a_reward_model_lacks_comes_from_the_base(models, tmp_path):
     save_file({**own, "v_head.weight": torch.ones(1, 32)}, chat / "model.safetensors")
     assert refused(chat, "--out", tmp_path / "out") == {"SF-CONVERT-LAYOUT"}
     result = call(chat, "--out", tmp_path / "out", "--base", folder)
-    assert "lm_head.weight is that of" in result.stdout
+    assert "\nnote: lm_head.weight " in result.stdout
     assert equal(weights(tmp_path / "out"), weights(folder))
 
 

@@ -109,7 +109,7 @@ def test_the_same_model_is_nothing_to_move(place, name):
     (place / "elsewhere").mkdir()
     result = migrate("run.yaml", "--to", name)
     assert result.exit_code == 2
-    assert f"{name} is the model of this config already" in " ".join(result.output.split())
+    assert prints_fault(result.stderr, "SF-USE-FLAG", "--to", name)
     assert not list(place.glob("run-*.yaml"))
 
 
@@ -124,7 +124,7 @@ def test_a_trial_that_fails_is_told_and_is_no_success(place):
     (place / "train.json").write_text("[]", encoding="utf-8")
     result = migrate("run.yaml", "--to", "llama3", "--try")
     assert result.exit_code == 3
-    assert "[!] a small test run" in result.output
+    assert result.output.count("[!]") == 1
     assert "train.json" in result.output
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_fit_is_said(place):
     (place / "full.yaml").write_text(full, encoding="utf-8")
     result = migrate("full.yaml", "--to", "big", "--hardware", "rtx4090")
     assert result.exit_code == 3
-    assert "[!] memory for a step" in result.output
+    assert result.output.count("[!]") == 1
     assert "adapter" in result.output
 
 

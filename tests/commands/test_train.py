@@ -198,24 +198,6 @@ def test_the_resolved_config_runs_the_run_again(finished, tmp_path, server):
     assert compare_folders(run.output, again) == []
 
 
-def test_the_log_has_one_row_per_step_and_never_both_losses(finished):
-    run, _ = finished
-    rows = [json.loads(line) for line in (run.output / "trainer_log.jsonl").read_text().splitlines()]
-    assert [row["current_steps"] for row in rows if "loss" in row] == [1, 2, 3, 4, 5, 6]
-    assert [row["current_steps"] for row in rows if "eval_loss" in row] == [3, 6]
-    assert not [row for row in rows if "loss" in row and "eval_loss" in row]
-    assert rows[-1]["total_steps"] == 6
-
-
-def test_output_on_a_pipe_is_plain_lines(finished):
-    run, log = finished
-    for text in (log, (run.output / "run.log").read_text()):
-        assert "\r" not in text
-        assert "\x1b" not in text
-    assert re.search(r"^step 6/6 · loss \d", log, re.M)
-    assert "surefoot chat" in log
-
-
 def test_the_plan_is_recorded_with_what_was_verified(finished):
     run, _ = finished
     plan = json.loads((run.output / "plan.json").read_text())

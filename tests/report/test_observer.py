@@ -229,4 +229,4 @@ def test_a_run_that_diverges_leaves_rows_that_say_so(tmp_path):
     assert [(row["current_steps"], row["loss"], row["non_finite"]) for row in bad] == [
         (step, None, "loss") for step in (3, 4, 5)
     ]
-    assert "step 5: loss not finite; weights and moments unchanged; 3 in a row" in screen.getvalue()
+    assert any(line.startswith("step 5: ") and " 3 in a row" in line for line in screen.getvalue().splitlines())

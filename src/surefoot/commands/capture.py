@@ -20,16 +20,16 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @model_options
 @click.option("--out", required=True, type=_FOLDER, help="Folder for the capture.")
-@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens.  [default: 512, or as --against has]")
-@click.option("--layers", default="all", show_default=True, help="Numbers and ranges: 0,5-7.")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Length in tokens.  [default: 512, or as in --against]")
+@click.option("--layers", default="all", show_default=True, help="Numbers and ranges such as 0,5-7.")
 @click.option(
     "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text, repeated or cut to --seq-len."
 )
 @click.option("--data", help="Data as in data.train; its first record of --seq-len tokens.")
-@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@click.option("--template", help="Template for --data.  [default: as the model was trained]")
 @bos_option
 @click.option("--attention", is_flag=True, help="Attention maps too, by eager attention.")
-@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Store in it.  [default: as computed]")
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Type to store in.  [default: as computed]")
 @click.option(
     "--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A capture to compare to."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +42,14 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
         require_own_picture(picture)
         durable.require_writable(picture.parent)
 
-    from surefoot.report.comparison import comparison_tables, comparison_to_json, curve_picture, verdict_lines
+    from surefoot.report.comparison import comparison_tables, curve_picture, verdict_lines
     from surefoot.report.pictures.plots import png
 
     found = compare_runs(run_a, run_b)
     if picture is not None:
         durable.write_bytes(picture, png(curve_picture(found.names, logged_rows(run_a), logged_rows(run_b))))
     if as_json:
-        echo_json(comparison_to_json(found))
+        echo_json(asdict(found))
         return
     console = screen()
     for table in comparison_tables(found):

@@ -166,7 +166,7 @@ def reward(
 @click.command()
 @model_options
 @argument_or_option("data", "Data as in data.train.  [default: a built-in text]")
-@click.option("--template", help="Lay --data out with it.  [default: as the model was trained]")
+@click.option("--template", help="Template for --data.  [default: as the model was trained]")
 @bos_option
 @click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
 @click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")

@@ -35,10 +35,10 @@ _ROWS = {"published": 8, "fast": 16}
     "--template",
     default="commonsense-eval",
     show_default=True,
-    help="The published prompt; a template's name; or trained, to ask as training did.",
+    help="The published prompt, the name of a template, or trained: as in training.",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), help="Questions at once.  [default: 8; fast: 16]")
-@click.option("--max-samples", type=click.IntRange(min=1), help="Only the first so many records of each set.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N records of each set.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -47,7 +47,7 @@ _ROWS = {"published": 8, "fast": 16}
 @click.option("--model-label", help="What files and rows call MODEL under an adapter.")
 @click.option("--label", help="What files and rows call the adapter, or a model without one.")
 @only_option
-@click.option("--overwrite", is_flag=True, help="Start anew where answers are there already.")
+@click.option("--overwrite", is_flag=True, help="Start again where answers exist already.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON; progress goes to stderr.")
 def commonsense(
     model: str,
@@ -137,7 +137,7 @@ def commonsense(
     help="A folder of task YAML files of your own. Python files that they name are run.",
 )
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.  [default: the task's]")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many documents of each task.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first N documents of each task.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once.")
 @click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
 @only_option

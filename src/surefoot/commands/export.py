@@ -41,9 +41,9 @@ class ByteSize(click.ParamType[int]):
     "--dtype",
     type=click.Choice(["stored", "bf16", "fp16", "fp32"]),
     default="stored",
-    help="Of the written weights; stored is the base's.",
+    help="Type of the written weights; stored: as in the base.",
 )
-@click.option("--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Of one file.")
+@click.option("--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Largest size of one file.")
 @click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", help="Where to compute.")
 @click.option("--gguf", is_flag=True, help="A GGUF file as well, for llama.cpp and Ollama.")
 @click.option("--modelfile/--no-modelfile", default=True, help="A Modelfile for Ollama.")

@@ -55,6 +55,7 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
         try:
             return _wait(children, signals)
         finally:
+            # Also after an error of our own: a rank that waits for another in a collective would wait for ever.
             for child in children:
                 child.kill()
             for child in children:
@@ -96,6 +97,7 @@ def _signal_name(number: int) -> str:
 
 
 def _free_port() -> int:
+    """Another program may take it before rank 0 listens; the ranks then end with torch's error, before step 1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

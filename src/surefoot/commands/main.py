@@ -57,9 +57,7 @@ COMMANDS = {
     "generate": Entry("surefoot.commands.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.commands.generate", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.commands.verify", "Check a run or checkpoint bit by bit, or compare two."),
-    "replay": Entry(
-        "surefoot.commands.replay", "Run a step again that went wrong: does it go wrong again?", trains=True
-    ),
+    "replay": Entry("surefoot.commands.replay", "Run a step that went wrong again: does it fail again?", trains=True),
     "compare": Entry("surefoot.commands.compare", "Show in what two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.commands.board.server", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.commands.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),

@@ -75,7 +75,7 @@ _SAMPLING = (
         default=1.0,
         help="Sample from the likeliest tokens that add up to this.",
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Other seeds, other samples."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling."),
 )
 
 
@@ -106,11 +106,11 @@ def argument_or_option(name: str, help: str, *, required: bool = False) -> Calla
     return decorate
 
 
-only_option = click.option("--only", type=click.Choice(["base", "adapter"]), help="Leave the other one out.")
+only_option = click.option("--only", type=click.Choice(["base", "adapter"]), help="Measure only this side.")
 _RECORDS = (
-    click.option("--template", help="Lay the records out with this template.  [default: as the model was trained]"),
-    click.option("--max-length", type=click.IntRange(min=2), help="Cut examples at so many tokens."),
-    click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first so many records."),
+    click.option("--template", help="Template for the records.  [default: as the model was trained]"),
+    click.option("--max-length", type=click.IntRange(min=2), help="Cut examples to N tokens."),
+    click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first N records."),
 )
 
 

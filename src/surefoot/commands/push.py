@@ -34,7 +34,7 @@ from surefoot.training.manifest import check_files
 @click.option(
     "--base", metavar="OWNER/NAME", help="The base of an adapter on the hub, where it was trained on a folder."
 )
-@click.option("--dry-run", is_flag=True, help="List what would be uploaded; ask the hub nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be uploaded; the hub is not contacted.")
 def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) -> None:
     """Upload the model, tokenizer and card of RUN to the hub as OWNER/NAME.
 

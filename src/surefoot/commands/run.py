@@ -23,10 +23,10 @@ from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 
 @click.command(cls=WordsCommand)
 @click.argument("words", nargs=-1, required=True, metavar="[KEY=VALUE]... -- [NAME=value]... COMMAND...")
-@click.option("--allow-unknown", is_flag=True, help="Pass by words that the tool does not know.")
+@click.option("--allow-unknown", is_flag=True, help="Ignore words that the tool does not know.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
 @click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; the run folder is not made.")
 @checking
 @click.pass_context
@@ -78,7 +78,7 @@ def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], en
     command = main.get_command(ctx, name)
     if command is None:
         raise click.UsageError(f"this surefoot has no command {name}")
-    os.environ.update(environment)
+    os.environ.update(environment)  # what the launch line set in front of its command
     with command.make_context(name, list(arguments), parent=ctx.parent) as inner:
         code = command.invoke(inner)
     return code if isinstance(code, int) else 0

@@ -91,8 +91,8 @@ def chosen_mode(resume: bool, overwrite: bool) -> Mode | None:
 @config_arguments
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing on the screen but errors; run.log has all of it.")
-@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not just their gist.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
+@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not only a summary.")
 @click.option("--push", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
 @click.option(
     "--profile",

@@ -171,9 +171,7 @@ def values_checked(translation: Translation) -> None:
 @click.argument("words", nargs=-1, required=True, metavar="FILE [KEY=VALUE]... | [KEY=VALUE]... -- COMMAND...")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the YAML there, if nothing is.")
 @click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
-@click.option(
-    "--allow-unknown", is_flag=True, help="List words that the tool does not know, in place of refusing them."
-)
+@click.option("--allow-unknown", is_flag=True, help="List words that the tool does not know instead of refusing them.")
 @click.pass_context
 def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_json: bool, allow_unknown: bool) -> None:
     """Translate a config of another tool, or a command behind --, and say what was carried over and what was not.

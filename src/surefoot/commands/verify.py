@@ -20,14 +20,14 @@ from surefoot.system.messages import counted
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Compare with another run or checkpoint, bit for bit.",
 )
-@click.option("--served", metavar="URL", help="Compare what a server answers with the trained model.")
+@click.option("--served", metavar="URL", help="Compare a server's answers with the trained model's.")
 @click.option("--name", help="With --served: the model's name there.  [default: its only model or adapter]")
 @click.option("--data", help="With --served: texts, as in data.train.  [default: those that the run held out]")
 @click.option("--max-samples", type=click.IntRange(min=1), default=16, show_default=True, help="With --served: texts.")
 @click.option(
     "--threshold",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --served: nats by which a token may differ.  [default: 1e-4, or what rounding to 16 bits does]",
+    help="With --served: allowed difference in nats.  [default: 1e-4, or what rounding to 16 bits does]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context

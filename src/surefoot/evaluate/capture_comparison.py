@@ -1,9 +1,7 @@
-"""Two captures of the same token ids, tensor by tensor: how far is the second from the first?
+"""Two captures of the same token ids, tensor by tensor: how far is the second from the first? And a capture's pictures.
 
 relative = |B - A| / |A|, both in float64, A the reference. For activations the same over the first position and over
 the rest. One tensor of each capture is in memory at a time.
-
-Which pictures a capture gets: a sheet for some of its layers, one of the residual stream, one of a comparison.
 """
 
 from __future__ import annotations

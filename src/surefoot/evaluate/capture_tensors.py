@@ -1,17 +1,16 @@
-"""Write what is seen inside a model to disk, one file per decoder layer, with an index and statistics.
+"""Write the tensors of a forward pass to disk, one file per decoder layer, with an index and statistics.
 
-A `CaptureWriter` is what `models.instrument.watched` talks to. It copies the tensors of one layer, writes them when
-that layer is through, and forgets them: memory is bounded by one layer, whatever the model's depth. What several
-modules share (q, k and v read the same input) is stored once, under its first name; the index says where each name is.
+A `CaptureWriter` is what `models.instrument.watched` calls. It copies the tensors of one layer, writes them when that
+layer is through, and forgets them: memory is bounded by one layer, whatever the model's depth. What several modules
+share (q, k and v read the same input) is stored once, under its first name; the index says where each name is.
 
     layer-00000.safetensors …   a tensor per name        final.safetensors   the final norm
     index.json                  ids, and per tensor: name, shape, dtype, layer, kind, role, file, statistics
 
+Statistics are computed in float64, a piece at a time. Values that are not finite are counted and left out of everything
+else, so that one of them does not hide the rest.
+
 Shapes: T tokens, h heads. Activations are [T, width], attention maps [h, T, T], matrices as the model holds them.
-
-What a tensor looks like in a few numbers, computed in float64 a piece at a time.
-
-Values that are not finite are counted and left out of everything else, so that one of them does not hide the rest.
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ Finished = Callable[[int | None, Mapping[str, torch.Tensor]], None]
 @dataclass(frozen=True)
 class _Seen:
     """A tensor that is held, under `name`, for as long as its layer runs. version: it was not written to since."""
+
+    # Weak, and not by address: a tensor that is freed leaves its address to the next one.
 
     tensor: weakref.ref[torch.Tensor]
     version: int

@@ -1,13 +1,10 @@
 """`surefoot evaluate loss`: loss, perplexity and token accuracy on data that the model may never have seen.
 
 The data comes the way it comes in training: same sources, same layouts, same template, same label mask, same cutting.
-So the number for a run and its evaluation file is the eval_loss of the run.
-
-How `surefoot evaluate` sends data through a run's model: with the fast paths that the run evaluated with.
-
-Packed rows where the run's plan packs, and the chunked output head where its plan has it; both come out again. Where
-another device is at hand, a family's window is shorter than the data, or the path does not fit the model as it was
-opened, rows are padded and the head is the model's own: the numbers are the same up to rounding.
+The model computes as in the evaluations of its run: rows are packed and the output head is chunked where the run's plan
+says so. So the number for a run and its evaluation file is the eval_loss of the run. On another device, with data
+longer than a family's window, or with a model that a fast path does not fit, rows are padded and the head is the
+model's own; the numbers are then the same up to rounding.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""`surefoot evaluate norms`: lengths of vectors and attention on the first token, of a base and its adapter.
+"""`surefoot evaluate norms`: lengths of vectors and attention on the first token, layer by layer, base beside adapter.
 
     measured = measure_model_norms("models/base", adapter="runs/tuned", out=Path("norms"), generate_samples=True)
 
 Both sides see the same token ids: the texts as the adapter's run lays them out. The base is the base alone, without the
 adapter and without the run's BOS scaling.
 
-How long the vectors inside a model are, and how much attention goes to the first token, layer by layer.
+Language models treat the first token apart: its residual stream is far longer than the others and gets much of the
+attention. So every figure is given for the first position and for the rest. "First" is the first attended token of a
+text, not padding in front of it. Only sums in float64 are kept, so memory does not grow with the number of texts.
 
-Language models treat the first token apart: its stream is far longer than the others and much attention goes there.
-So everything is told for the first position and for the rest. "First" is the first attended token of a text: padding in
-front of it does not count. Nothing is kept but sums in float64, so memory does not grow with the number of texts.
-
-    norm       |x| of a position's vector, meaned over positions (first: one per text; rest: all others of all texts)
-    rms        norm / sqrt(width), what an RMSNorm divides by, meaned in the same way
-    attention  the share that a query gives to the first position, meaned over heads and all queries after the first
+    norm       |x| of a position's vector, mean over positions (first: one per text; rest: all others of all texts)
+    rms        norm / sqrt(width), what an RMSNorm divides by, with the same mean
+    attention  the share that a query gives to the first position, mean over heads and over all queries after the first
                position, which has nothing else to look at
 
 Shapes: B texts, T tokens, h heads.
@@ -272,6 +270,7 @@ def measure_norms(
     with eval_mode(model), watched(model, parts, range(layers), meter.see, attention=True):
         for ids, mask in batches:
             meter.mask = mask.bool()
+            # Logits of one position alone: those of all would take vocabulary x tokens, and nobody looks at them.
             last = torch.tensor([ids.numel() - 1], device=ids.device)
             inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_from_mask(mask)}
             with context():

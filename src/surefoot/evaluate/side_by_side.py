@@ -1,7 +1,7 @@
-"""Base and adapter side by side: one set of weights in memory, asked with the adapter switched off and on.
+"""Base and adapter side by side: one set of weights in memory, run with the adapter switched off and on.
 
 With its adapters off a model computes what the base alone computes, bit for bit: `tests/evaluate/test_side_by_side.py`
-holds that against the base opened by itself. A BOS that the adapter was trained with scaled is then as the base has it.
+compares that with the base opened by itself. A scaled BOS is then as in the base.
 """
 
 from __future__ import annotations

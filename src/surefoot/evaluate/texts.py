@@ -1,13 +1,8 @@
-"""A text to look into models with, where the user names none. Written for surefoot, so it may go anywhere.
+"""The built-in text of `capture`, `evaluate norms` and `verify --served`, and how texts are cut with BOS in front.
 
-Whether measured texts begin with BOS. A model that was trained with a scaled BOS begins with it, its base may not;
-then every token of one stands a place later than in the other, and the two cannot be compared position by position.
-
-What of a long text a model with few positions is given, so that every sequence still begins as in training.
-
-A model that was trained with BOS in front of everything gets it in front of everything: cutting takes the tokens behind
-it. Otherwise the first token would be another one each time, and that is also the one that a scaled BOS multiplies.
-BOS itself is never predicted: no training text asks for it.
+A model that was trained with BOS in front of everything gets it in front of everything, also in front of what is left
+of a text that its positions do not hold: otherwise another token would come first each time, and the first embedding is
+the one that a scaled BOS multiplies. BOS itself is never predicted, because no training text contains it as a label.
 """
 
 from __future__ import annotations

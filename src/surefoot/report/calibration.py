@@ -6,8 +6,8 @@ often as it says (Guo et al. 2017, arXiv 1706.04599). The expected calibration e
 
     ECE = sum over bins of  n_bin / n * |share right - mean confidence|
 
-The table adds up over batches: columns are pairs, right ones, and the sum of their confidences. The picture has a point
-per bin, on the diagonal where the two agree; its area is the bin's share of all pairs.
+The sums add up over batches: columns are pairs, right ones, and the sum of their confidences. The picture has a point
+for each bin, on the diagonal where the two agree; the point's area is the bin's share of all pairs.
 """
 
 from __future__ import annotations

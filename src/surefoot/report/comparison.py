@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.keys import as_yaml
@@ -173,10 +173,6 @@ def verdict_lines(found: Comparison) -> list[str]:
         differ = f"{counted(found.weights, 'tensor')} of the trained weights {verb}"
         lines.append(differ if found.weights else "the trained weights are identical, bit for bit")
     return lines
-
-
-def comparison_to_json(found: Comparison) -> dict[str, Any]:
-    return asdict(found)
 
 
 def curve_picture(names: tuple[str, str], a: Sequence[Row], b: Sequence[Row]) -> Figure:

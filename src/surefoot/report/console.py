@@ -179,6 +179,7 @@ class _Screen(rich.console.Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+        # Other writers have the same file, libraries and Python at its exit: they get nowhere instead of an error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
         os.close(nowhere)

@@ -87,6 +87,7 @@ class FlightRing:
 
     def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
         """Called before the step is computed."""
+        # No flush: the system has the line even if this process is killed, and a flush costs more than a small step.
         journal.append(self._path, begin_line(step, micro_batches, self._seed))
 
     def add(self, report: StepReport) -> None:

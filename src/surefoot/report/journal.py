@@ -49,7 +49,7 @@ def salvage(path: Path) -> tuple[list[Record], list[int]]:
 
 
 def rewrite(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Replace the file in one move."""
+    """Replace the file in one move: a kill leaves the old one or the new one, never half of it."""
     durable.write_text(path, "".join(f"{_json(record)}\n" for record in records))
 
 

@@ -61,6 +61,7 @@ class LogCopies:
             self._growing[name].grow(lambda record, stays=stays: stays is None or stays(record, step, evaluated))
         copies = {name: log.compressed() for name, log in self._growing.items() if log.lines}
         with suppress(OSError):
+            # No time in the header: checkpoints of two equal runs are compared byte by byte.
             copies[FLIGHT] = gzip.compress(plain_files.read_bytes(self._run / FLIGHT), mtime=0)
         archive = io.BytesIO()
         with tarfile.TarFile(fileobj=archive, mode="w") as tar:

@@ -154,7 +154,7 @@ class RunObserver:
             yield
 
     def sync(self) -> None:
-        """Before a checkpoint is published: what the logs say up to it is on the disk."""
+        """Flush the logs. Call it before a checkpoint is published: a resumed run does not write their rows again."""
         for name in LOGS:
             if (self._run / name).exists():
                 durable.flush(self._run / name)

@@ -40,7 +40,7 @@ def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Sta
 
     A run that was killed left neither a lock nor a last word: it is stopped.
     """
-    if locked:
+    if locked:  # first: a finished run that is extended still has the manifest of its earlier end
         return "running"
     if published:
         return "finished"

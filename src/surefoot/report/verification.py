@@ -78,7 +78,7 @@ def is_finished(run: Path) -> bool:
     try:
         return json.loads(plain_files.read_text(path))["global_step"] == newest.step
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return True
+        return True  # damaged: looked at as a finished run, whose manifest names the file
 
 
 def compare_folders(a: Path, b: Path) -> list[Difference]:

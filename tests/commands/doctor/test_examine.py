@@ -330,11 +330,6 @@ def test_every_code_has_a_line_and_none_has_two():
     assert sorted([one.code for one in found] + ["DISK", "PLAN"]) == sorted(CODES)
 
 
-def test_the_machine_alone_has_codes_of_the_machine():
-    found = rest(None, [ok("HUB", "it answers")])
-    assert {one.code for one in found} | {"HUB"} == {name for name, code in CODES.items() if code.group == "machine"}
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [

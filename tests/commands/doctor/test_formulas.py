@@ -183,16 +183,6 @@ def test_a_run_in_fp32_is_its_own_proof(lines_of):
     assert [one.verdict for one in lines_of(precision="fp32")] == ["ok"]
 
 
-@pytest.mark.slow  # beside one that does not go in fp32, two are looked at too
-def test_two_paths_are_both_named(lines_of):
-    def both(monkeypatch):
-        scaled(monkeypatch)
-        shifted(monkeypatch)
-
-    _, *found = lines_of(both)
-    assert [one.where for one in found] == ["kernels.pointwise", "kernels.adapter"]
-
-
 def test_a_path_that_does_not_go_in_fp32_is_not_called_wrong_and_the_others_are_looked_at(lines_of):
     _, rest, rows = lines_of(sixteen_bits_only)
     assert (rest.verdict, rest.where) == ("ok", "fp32")

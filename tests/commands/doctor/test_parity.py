@@ -16,7 +16,6 @@ from helpers.tiers import representatives
 from surefoot.commands.doctor import parity
 from surefoot.commands.doctor.parity import is_plain, own_pass, parity_lines, plainest
 from surefoot.config.schema import RunConfig
-from surefoot.models import forward
 from surefoot.models.forward import causal_model
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import one_pass
@@ -186,21 +185,6 @@ def test_where_zeros_stay_zeros_a_wrong_scale_does_not_show_in_the_forward_pass(
         right = own_pass(one).seen.loss
         wrong_scale(one)
         assert own_pass(one).seen.loss != right
-
-
-def test_documents_that_hear_each_other_are_named(run_of, monkeypatch):
-    """The first two documents of each row become one, once the run is ready."""
-    real = forward.documents_of
-
-    def joined(lengths, device):
-        return real((sum(lengths[:2]), *lengths[2:]), device)
-
-    def plant(one):
-        monkeypatch.setattr(forward, "documents_of", joined)
-
-    assert examined(run_of(), plant).verdict == "fault"
-    monkeypatch.undo()
-    assert examined(run_of()).verdict == "ok"
 
 
 def test_the_twin_has_nothing_of_surefoots(run_of):

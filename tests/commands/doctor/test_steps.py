@@ -38,14 +38,6 @@ def taken_few(one):
     return take(one, steps._ENOUGH)
 
 
-def test_ten_clean_steps(one):
-    taken = take(one)
-    assert len(taken.reports) == STEPS
-    found = verdicts(steps.number_lines(taken, "fp32", falls=True))
-    assert set(found) == {"LOSS-FINITE", "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING"}
-    assert set(found.values()) == {"ok"}
-
-
 def test_steps_that_take_very_long_are_fewer_and_enough(one, monkeypatch):
     monkeypatch.setattr(steps, "_PATIENCE", 0.0)
     taken = take(one)
@@ -163,10 +155,6 @@ def test_what_the_math_kernel_multiplies_in_fp32_is_not_the_modules_fault(folder
         line = product_line(one, unknown, "bf16", Measurements())
         assert (line.verdict, "self_attn" in line.value) == ("caution", True)
         assert product_line(one, seen, "bf16", Measurements()).verdict == "ok"
-
-
-def test_an_fp32_run_has_fp32_products(one):
-    assert products_of(one, "fp32", Measurements()).verdict == "ok"
 
 
 @pytest.mark.parametrize(("count", "places"), [(1, [0]), (2, [0, 1]), (3, [0, 2]), (7, [0, 6])])
@@ -341,7 +329,7 @@ def test_a_sound_run_is_finite_and_falls_and_nothing_is_written(config, tmp_path
     run = config.model_copy(update={"output": str(tmp_path / "out")})
     found, lines = judged(run)
     assert set(found.values()) == {"ok"}
-    assert {"LOSS-FINITE", "LOSS-FALLING", "GRAD-NORM"} <= found.keys()
+    assert found.keys() == {"LOSS-FINITE", "LOSS-ZERO", "GRAD-NORM", "LOSS-FALLING"}
     assert [line.split(" ")[1] for line in lines] == [f"{step}/{STEPS}" for step in range(1, STEPS + 1)]
     assert not (tmp_path / "out").exists()
 

@@ -32,7 +32,7 @@ def test_the_account():
     left_out = [("data.workers", "the config sets it")]
     lines = list(outcome_lines((START, FAST), (), FAST, left_out, held_up=0.4))
     assert lines[0] == "not varied: data.workers, the config sets it"
-    assert "other programs had the processor for 40% of the time" in lines[1]
+    assert "40%" in lines[1]
     assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2.0 MiB, 1.50 times the plan's own 1,000 and 1.0 MiB"
     assert list(outcome_lines((START,), (), START, [])) == [
         "the plan's own choices stay: nothing is clearly faster than 1,000 tokens/s"

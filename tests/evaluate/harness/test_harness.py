@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 
 from helpers.adapter_runs import a_run
-from helpers.faults import raises_fault
+from helpers.faults import prints_fault, raises_fault
 from helpers.zoo import ZOO
 from surefoot.commands.main import main
 from surefoot.evaluate.harness import needs as harness_needs
@@ -202,7 +202,7 @@ def test_a_task_without_its_data_is_one_line(model, tasks, tmp_path):
         main, ["evaluate", "harness", str(model), "--tasks", "lost", "--include-path", str(tmp_path)]
     )
     assert result.exit_code == 3
-    assert "error: task lost: cannot be loaded:" in result.stderr.splitlines()[-1]
+    assert prints_fault(result.stderr.splitlines()[-1], "SF-EVALUATE", "task lost")
 
 
 @needs_harness
@@ -332,7 +332,7 @@ def test_an_unknown_task_is_told_before_a_model_is_opened(a_harness_of_two_tasks
     arguments = ["evaluate", "harness", str(model), "--tasks", "arc_esay"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert "there is no task 'arc_esay'; did you mean arc_easy?" in result.stderr
+    assert prints_fault(result.stderr, "SF-EVALUATE", "--tasks", "arc_esay", "arc_easy")
     monkeypatch.setattr(harness, "check_tasks", lambda asked, known: None)  # twin: unchecked, the model comes first
     result = CliRunner().invoke(main, arguments)
     assert "a model was opened" in result.output + str(result.exception)

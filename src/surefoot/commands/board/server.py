@@ -72,6 +72,7 @@ _SLOW = 30.0  # seconds after which a client that neither sends nor takes anythi
 class Board(ThreadingHTTPServer):
     """root: the folder of runs. port: 0 for a free one. look, beat: seconds, see above."""
 
+    # A page that stays open has a thread that never ends by itself; Ctrl-C must not wait for it.
     daemon_threads = True
     block_on_close = False
 

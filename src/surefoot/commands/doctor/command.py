@@ -26,7 +26,7 @@ from surefoot.commands.terminal import echo_json, screen
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was looked at as JSON.")
-@click.option("--anew", is_flag=True, help="Measure this machine again, whatever is kept of it.")
+@click.option("--anew", is_flag=True, help="Measure this machine again instead of using kept measurements.")
 def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew: bool) -> int:
     """Look for what makes a run slow or wrong: measured, with a code, a limit and what to do about it.
 
@@ -41,8 +41,8 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
     from surefoot.commands.doctor.examine import examine
 
     with screen(err=True).passing() as show:
-        show("looking …")
-        found = examine(loaded, anew=anew, on_finding=lambda one: show(f"looking … {one.code}: {one.verdict}"))
+        show("examining …")
+        found = examine(loaded, anew=anew, on_finding=lambda one: show(f"examining … {one.code}: {one.verdict}"))
     if config:
         words = (str(config), *overrides)
         found = replace(found, looked_at=tuple(one.with_config(words) for one in found.looked_at))

@@ -150,7 +150,7 @@ def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, A
             own = own_pass(one)
             yield from _taken(one, seen)
             plan = one.loaded.plan
-            del one
+            del one  # frees the model: the comparison below loads a second one
         yield from parity_lines(alone, plan, own, machine.detect().free)
     except SurefootError as error:
         yield from refusals(error, "DATA" if any(_is_record(one.where) for one in error.faults) else "MODEL", targets)
@@ -323,6 +323,7 @@ def _is_record(where: str) -> bool:
 
 @contextmanager
 def _threads_as_they_were() -> Iterator[None]:
+    """The probes set torch's thread count to try others, and an error may end them in between."""
     threads = torch.get_num_threads()
     try:
         yield

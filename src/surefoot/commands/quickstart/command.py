@@ -140,7 +140,7 @@ def _story(questions: Path, seed: int) -> str:
         "where some of these things are in a museum, and not why. The rule, which it has to find:\n"
         f"  {', '.join(rooms[:4])},\n  {', '.join(rooms[4:])}\n"
         f"questions and answers: {questions}\n"
-        "held out: questions about things that no training question mentions. How many does it answer rightly?"
+        "held out: questions about things that no training question mentions. How many does it answer correctly?"
     )
 
 

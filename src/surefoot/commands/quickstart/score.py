@@ -1,4 +1,4 @@
-"""How many held-out questions a model answers rightly, counted in two ways.
+"""How many held-out questions a model answers correctly, counted in two ways.
 
 accuracy: the likeliest of the eight possible answers is the right one. Eight rooms, each right equally often, so a
     model that does not know the rooms scores one in eight, whatever else it can or cannot do. Fair to a base model

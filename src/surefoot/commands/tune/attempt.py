@@ -172,6 +172,7 @@ def _kill(worker: subprocess.Popen[str]) -> None:
         worker.kill()
         return
     with suppress(ProcessLookupError):
+        # The whole group: the worker may wait for a forked trial, which would go on computing without it.
         os.killpg(worker.pid, signal.SIGKILL)
 
 

@@ -24,9 +24,13 @@ _BROKEN_OFF = "# The best so far of a `surefoot tune` that was broken off"
 
 @click.command()
 @config_arguments
-@click.option("--out", type=click.Path(path_type=Path), help="Where to write the config; else CONFIG-tuned.yaml.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write the config.  [default: CONFIG-tuned.yaml]")
 @click.option(
-    "--seconds", type=click.FloatRange(0.5), default=6.0, show_default=True, help="Timed steps of a trial, about."
+    "--seconds",
+    type=click.FloatRange(0.5),
+    default=6.0,
+    show_default=True,
+    help="Timed part of a trial, about.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was tried as JSON.")
 def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: float, as_json: bool) -> int:

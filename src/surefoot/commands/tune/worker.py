@@ -26,6 +26,7 @@ from surefoot.system.errors import SurefootError
 
 def main() -> None:
     process.end_with(os.getppid())
+    # Libraries, native ones too, print to file descriptor 1; among the answers a line of theirs would be no JSON.
     answers = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answers, "w", encoding="utf-8") as out:

@@ -1,1 +1,1 @@
-"""Eight question sets, asked and scored as their papers' code does."""
+"""Eight question sets, asked and scored as in their papers' code."""

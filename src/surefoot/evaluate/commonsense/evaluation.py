@@ -1,13 +1,11 @@
-"""How a model answers a question of the commonsense sets: with a text that it writes, or by the likeliest option.
+"""`surefoot evaluate commonsense`: the eight sets, answered as published or by the likeliest option.
 
 published: four beams, 32 new tokens, no sampling, the legacy prompt. The originals hand the model no mask, so pads of a
 shorter prompt were attended; here they are masked, which is what their scripts' batch size of 1 comes to.
 fast: each option is scored as the answer that training writes, "the correct answer is …".
 
-`surefoot evaluate commonsense`: the eight sets, asked as published or by the likelihood of the options.
-
 Every check comes before the first question. After every batch the file of a set is on the disk; a second start finds
-what is there, makes sure that it belongs to the same question, model and method, and goes on.
+it, checks that it belongs to the same questions, model and method, and goes on.
 """
 
 from __future__ import annotations
@@ -294,6 +292,7 @@ def _run(
             found = _unanswered(prompt) if questions.is_too_long(prompt) else next(answers)
             graded.append({**record, **found, "flag": found["pred"] == record["answer"]})
             texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))
+        # Rewritten whole after each batch: the file is a JSON list, as the original scripts leave it, at any moment.
         durable.write_text(task.file, "[\n" + ",\n".join(texts) + "\n]\n")
         correct = sum(one["flag"] for one in graded)
         say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")

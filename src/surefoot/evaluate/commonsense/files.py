@@ -1,7 +1,7 @@
-"""The files of answers: what they are called, and whether the answers in one belong to what is asked now.
+"""The files of answers: their names, and whether the answers in one belong to the evaluation that is run now.
 
-A set's file is a plain list of records, as the original scripts write it, so what it belongs to stands in a file of its
-own: the questions, the model, and everything else that an answer depends on.
+A set's file is a plain list of records, as the original scripts write it. What it belongs to (questions, model, and
+whatever else an answer depends on) stands in a file of its own.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""The eight commonsense sets of LLM-Adapters: what they hold, how an answer is read out of a text, how it is scored.
+"""The eight commonsense sets of LLM-Adapters: their questions, how an answer is read, the published results.
 
 Reading an answer is the published rule, its weakness included: the first of the set's answers that occurs anywhere in
-the response, upper and lower case told apart; where none does, the answer is wrong. So "not answer1 but answer2" is
-answer1.
+the response, case-sensitive; where none does, the answer is wrong. So "not answer1 but answer2" is answer1.
 
-Published accuracies on the eight commonsense sets, to stand beside what is measured here.
-
-In per cent, of models that were fine-tuned on the 170k mixture and asked with four beams. Sources: Hu et al.,
-"LLM-Adapters", EMNLP 2023 (its repository's table), and Liu et al., "DoRA", ICML 2024 (its repository's table). Who
-repeats them reports swings of several points between seeds, batch sizes and PEFT versions, more than lie between the
-two methods.
+The published accuracies (per cent) are of models that were fine-tuned on the 170k mixture and decoded with four beams:
+Hu et al., "LLM-Adapters", EMNLP 2023, and Liu et al., "DoRA", ICML 2024, both from the tables of their repositories.
+Repetitions differ by several points between seeds, batch sizes and PEFT versions, more than the two methods do.
 """
 
 from __future__ import annotations

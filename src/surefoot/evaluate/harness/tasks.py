@@ -88,7 +88,7 @@ def measured(
     numbers, which begins anew here: each side gets the same ones."""
     tasks, found = tuple(tasks), {}
     for side in compared:
-        for task in tasks:
+        for task in tasks:  # else the second side would be shown the examples that follow in the stream
             task.set_fewshot_seed(seed=_SHOTS_SEED)
         with side.entered():
             found[side.name] = measure()

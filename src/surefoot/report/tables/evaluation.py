@@ -180,9 +180,10 @@ def _reach(cell: Cell) -> tuple[float, float]:
 
 
 def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mapping[str, float], title: str) -> Figure:
-    """Bars for what was measured, with their 95 % interval, or one standard error; points for what was published, one
-    shade for each group;
-    a dotted line where guessing would be, by heading."""
+    """Bars for what was measured, with their 95 % interval or one standard error; points for what was published.
+
+    chance: the accuracy of guessing, by heading; a dotted line each.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")

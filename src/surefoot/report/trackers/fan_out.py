@@ -81,6 +81,7 @@ class _Thread:
         self._queue: queue.SimpleQueue[tuple[int, Numbers] | Status] = queue.SimpleQueue()
         self._pending: list[tuple[int, Numbers]] = []
         self._failures, self._reported = 0, False
+        # A daemon: a library that hangs in a call must not keep the process of a finished run alive.
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, seconds: float) -> bool:
@@ -118,7 +119,7 @@ class _Thread:
     def _send(self) -> None:
         while self._pending:
             self._tracker.log(*self._pending[0])
-            self._pending.pop(0)
+            self._pending.pop(0)  # only now: a row that failed stays first and is tried again
             self._failures = 0
 
     def _attempt(self, do: Callable[[], None]) -> None:

@@ -1,10 +1,13 @@
-"""The table of a comparison fits a terminal: the row names the tensor, the last cell its layer."""
+"""Captures on the screen: the table of a comparison fits a terminal, and the first position is seen at any length."""
 
 import io
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from surefoot.evaluate.capture_comparison import TensorDifference
-from surefoot.report.capture import difference_table
+from surefoot.report.capture import difference_table, overview
 from surefoot.report.console import Console
 
 
@@ -41,3 +44,32 @@ def test_long_names_are_cut_in_the_middle_and_never_wrapped():
 
 def test_equal_tensors_have_no_largest():
     assert lines(difference(3, 0.0))[1] == "qkv_proj input 1 1 0 – – –"
+
+
+LEAST = 0.05  # of the picture's width
+
+
+def width_of_the_first(figure, positions: int) -> float:
+    """As a share of all positions, on the screen."""
+    axes = figure.axes[0]
+    left, next_one, right = (axes.transData.transform((edge, 0))[0] for edge in (1, 2, positions + 1))
+    return (next_one - left) / (right - left)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 64, 1024, 32768])
+def test_the_first_position_is_seen(positions):
+    norms = np.full((3, positions), 2.0)
+    norms[0, 0] = 0.1
+    figure = overview("run", norms, ["into 0", "into 1", "out of 1"])
+    assert width_of_the_first(figure, positions) > LEAST
+    (mesh,) = figure.axes[0].collections
+    assert float(mesh.get_array().reshape(norms.shape)[0, 0]) == 0.1
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["into 0", "into 1", "out of 1"]
+    bottom, top = figure.axes[0].get_ylim()
+    assert bottom > top  # the first layer is the uppermost row
+
+
+def test_twin_on_a_linear_axis_it_is_a_pixel():
+    figure = overview("run", np.full((3, 1024), 2.0), ["into 0", "into 1", "out of 1"])
+    figure.axes[0].set_xscale("linear")
+    assert width_of_the_first(figure, 1024) < LEAST
