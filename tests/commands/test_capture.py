@@ -97,7 +97,7 @@ def test_norms_over_other_data_replace_nothing_unasked(model, tmp_path):
     kept = (out / "norms.json").read_bytes()
     refused = call("evaluate", "norms", model, "--out", out, "--max-samples", 2)
     assert refused.exit_code == 2
-    assert prints_fault(refused.stderr, "SF-USE-OUTPUT", out, "max_samples", "--overwrite")
+    assert prints_fault(refused.stderr, "SF-USE-OUTPUT", out / "norms.json", "max_samples", "--overwrite")
     assert (out / "norms.json").read_bytes() == kept
     assert call("evaluate", "norms", model, "--out", out, "--max-samples", 2, "--overwrite").exit_code == 0
     assert json.loads((out / "norms.json").read_text())["asked"]["max_samples"] == 2

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from helpers.faults import gives, prints_fault
 from helpers.fork_server import ForkServer
-from helpers.tiny_models import tiny_llama
+from helpers.trained_runs import heron_config, heron_folder
 from surefoot.commands.main import main
 from surefoot.planning.plan import Difference
 from surefoot.report import comparison
@@ -30,31 +29,16 @@ from surefoot.report.verification import MOST_SHOWN
 from surefoot.system.durable import write_json
 from surefoot.training.manifest import sealed
 
-RECORDS = [
-    {"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)
-]
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs a, same (as a), other (another seed and rate), and cut (killed before its end)."""
-    folder = tmp_path_factory.mktemp("runs")
-    base = tiny_llama(folder / "base")
-    (folder / "train.json").write_text(json.dumps(RECORDS))
+    folder = heron_folder(tmp_path_factory.mktemp("runs"))
+    data = {"train": str(folder / "train.json"), "eval": 2, "max_length": 64}
     with ForkServer() as server:
         for name, changes in {"a": {}, "same": {}, "other": {"seed": 7, "optim": {"lr": 1e-3}}}.items():
-            config: dict[str, Any] = {
-                "stage": "sft",
-                "model": str(base),
-                "adapter": {"kind": "lora", "rank": 2},
-                "data": {"train": str(folder / "train.json"), "eval": 2, "max_length": 64},
-                "batch": {"size": 4},
-                "duration": "3 steps",
-                "output": str(folder / name),
-            }
-            (folder / "run.yaml").write_text(yaml.safe_dump(config | changes))
-            log = folder / "log.txt"
-            assert server.run(["train", str(folder / "run.yaml")], log) == 0, log.read_text()
+            path, log = heron_config(folder, name, data=data, duration="3 steps", **changes), folder / "log.txt"
+            assert server.run(["train", str(path)], log) == 0, log.read_text()
     shutil.copytree(folder / "a", folder / "cut")
     for name in ("all_results.json", "adapter_model.safetensors"):
         (folder / "cut" / name).unlink()

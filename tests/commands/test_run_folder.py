@@ -10,19 +10,16 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from helpers import zoo
 from helpers.faults import prints_fault
 from helpers.fork_server import ForkServer
-from helpers.tiny_models import tiny_llama
+from helpers.trained_runs import heron_config, heron_folder
 from surefoot.report.verification import verify_folder
 from surefoot.runs.run_folder import written_by_run
 from surefoot.system import durable
 from surefoot.system.durable import LOCK
 from surefoot.system.folders import MANIFEST
-
-ROWS = [{"instruction": f"Say heron {k} times.", "input": "", "output": " ".join(["heron"] * k)} for k in range(1, 9)]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("models") / "base")
+    return heron_folder(tmp_path_factory.mktemp("models")) / "base"
 
 
 @pytest.fixture
@@ -41,31 +38,21 @@ def output(tmp_path):
     return tmp_path / "out"
 
 
-def write_config(folder, base, output):
-    (folder / "train.json").write_text(json.dumps(ROWS))
-    config = {
-        "stage": "sft",
-        "model": str(base),
-        "adapter": {"kind": "lora", "rank": 2},
-        "data": {"train": str(folder / "train.json"), "max_length": 128},
-        "batch": {"size": 4},
-        "duration": "2 steps",
-        "checkpoint": {"every": "1 step"},
-        "output": str(output),
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    return folder / "run.yaml"
+def write_config(folder, base):
+    shutil.copy(base.parent / "train.json", folder)
+    changes = {"batch": {"size": 4}, "duration": "2 steps", "checkpoint": {"every": "1 step"}}
+    return heron_config(folder, "out", model=str(base), **changes)
 
 
 @pytest.fixture
-def train(server, base, tmp_path, output):
+def train(server, base, tmp_path):
     """Run `surefoot train` with the arguments given; exit code and what it said."""
-    write_config(tmp_path, base, output)
+    path = write_config(tmp_path, base)
 
     def train(*arguments, kill=None):
         log = tmp_path / "log.txt"
         log.write_text("")
-        code = server.run(["train", str(tmp_path / "run.yaml"), *arguments], log, kill)
+        code = server.run(["train", str(path), *arguments], log, kill)
         assert "Traceback" not in log.read_text()
         return code, log.read_text()
 
@@ -76,7 +63,7 @@ def train(server, base, tmp_path, output):
 def finished_once(server, base, tmp_path_factory):
     """A run of two steps, which tests get a copy of."""
     folder = tmp_path_factory.mktemp("finished")
-    path = write_config(folder, base, folder / "out")
+    path = write_config(folder, base)
     assert server.run(["train", str(path)], folder / "log.txt") == 0, (folder / "log.txt").read_text()
     return folder / "out"
 

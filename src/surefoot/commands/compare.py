@@ -115,6 +115,7 @@ def _environment(run: Path) -> dict[str, Any]:
     from surefoot.runs.profiling import START
     from surefoot.runs.run_folder import ENVIRONMENT
 
+    # Times of the start are no setting of the machine, and would make any two runs differ.
     found = _optional(run / ENVIRONMENT)
     for number, rank in enumerate(found.pop("ranks", [])):
         found[f"rank {number}"] = {key: value for key, value in rank.items() if key != START}

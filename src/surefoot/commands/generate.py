@@ -185,6 +185,7 @@ def chat(
             turns, images = list(start), []
             echo(f"{error}; the conversation starts anew", err=True)
             continue
+        # Another seed for each turn: the same question may be answered otherwise.
         decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, seed=seed + number, **sampling)
         images = []
         turns.append(Turn("assistant", _print_answer(opened, question, decoding)))

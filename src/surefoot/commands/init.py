@@ -92,6 +92,7 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     from surefoot.runs.make_plan import make_plan
 
     required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
+    # Before the data are opened: a wrong path of model or data is then one line.
     check_config(required)
     records = _look_at(data, stage)
     required["stage"] = records.stage

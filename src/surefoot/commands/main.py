@@ -153,6 +153,7 @@ class LazyGroup(click.Group):
             from surefoot.system import process
 
             process.restart_without_thread_cache()
+        # Here and not in the command: usage errors come before it, and name what was typed.
         invocation = Invocation(typed=tuple(words))
         sys.exit(self._outcome(invocation, words, *args[1:], **extra))
 

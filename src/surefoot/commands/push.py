@@ -89,6 +89,7 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
         raise InputError(
             Fault(str(run), "is not a finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
         )
+    # By name: whatever else lies in the folder, such as logs or notes of the user, never goes.
     checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
     if faults := [check.fault for check in checks if check.fault and check.name != CARD]:
         raise IntegrityError(faults)

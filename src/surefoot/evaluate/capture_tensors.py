@@ -111,6 +111,7 @@ class CaptureWriter:
             raise EnvironmentFault(
                 Fault(str(path), f"cannot be written: {error}", "look at the disk", code="SF-FILE-WRITE")
             ) from error
+        # Only now may the layer be forgotten: the pictures are drawn of what is held.
         self._finished(layer, self._held)
         self._held, self._seen = {}, []
 

@@ -83,6 +83,7 @@ def measure_reward(
         data, max_length = read_evaluation_data(opened, request, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
+    # A reward model of another tool names no loss; its score is read at the last token.
     loss = planned.loss.value if planned else "last"
     device = scorer.model.v_head.summary.weight.device
     objective = reward_objective(loss)

@@ -159,6 +159,7 @@ def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | No
     if held == torch.float32:
         trained, base = text_logprobs(model, ids), _of_base(opened, ids)
         return _Own(trained, base, text_logprobs(model.to(torch.bfloat16), ids), "bf16")
+    # The weights are converted in place: a second copy would need more memory than the check of room counts.
     wanted = 4 * sum(one.numel() for one in model.parameters())
     packed = any(map(is_quantised, model.modules()))
     free = hardware.detect().free

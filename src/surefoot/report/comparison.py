@@ -120,6 +120,7 @@ def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
     one, other = ({(row["current_steps"], is_eval_row(row)): without_timing(row) for row in rows} for rows in (a, b))
     for place in sorted(one.keys() & other.keys()):
         first, second = one[place], other[place]
+        # These differ with the duration alone, from the first row on.
         ignored = {"total_steps", "percentage", "epoch", *alone}
         keys = [key for key in {**first, **second} if key not in ignored and first.get(key) != second.get(key)]
         if keys:

@@ -136,6 +136,7 @@ def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
     """At most `most` points: of each stretch the lowest, the highest and a gap, if it has one, in order."""
     if len(points) <= most:
         return tuple(points)
+    # At most three points of each: the lowest, the highest and a gap.
     stretches = most // 3
     kept: list[Point] = []
     for k in range(stretches):

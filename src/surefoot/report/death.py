@@ -55,6 +55,7 @@ def find_death(run: Path) -> Death | None:
     error = ""
     if end == "failed" and step is not None and newest_failure(run, step) is None:  # a device, or another rank
         error = str(events[-1].get("text", ""))[:_WORDS]
+    # Every other end was noted by the process itself, with its reason.
     elif end not in ("start", "resume"):
         return None
     last = done[-1].get("step") if done else 0

@@ -88,6 +88,7 @@ class _Growing:
                 self._read = 0
             file.seek(self._read)
             lines = file.read().splitlines(keepends=True)
+            # A line that is being written; the next checkpoint takes it.
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()
             while lines and (record := journal.parse(lines[-1].decode(errors="replace"))) and not stays(record):

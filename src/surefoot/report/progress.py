@@ -66,6 +66,7 @@ class Progress:
             self.event(wording.skip_sentence(report, consecutive), style="bold red")
         if is_logged(report, self._total, self._log_every):
             fields = wording.step_line(report, self._total, timing, self._state, self._last_eval)
+            # Also where the terminal redraws one line: the last steps of a run that was killed are read in run.log.
             if self._live:
                 self._console.note(wording.fitted(fields))
             else:

@@ -97,6 +97,7 @@ def sound_rows(records: Iterable[journal.Record], after: int = 0) -> list[Row]:
     rows: list[Row] = []
     for record in records:
         step = record.get("current_steps")
+        # Rows that go back are of a log that was edited or copied together: their curve would be a tangle.
         if type(step) is int and step >= after:
             rows.append(record)
             after = step

@@ -41,6 +41,7 @@ def train_results(
     `train_runtime` and the rates per second are those of Hugging Face's Trainer: from the first step to the last
     checkpoint, evaluations and saving included. `whole_runtime` has what comes before, too.
     """
+    # Hugging Face's Trainer counts evaluation and saving as training time, so its names get that, and ours the rest.
     whole = seconds + sum(beside.values())
     training = whole - sum(beside.get(what, 0.0) for what in BEFORE)
     return {

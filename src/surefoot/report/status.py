@@ -44,6 +44,7 @@ def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Sta
         return "running"
     if published:
         return "finished"
+    # Killed: neither a lock nor a last word.
     last = last_of_the_process(events)
     return last if last in ("diverged", "failed") else "stopped"
 

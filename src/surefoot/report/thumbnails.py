@@ -41,6 +41,7 @@ def to_json(picture: Picture) -> dict[str, Any]:
 
 def from_json(written: Mapping[str, Any]) -> tuple[str, str]:
     """What the page says of a picture, and its JPEG in base64: empty where the file holds something else."""
+    # data.json may come from elsewhere, and what is returned goes into the page: only base64 of a small picture may.
     said = f"{written['name']}: {written['width']:,} x {written['height']:,} pixels, {written['tokens']:,} tokens"
     jpeg = str(written["jpeg"])
     return said, jpeg if len(jpeg) <= _LONGEST and _BASE64.fullmatch(jpeg) else ""

@@ -60,6 +60,7 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
 
 def _check_logs(run: Path, checkpoints: Sequence[Path]) -> FolderCheck | None:
     """The logs of a run against the newest of its sound checkpoints that has copies. checkpoints: oldest first."""
+    # The newest sound copies cover the most rows; those of a damaged checkpoint prove nothing.
     for checkpoint in reversed(checkpoints):
         if has_copies(checkpoint):
             try:

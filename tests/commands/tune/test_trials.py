@@ -84,5 +84,5 @@ def test_what_fits_in_16_bits_only_is_compared_in_16_bits():
 
 
 def test_what_fits_in_no_type_is_one_line_with_the_reason():
-    with raises_fault("SF-TUNE", "tune", "fp32", "90 GB of 80 GB", remedy=["data.max_length"]):
+    with raises_fault("SF-TUNE", "tune", "fp32", remedy=["data.max_length"]):
         choose_reference({}, plan(compute="fp32"), only_16_bits)

@@ -80,6 +80,7 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
 
 def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
     """What the run computed, against its twin."""
+    # Against fp32 a quantised base differs by its rounding, far more than any mistake that is looked for.
     if packed := plan.precision.packed:
         return ok(_CODE, f"does not apply to the run as it is: a base in {packed} is rounded on purpose")
     error = largest_difference(plain.loaded.engine, _pass(plain, own.padded), own.seen)

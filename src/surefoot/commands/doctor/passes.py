@@ -67,6 +67,7 @@ def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, wat
 def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
     """Best time before over best time after, taken in turns after one run of each that is not counted. There are more
     turns until each best has come nearly twice: beside other programs one undisturbed pass of either would decide."""
+    # Caches, allocators and compilation: the first run of each is slower than all others.
     for run in (before, after):
         run()
     ways: tuple[list[float], list[float]] = [], []

@@ -187,6 +187,7 @@ class Search:
         return best
 
     def _along(self, axis: Axis, best: Tried) -> Tried:
+        # Only worth a trial where batches are waited for.
         if axis.key == "data.workers" and best.passed and best.waiting <= _WAITING:
             return best
         if axis.key == "gradient_checkpointing" and not any(one.short_of_memory for one in self.tried):

@@ -180,6 +180,7 @@ class Trials:
         compute = str(settings.get("precision.compute", self._plan.precision.compute.value))
         wrong = failure(Numbers(trial.losses, trial.grad_norms, compute), self._reference)
         self._spread = max(self._spread, trial.spread)
+        # Given up early, so its few steps are judged against the same steps of the best setting.
         if trial.beside is not None:
             assert self._best is not None  # who else would have beaten it
             rate = self._best.rate * trial.beside  # steps differ in tokens: its own few would not compare

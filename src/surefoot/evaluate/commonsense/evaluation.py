@@ -192,6 +192,7 @@ def evaluate_commonsense(
     """
     template = chosen_template(opened, request.template)
     questions = [_questions(opened, template, one, request) for one in request.sets]
+    # Of both sides even with --only: a name that both would get is refused either way.
     every = side_labels(opened, sides(opened), request.names, model, adapter)
     compared = sides(opened, request.only)
     labels = {side.name: every[side.name] for side in compared}

@@ -82,6 +82,7 @@ class SurefootLM(TemplateLM):
                 raise InputError(Fault("--tasks", what, "leave the task out", code="SF-DATA-LENGTH"))
             pairs.append((last_tokens(context, room, self._opened.bos_id), continuation))
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
+        # Longest first: little padding in a batch, and what does not fit the memory fails at once.
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         for start in range(0, len(order), self._rows):
             places = order[start : start + self._rows]

@@ -103,6 +103,7 @@ class TensorBoard:
         self._events, self._summaries = _messages("event_pb2"), _messages("summary_pb2")
         self._writer: EventFileWriter = EventFileWriter(str(folder))
         if facts.step:
+            # TensorBoard drops what the files before have from this step on: a resumed run logs these steps again.
             log = self._events.SessionLog(status=self._events.SessionLog.START)
             self._add(facts.step + 1, session_log=log)
         self._add_config(facts)
@@ -137,6 +138,7 @@ class WandB:
 
         if not facts.offline and not wandb.login(prompt=False, verify=False):
             raise RuntimeError("not logged in: `wandb login`, or set tracking.offline: true")
+        # No console, git state, code or machine statistics: only what the training log has leaves the machine.
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=60
         )
