@@ -38,8 +38,8 @@ class AttentionTrial:
         return self.failure or self.untimed
 
     @property
-    def said(self) -> str:
-        """All of it in words."""
+    def remarks(self) -> str:
+        """Why it failed or was timed in part."""
         return f"{self.trouble} {self.timed}"
 
     @property
@@ -83,11 +83,7 @@ class PointwiseTrial:
     errors: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def trouble(self) -> str:
-        return self.failure
-
-    @property
-    def said(self) -> str:
+    def remarks(self) -> str:
         return self.failure
 
 

@@ -243,7 +243,7 @@ def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...
         asdict(request),
         tuple[probe.trial, ...],
         lambda: run(request, probe),
-        lasting=lambda trials: not any(passing in trial.said for trial in trials for passing in _PASSING),
+        lasting=lambda trials: not any(passing in trial.remarks for trial in trials for passing in _PASSING),
     )
 
 

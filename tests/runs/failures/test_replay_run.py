@@ -22,7 +22,7 @@ from surefoot.report.death import death_in_a_step, find_death
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.report.verification import compare_folders
 from surefoot.runs.failures import replay_apart
-from surefoot.runs.failures.replay_apart import Heard
+from surefoot.runs.failures.replay_apart import ChildReport
 from surefoot.runs.failures.replay_run import take_again
 from surefoot.system.errors import IntegrityError
 from surefoot.training import loop as loop_module
@@ -213,7 +213,7 @@ def test_twin_a_step_that_lives_is_not_the_same(killed, whole):
 def test_a_crash_on_the_way_back_is_told_where(killed, server, tmp_path):
     log = tmp_path / "log.txt"
     assert server.run([], log, folder=killed, change="helpers.planted_crashes:replayed_in_backward") == CRASHED
-    heard = Heard.of(log.read_text(), STEP)
+    heard = ChildReport.of(log.read_text(), STEP)
     assert heard.inside
     assert heard.where.startswith("in the backward pass, at or behind base_model.model.model.layers.1.mlp")
 
@@ -232,7 +232,7 @@ def test_a_crash_on_the_way_back_is_told_where(killed, server, tmp_path):
     ],
 )
 def test_how_far_a_step_came_in_words(said, inside, where):
-    heard = Heard.of(said, STEP)
+    heard = ChildReport.of(said, STEP)
     assert heard.inside == inside
     assert heard.where.startswith(where)
 

@@ -74,22 +74,6 @@ def test_twin_one_that_differs_is_found_among_all_and_the_others_stay(workplace,
     assert weights == train(workplace, tmp_path / "other", kernels={"adapter": "plain"})[1]
 
 
-def test_twin_documents_that_hear_each_other_are_found(workplace, tmp_path, monkeypatch):
-    sdpa, of = documents.FORMS["sdpa"], module.leak_of
-    leaks = []
-    monkeypatch.setattr(module, "leak_of", lambda *given: leaks.append(of(*given)) or leaks[-1])
-
-    def one_document(q, k, v, found, scale):
-        from surefoot.kernels.packed_attention import documents_of
-
-        return sdpa(q, k, v, documents_of([q.shape[2]], q.device), scale)
-
-    monkeypatch.setitem(documents.FORMS, "sdpa", one_document)
-    with raises_fault("SF-FAST-PATH", "data.packing"):
-        train(workplace, tmp_path / "run")
-    assert leaks[0][0] > module.most_leak(torch.bfloat16)
-
-
 def test_where_something_is_dropped_packed_rows_come_first_and_the_others_together(workplace, tmp_path):
     found, _ = train(workplace, tmp_path / "run", adapter={"kind": "lora", "rank": 4, "dropout": 0.1})
     assert all(one["used"] for one in found.values())

@@ -70,25 +70,25 @@ def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> 
     done = subprocess.run(
         _PROGRAM, input=json.dumps(requested), capture_output=True, encoding="utf-8", errors="replace", check=False
     )
-    heard = Heard.of(done.stdout, death.begun["begins"])
-    if heard.fault is not None:
-        raise _REFUSALS.get(heard.fault["code"], SurefootError)(
-            [Fault(*one, code="SF-REPLAY") for one in heard.fault["faults"]]
+    child = ChildReport.of(done.stdout, death.begun["begins"])
+    if child.fault is not None:
+        raise _REFUSALS.get(child.fault["code"], SurefootError)(
+            [Fault(*one, code="SF-REPLAY") for one in child.fault["faults"]]
         )
-    over = heard.raised is not None or heard.report is not None
-    raised = heard.raised or {}
+    over = child.raised is not None or child.report is not None
+    raised = child.raised or {}
     return TakenAgain(
         death=death,
-        start=heard.start,
+        start=child.start,
         ended="" if over else _ending(done.returncode),
-        inside=heard.inside,
-        where=heard.where,
+        inside=child.inside,
+        where=child.where,
         line="" if over else _python_line(done.stderr),
         error=raised.get("error", ""),
         place=raised.get("place", ""),
-        report=heard.report,
+        report=child.report,
         plain=plain,
-        cautions=tuple(heard.cautions),
+        cautions=tuple(child.cautions),
     )
 
 
@@ -109,7 +109,7 @@ def _python_line(said: str) -> str:
 
 
 @dataclass
-class Heard:
+class ChildReport:
     """What the child said, see `replay_run`. last: the step that is taken for its own sake."""
 
     last: int
@@ -124,13 +124,13 @@ class Heard:
     _reached: str = ""
 
     @classmethod
-    def of(cls, said: str, last: int) -> Heard:
-        heard = cls(last)
+    def of(cls, said: str, last: int) -> ChildReport:
+        report = cls(last)
         for line in said.splitlines():
-            heard._hear(*line.partition(" ")[::2])
-        return heard
+            report._read(*line.partition(" ")[::2])
+        return report
 
-    def _hear(self, word: str, text: str) -> None:
+    def _read(self, word: str, text: str) -> None:
         match word:
             case "starts":
                 self.start = int(text)
