@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +43,7 @@ def generate(
     max_new_tokens: int | None,
     seed: int,
     as_json: bool,
-    **sampling: float,
+    **sampling: Any,
 ) -> None:
     """Answer prompts with MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
@@ -87,7 +87,7 @@ def generate(
                 pad_id=opened.pad_id,
                 seed=seed + start,
                 pictures=questions[start].pictures,
-                **sampling,  # pyright: ignore[reportArgumentType]
+                **sampling,
             )
         for text, answer in zip(texts[start:], answers, strict=False):
             if as_json:
@@ -145,7 +145,7 @@ Everything else is said to the model, also a /word behind a blank."""
 @click.option("--system", help="System text at the start of the conversation.")
 @sampling_options
 def chat(
-    model: str, adapter: str | None, system: str | None, max_new_tokens: int | None, seed: int, **sampling: float
+    model: str, adapter: str | None, system: str | None, max_new_tokens: int | None, seed: int, **sampling: Any
 ) -> None:
     """Talk to MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
