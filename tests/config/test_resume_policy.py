@@ -37,6 +37,8 @@ FREE = {
     "ppo.vllm_url",
     "grpo.rewards",
     "grpo.vllm_url",
+    "grpo.eval_answers",
+    "grpo.eval_passes",
     "parallel.check_every",
     "parallel.timeout",
     "functions.loss",

@@ -66,7 +66,14 @@ _DATA = ("data", "eval_data", "tokenizer", "base")  # of a checkpoint's identity
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Raises InputError for a folder that is no run."""
-    from surefoot.report.comparison import Comparison, fields_alone, first_difference, shared_curve, side_by_side
+    from surefoot.report.comparison import (
+        REWARDS,
+        Comparison,
+        fields_alone,
+        first_difference,
+        shared_curve,
+        side_by_side,
+    )
     from surefoot.runs.run_folder import PLAN
 
     for folder in (a, b):
@@ -80,7 +87,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
         environment=tuple(diff_values(*(_environment(folder) for folder in (a, b)))),
         data=tuple(diff_values(_inputs(a), _inputs(b))),
         results=side_by_side(_figures(a, rows[0]), _figures(b, rows[1])),
-        curves={key: shared_curve(*rows, key) for key in ("loss", "eval_loss")},
+        curves={key: shared_curve(*rows, key) for key in ("loss", "eval_loss", *REWARDS)},
         first=first_difference(*rows),
         alone=fields_alone(*rows),
         weights=_different_weights(a, b),

@@ -213,6 +213,11 @@ class GrpoConfig(Section):
     control: Literal["none", "random"] = "none"
     """random: learn from random numbers in place of the scores, which are only logged: what a run gains over this one
     is due to its rewards."""
+    eval_answers: Annotated[int, Field(ge=0), Number, Field(examples=[8])] = 0
+    """Answers that each evaluation draws to every held-out prompt, beside the likeliest one, for pass_at_1, pass_at_2,
+    pass_at_4, ... (Chen et al. 2021); 0: none."""
+    eval_passes: Annotated[float, Number] = 1.0
+    """Score from which on a drawn answer passes."""
     ratio_bound: Positive = 10.0
     """Mean probability ratio of a step beyond which it does not count."""
     patience: Count = 3

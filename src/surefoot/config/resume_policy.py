@@ -84,6 +84,8 @@ POLICIES: dict[str, Rule] = {
     "grpo.patience": Rule("warned", "the run may stop at another step"),
     "grpo.mismatch": Rule("warned", "the run may stop at another step"),
     "grpo.mismatch_bound": Rule("warned", "the run may stop at another step"),
+    "grpo.eval_answers": Rule("free", "evaluation does not touch the training"),
+    "grpo.eval_passes": Rule("free", "evaluation does not touch the training"),
     "grpo.vllm_url": Rule("free", "the server may have been moved"),
     "parallel": Rule("warned", "sums over ranks are rounded in another order: equal, but not bit for bit"),
     "parallel.check_every": Rule("free", "weights are only compared"),

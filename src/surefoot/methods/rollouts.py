@@ -18,7 +18,7 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, RecordName
-from surefoot.data.batching.order import ANSWERS
+from surefoot.data.batching.order import ANSWERS, EVALUATIONS
 from surefoot.data.batching.rollouts import answered_rows
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.method import LoadedModels
@@ -56,6 +56,11 @@ def answer_seed(seed: int, rollout: int, attempt: int = 0) -> int:
     stream = (ANSWERS, rollout, attempt) if attempt else (ANSWERS, rollout)
     words = np.random.SeedSequence(seed, spawn_key=stream).generate_state(2, np.uint64)
     return int(words[0])
+
+
+def evaluation_seed(seed: int) -> int:
+    """Of the draws of every evaluation, which are the same so that evaluations can be compared."""
+    return int(np.random.SeedSequence(seed, spawn_key=(EVALUATIONS,)).generate_state(2, np.uint64)[0])
 
 
 def answers_of_all(

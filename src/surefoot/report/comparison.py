@@ -67,6 +67,8 @@ FIGURES = (  # of all_results.json, with what they are called on the screen
     ("train_tokens_per_second", "tokens per second"),
     ("peak_memory", "peak memory"),
 )
+REWARDS = ("reward", "eval_reward", "eval_pass_at_1")  # of a log of rollouts
+_CONTROL = "grpo.control"
 GRID = 8  # steps of the curve that the table shows
 _SHOWN = 96  # characters of a value in a table
 _EXACT = 17
@@ -80,7 +82,7 @@ class Comparison:
     names: of the runs.
     config, plan, environment, data: what differs.
     results: figure -> its value in each run.
-    curves: of "loss" and "eval_loss", (step, value, value) at steps that both logged.
+    curves: of losses and rewards, (step, value, value) at steps that both logged.
     first: the first logged step that differs, with what differs in it; None where the logs agree as far as both go.
     alone: fields that only one of the logs has, by run; they are no difference of a step.
     weights: tensors that differ, None where nothing could be compared.
@@ -173,6 +175,23 @@ def verdict_lines(found: Comparison) -> list[str]:
         verb = "differs" if found.weights == 1 else "differ"
         differ = f"{counted(found.weights, 'tensor')} of the trained weights {verb}"
         lines.append(differ if found.weights else "the trained weights are identical, bit for bit")
+    return [*lines, *_gain(found)]
+
+
+def _gain(found: Comparison) -> list[str]:
+    """What the rewards are worth, where one of two runs learned from random numbers in their place."""
+    arms = next(((one.old, one.new) for one in found.config if one.path == _CONTROL), None)
+    if arms is None:
+        return []
+    control = arms.index("random")
+    lines = []
+    for key, points in found.curves.items():
+        if key in REWARDS and points and None not in points[-1]:
+            step, *ends = points[-1]
+            name, own, random = key.replace("eval_", "evaluation ").replace("_", " "), ends[1 - control], ends[control]
+            lines.append(
+                f"gain over random rewards: {name} {own:.4g} against {random:.4g} at step {step}, {own - random:+.4g}"
+            )
     return lines
 
 

@@ -20,11 +20,13 @@ from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
+from surefoot.commands.compare import compare_runs
 from surefoot.config.load import load_config
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
 from surefoot.methods.grpo.memory import GroupMemory
 from surefoot.methods.losses import grpo as grpo_losses
+from surefoot.report.comparison import verdict_lines
 from surefoot.system.errors import InputError, NothingLearned
 
 RATIO = 1e-5  # of fp32 sums in another order
@@ -128,6 +130,32 @@ def test_a_control_arm_learns_from_random_numbers_whatever_the_rewards_say(world
     assert all(first[name].equal(second[name]) for name in first)
     _, twin = weights("b", less, "none")
     assert not all(first[name].equal(twin[name]) for name in first)
+
+
+def test_evaluations_draw_answers_and_leave_the_training_as_it_was(world, tmp_path):
+    def some(prompts, responses, answer):
+        return [float(score > 0.5) for score in vowels(prompts, responses, answer)]
+
+    plain, drawing = (config_of(world, tmp_path / name, eval_answers=count) for name, count in (("a", 0), ("b", 6)))
+    for config in (plain, drawing):
+        config["data"]["eval"] = str(world / "prompts.jsonl")
+    assert run(plain, some) == run(drawing, some)
+    found = json.loads((tmp_path / "b" / "all_results.json").read_text())
+    chances = [found[f"eval_pass_at_{k}"] for k in (1, 2, 4, 6)]
+    assert chances == sorted(chances)
+    assert 0 < chances[0] < chances[-1]
+
+
+def test_compare_tells_the_gain_over_random_rewards(world, tmp_path):
+    for name, control in (("own", "none"), ("random", "random")):
+        run(config_of(world, tmp_path / name, control=control))
+    rows = [rows_of({"output": str(tmp_path / name)})[-1]["reward"] for name in ("own", "random")]
+    for pair, gain in ((("own", "random"), rows[0] - rows[1]), (("random", "own"), rows[0] - rows[1])):
+        lines = verdict_lines(compare_runs(*(tmp_path / name for name in pair)))
+        (line,) = [one for one in lines if "random rewards" in one]
+        assert float(line.rpartition(", ")[2]) == pytest.approx(gain, rel=1e-3)
+    twin = verdict_lines(compare_runs(tmp_path / "own", tmp_path / "own"))
+    assert not [one for one in twin if "random rewards" in one]
 
 
 def test_long_answers_are_penalised(world, tmp_path):

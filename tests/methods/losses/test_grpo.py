@@ -15,6 +15,7 @@ from surefoot.methods.losses.grpo import (
     group_advantages,
     group_terms,
     overlong_penalty,
+    pass_at_k,
     penalised,
     without_spread,
 )
@@ -62,6 +63,18 @@ def test_a_penalty_in_the_score_by_hand():
 def test_the_soft_penalty_of_long_answers_by_hand():
     """Equation 13 of Yu et al. 2025 with L_max = 20 and L_cache = 5."""
     assert overlong_penalty(torch.tensor([1, 15, 16, 19, 20]), 20, 5).tolist() == pytest.approx([0, 0, -0.2, -0.8, -1])
+
+
+def test_pass_at_k_is_the_share_of_draws_of_k_with_one_that_passes():
+    """Counted over all draws of k of the n answers; the naive 1 - (1 - c / n)^k is biased."""
+    for n, c, k in ((5, 2, 3), (4, 0, 2), (3, 3, 1), (6, 1, 6)):
+        answers = [place < c for place in range(n)]
+        draws = [any(one) for one in itertools.combinations(answers, k)]
+        found = pass_at_k(torch.tensor([c]), torch.tensor([n]), k)
+        assert found == pytest.approx(sum(draws) / len(draws), abs=1e-12)
+    assert pass_at_k(torch.tensor([2]), torch.tensor([5]), 3) != pytest.approx(1 - (1 - 2 / 5) ** 3)
+    assert pass_at_k(torch.tensor([1, 1]), torch.tensor([2, 1]), 2) == 1.0  # one of them has a single answer
+    assert math.isnan(pass_at_k(torch.tensor([1]), torch.tensor([1]), 2))
 
 
 def episode(place, member, logprobs, advantage, counted=True, response=None) -> GroupEpisode:

@@ -102,7 +102,7 @@ def apportion(total: int, weights: Sequence[float], most: Sequence[int] | None =
 
 
 # First words of a stream: each use of the seed draws from its own.
-EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL = range(10)
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL, EVALUATIONS = range(11)
 
 
 @functools.lru_cache(maxsize=4)  # the epoch at hand and the next, at its border

@@ -33,11 +33,12 @@ from surefoot.methods.grpo.rollout import (
     with_penalty,
 )
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts, policy_logits
+from surefoot.methods.losses.grpo import pass_at_k
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
-from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
+from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, evaluation_seed, prompts_at, rollout_engine
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import eval_mode, highest_dropout
@@ -123,6 +124,7 @@ class _Cycle:
             metrics={
                 "reward": reward,
                 **(parts if len(parts) > 1 else {}),
+                **self._passes_at(data),
                 "response_length": float(found.lengths.double().mean()),
                 "ended": sum(one.stopped for one in found.answers) / len(found.answers),
             },
@@ -134,6 +136,19 @@ class _Cycle:
             for one in found.answers
         ]
         return Measured(report, samples)
+
+    def _passes_at(self, data: TokenisedDataset) -> dict[str, float]:
+        """Of answers drawn as in training, without top_p and top_k. Answers without a score count as not drawn."""
+        grpo, seed = self.run.config.grpo, evaluation_seed(self.run.config.seed)
+        count = grpo.eval_answers
+        if not count:
+            return {}
+        where = [place for place in range(len(data)) for _ in range(count)]
+        found, _ = self._answer_and_score(prompts_at(data, where), data, where, temperature=grpo.temperature, seed=seed)
+        scores = found.scores.reshape(-1, count)
+        passed, drawn = (scores >= grpo.eval_passes).sum(dim=1), scores.isfinite().sum(dim=1)
+        sizes = sorted({count, *(2**power for power in range(count.bit_length()))})
+        return {f"pass_at_{k}": pass_at_k(passed, drawn, k) for k in sizes}
 
     def _roll_out(self, step: int, place: Place) -> None:
         config = self.run.config

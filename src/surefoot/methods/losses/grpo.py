@@ -24,6 +24,7 @@ Shapes: N response tokens of a batch, V vocabulary, B answers of it; P groups of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -175,6 +176,21 @@ def _deviation(values: torch.Tensor, known: torch.Tensor, count: torch.Tensor) -
     mean = values.sum(dim=1, keepdim=True) / count.clamp(min=1)
     squares = (values - mean).where(known, 0.0).square().sum(dim=1, keepdim=True)
     return (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def pass_at_k(passed: torch.Tensor, drawn: torch.Tensor, k: int) -> float:
+    """The chance that one of k answers passes, a mean over prompts (Chen et al. 2021, equation 1), unbiased:
+
+        1 - C(n - c, k) / C(n, k)    n answers drawn, c of them passed
+
+    passed, drawn: [P]. A prompt with fewer than k answers is left out; NaN where all are.
+    """
+    chances = [
+        1 - math.comb(n - c, k) / math.comb(n, k)
+        for c, n in zip(passed.tolist(), drawn.tolist(), strict=True)
+        if n >= k
+    ]
+    return math.fsum(chances) / len(chances) if chances else math.nan
 
 
 def without_spread(scores: torch.Tensor) -> torch.Tensor:
