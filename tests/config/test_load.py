@@ -434,10 +434,13 @@ def test_the_config_file_itself(tmp_path: Path) -> None:
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    data = "{train: a/b, template: ~/own.jinja}"
+    data = "{train: [~/train.jsonl, {path: ~/heldout.jsonl}], eval: ~/heldout.jsonl, template: ~/own.jinja}"
     config = load_config(write_config(tmp_path, model="~/models/llama", output="~/runs/x", data=data)).config
-    assert (config.model.path, config.output) == (f"{tmp_path}/models/llama", f"{tmp_path}/runs/x")
-    assert config.data.template == f"{tmp_path}/own.jinja"
+    assert isinstance(config.data.eval, tuple)
+    sources = [source.path for source in (*config.data.train, *config.data.eval)]
+    found = [config.model.path, config.output, config.data.template, *sources]
+    names = ("models/llama", "runs/x", "own.jinja", "train.jsonl", "heldout.jsonl", "heldout.jsonl")
+    assert found == [f"{tmp_path}/{name}" for name in names]
 
 
 @given(mutated_configs())

@@ -182,16 +182,6 @@ def test_later_faults_are_shown_at_their_source(tmp_path: Path) -> None:
     assert loaded.locate(Fault("data.train", "is gone")).where == f"{loaded.path}:4:15"
 
 
-def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = write_config(tmp_path, data="{train: [~/train.jsonl, {path: ~/heldout.jsonl}], eval: ~/heldout.jsonl}")
-    data = load_config(path).config.data
-    assert isinstance(data.eval, tuple)
-    assert [source.path for source in (*data.train, *data.eval)] == [
-        f"{tmp_path}/{name}.jsonl" for name in ("train", "heldout", "heldout")
-    ]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "changes"),
     [

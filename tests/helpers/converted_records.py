@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 from surefoot.data.formats import LAYOUTS, Conversation, Reader, conversations_of, each_row
 from surefoot.data.sources.records import Row
+
+
+def rows(*values: dict[str, Any]) -> list[Row]:
+    """Records as rows of a file, ten lines each."""
+    return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:

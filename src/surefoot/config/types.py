@@ -39,7 +39,7 @@ NonNegative = Annotated[float, Field(ge=0), Number]
 Share = Annotated[float, Field(ge=0, lt=1), Number]
 Text = Annotated[str, Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
-_FUNCTION = r"^[^:]+:[A-Za-z_][A-Za-z_0-9]*$"  # FILE.py:FUNCTION or MODULE:FUNCTION
+_FUNCTION = r"^[^:\x00-\x1f]+:[A-Za-z_][A-Za-z_0-9]*$"  # FILE.py:FUNCTION or MODULE:FUNCTION
 OwnFunction = Annotated[str, Field(pattern=_FUNCTION, title="a function such as own.py:my_loss")]
 Switch = Annotated[
     Literal["auto", "on", "off"], BeforeValidator(_on_off), WithJsonSchema({"enum": ["auto", "on", "off", True, False]})

@@ -6,17 +6,12 @@ import re
 
 import pytest
 
-from helpers.converted_records import convert
+from helpers.converted_records import convert, rows
 from helpers.faults import raises_fault
 from surefoot.data.formats import look
 from surefoot.data.formats import registry as preferences
-from surefoot.data.sources.records import Row
 
 DIALOGUE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-
-
-def rows(*values):
-    return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
 
 
 def advice(record):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.converted_records import convert
+from helpers.converted_records import convert, rows
 from surefoot.data.formats import look, retag
 from surefoot.data.formats import preference as ranking
-from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError
 
 ASKED, BETTER, WORSE = "What is a fjord?", "An inlet of the sea.", "A bird."
@@ -40,10 +39,6 @@ ONE_TURN = {
     "llama-factory, openai": {"messages": [USER], "chosen": GOOD, "rejected": BAD},
     "llama-factory, alpaca": {"instruction": ASKED, "input": "", "chosen": BETTER, "rejected": WORSE},
 }
-
-
-def rows(*values):
-    return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
 
 
 def plain(conversation):

@@ -7,19 +7,14 @@ import re
 
 import pytest
 
-from helpers.converted_records import convert, converted
+from helpers.converted_records import convert, converted, rows
 from helpers.faults import raises_fault
 from surefoot.data.formats import Conversation, Turn, look, recognise
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
 from surefoot.data.formats.reader import reader_with
 from surefoot.data.formats.registry import unused_in
-from surefoot.data.sources.records import Row
 from surefoot.system.errors import InputError
-
-
-def rows(*values: dict) -> list[Row]:
-    return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
 
 
 def conversation(value: dict, layout: str) -> Conversation:
