@@ -59,6 +59,12 @@ METHODS: dict[str, dict[str, Any]] = {
         },
     },
 }
+METHODS["grpo"] = {
+    "stage": "grpo",
+    "data": METHODS["ppo"]["data"],
+    "batch": {"size": 6, "micro": 1},  # three prompts: one rank answers more than the other
+    "grpo": {"rewards": ["WORLD/score.py:vowels"], "group": 2, "max_new_tokens": 6, "kl": 0.1, "top_p": 0.9},
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """

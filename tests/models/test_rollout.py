@@ -101,6 +101,24 @@ def test_log_probabilities_are_those_of_the_training_forward(zoo_model, family, 
     assert not all(one.stopped for one in found) or len({len(one.response) for one in found}) > 1
 
 
+def test_in_bf16_with_eager_attention_they_are_those_of_whole_sequences_to_the_bit(folder, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
+
+    def apart() -> float:
+        (found, *_) = rollouts(model, [PROMPTS[1]] * 6)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*found.prompt, *found.response]])).logits[0, len(found.prompt) - 1 : -1]
+        whole = logits.float().log_softmax(-1).gather(1, torch.tensor(found.response)[:, None]).squeeze(1)
+        return (whole - torch.tensor(found.logprobs)).abs().max().item()
+
+    assert apart() == 0
+    kernel = torch.Tensor.log_softmax  # twin: the same number by another formula
+    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, dim: x - x.logsumexp(dim, keepdim=True))
+    (found, *_) = rollouts(model, [PROMPTS[1]] * 6)
+    monkeypatch.setattr(torch.Tensor, "log_softmax", kernel)
+    assert found.logprobs != rollouts(model, [PROMPTS[1]] * 6)[0].logprobs
+
+
 def test_finished_rows_leave_the_batch(model, monkeypatch):
     sizes = []
     whole = generate.next_logits

@@ -280,19 +280,19 @@ def draw_tokens(
     than 1: how far along the tokens' probabilities to go, in the order of the vocabulary, or the likeliest first where
     top_p or top_k cuts.
     """
-    scaled = logits / temperature if temperature not in (0, 1) else logits
-    total = scaled.logsumexp(dim=-1, keepdim=True)
+    # As the losses compute it: so the same logits have the same bits there.
+    log_p = (logits / temperature if temperature not in (0, 1) else logits).log_softmax(dim=-1)
     cut = None
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
     else:
-        probabilities = (scaled - total).exp_()
+        probabilities = log_p.exp()
         aims = torch.tensor(draws, dtype=torch.float64, device=logits.device).unsqueeze(1)
         if top_p >= 1 and not top_k:
             tokens = _among_all(probabilities, aims)
         else:
             tokens, cut = _among_likeliest(probabilities, aims, top_p, top_k)
-    return tokens, (scaled.gather(1, tokens.unsqueeze(1)) - total).squeeze(1), cut
+    return tokens, log_p.gather(1, tokens.unsqueeze(1)).squeeze(1), cut
 
 
 def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
