@@ -168,6 +168,9 @@ class GrpoConfig(Section):
     """How many batches of batch.size answers are written before the weights move."""
     epochs: Count = 1
     """How often the answers of one rollout are learned from."""
+    ahead: Annotated[int, Field(ge=0), Number] = 0
+    """So many rollouts before they are learned from answers are drawn: by a policy that is so many rollouts old, which
+    ratios then compare with."""
     max_new_tokens: Count = 256
     """Longest answer in tokens; a prompt has data.max_length less this."""
     temperature: Positive = 1.0

@@ -53,6 +53,10 @@ class PreparedRun:
         return self.existing.folder
 
     @property
+    def total_steps(self) -> int:
+        return self.timetable.total_steps
+
+    @property
     def resumed(self) -> bool:
         """Whether it goes on from a checkpoint."""
         return self.existing.checkpoint is not None

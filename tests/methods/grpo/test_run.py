@@ -175,7 +175,7 @@ def test_a_baseline_over_the_rollout_learns_from_groups_of_one_score(world, tmp_
     assert all(row["groups_without_spread"] == 1 and row["grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("more", [{}, {"redraw": 2, "top_p": 0.9, "top_k": 40}])
+@pytest.mark.parametrize("more", [{}, {"redraw": 2, "top_p": 0.9, "top_k": 40, "ahead": 1}])
 def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
     reward = sevens if more else vowels
     whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1, **more)
@@ -246,6 +246,19 @@ def test_a_server_that_keeps_the_old_weights_is_found_by_its_log_probabilities(w
     assert rows[2]["mismatch"] > 1e-3
     assert 0 < rows[2]["correction_cut"] <= 1
     assert rows[2]["sample_size"] < rows[0]["sample_size"]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_answers_drawn_ahead_are_learned_from_by_their_ratio_to_the_policy_that_drew_them(world, tmp_path, ahead):
+    config = config_of(world, tmp_path / "run", ahead=ahead)
+    config |= {"duration": "4 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
+    ratios = [row["ratio"] for row in run(config)]
+    assert ratios[0] == pytest.approx(1.0, abs=RATIO)
+    # Nothing moved the policy between the draw and its first step alone where nothing is drawn ahead.
+    assert [ratio == pytest.approx(1.0, abs=RATIO) for ratio in ratios[1:]] == [ahead == 0] * 3
+    carried = [json.loads((tmp_path / "run" / f"checkpoint-{step}" / "state.json").read_text()) for step in range(1, 5)]
+    waiting = [[one["rollout"] for one in state["stage"].get("ahead", [])] for state in carried]
+    assert waiting == [list(range(step, min(step + ahead, 4))) for step in range(1, 5)]  # none beyond the run's end
 
 
 def test_answers_without_a_score_are_counted_and_left_out(world, tmp_path):

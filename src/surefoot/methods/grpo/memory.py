@@ -27,7 +27,7 @@ from surefoot.methods.ppo.holds import too_many_left_out
 from surefoot.system.errors import Diverged, Fault, IntegrityError, NothingLearned
 from surefoot.training.report import StepReport
 
-_EPISODES = "episodes."
+_EPISODES, _AHEAD = "episodes.", "ahead.{}."
 _NEVER, _LOST = 2, 10  # times `patience`: rollouts without spread that end a run that never had any, or had some once
 _NOTHING = "SF-NOTHING-LEARNED"
 _NO_SPREAD = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
@@ -89,12 +89,14 @@ class GroupMemory:
     """The `Memory` of stage grpo.
 
     episodes: of the current rollout; none where it was held back.
+    ahead: what was drawn for later rollouts, by their numbers.
     notify: tells the user.
     """
 
     def __init__(self, numbers: Numbers, cycles: Cycles, patience: int, notify: Notify):
         self.numbers = numbers
         self.episodes: tuple[GroupEpisode, ...] = ()
+        self.ahead: dict[int, tuple[tuple[GroupEpisode, ...], Figures]] = {}
         self._cycles, self._patience, self._notify = cycles, patience, notify
         self._step = 0
 
@@ -109,14 +111,25 @@ class GroupMemory:
             return
         numbers = dict(carried)
         records = numbers.pop("records")
+        waiting = numbers.pop("ahead", [])
         numbers.setdefault("moved", True)  # of an earlier version, which did not look
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
                 what = "is not what the run began with"
                 raise IntegrityError(Fault(key, what, "restore it, or start another run", code="SF-RESUME-CHANGED"))
         self.numbers, self._step = Numbers(**numbers), step
-        own = {name.removeprefix(_EPISODES): one for name, one in tensors.items() if name.startswith(_EPISODES)}
-        self.episodes = groups_from_tensors(own, records)
+        self.episodes = groups_from_tensors(_part(tensors, _EPISODES), records)
+        self.ahead = {
+            one["rollout"]: (
+                groups_from_tensors(_part(tensors, _AHEAD.format(one["rollout"])), one["records"]),
+                Figures(**one["figures"]),
+            )
+            for one in waiting
+        }
+
+    def keep(self, rollouts: range) -> None:
+        """Of what was drawn ahead, these alone: after a rollback others may follow than were drawn."""
+        self.ahead = {number: one for number, one in self.ahead.items() if number in rollouts}
 
     def take_drawn(self) -> None:
         """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
@@ -196,10 +209,17 @@ class GroupMemory:
         return self.numbers.metrics
 
     def to_json(self) -> Mapping[str, Any]:
-        return {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
+        waiting = [
+            {"rollout": number, "records": [one.number for one in episodes], "figures": asdict(figures)}
+            for number, (episodes, figures) in self.ahead.items()
+        ]
+        own = {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
+        return own | ({"ahead": waiting} if waiting else {})
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return {_EPISODES + name: one for name, one in groups_to_tensors(self._unfinished()).items()}
+        parts = {_EPISODES: self._unfinished()}
+        parts |= {_AHEAD.format(number): episodes for number, (episodes, _) in self.ahead.items()}
+        return {start + name: one for start, own in parts.items() for name, one in groups_to_tensors(own).items()}
 
     def _unfinished(self) -> tuple[GroupEpisode, ...]:
         """The answers that a later step of this cycle still learns from."""
@@ -224,3 +244,7 @@ class GroupMemory:
             raise NothingLearned(Fault(f"step {step}", f"nothing was learned: {what}", fix, code=_NOTHING))
         elif again >= _LOST * self._patience:
             raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO"))
+
+
+def _part(tensors: Mapping[str, torch.Tensor], start: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from surefoot.data.batching.groups import GroupBatch, group_batches
+from surefoot.data.batching.groups import GroupBatch, GroupEpisode, group_batches
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.methods.grpo.memory import GroupMemory, Numbers
+from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
 from surefoot.methods.grpo.rollout import (
     GroupRollout,
     Passes,
@@ -151,18 +151,30 @@ class _Cycle:
         return {f"pass_at_{k}": pass_at_k(passed, drawn, k) for k in sizes}
 
     def _roll_out(self, step: int, place: Place) -> None:
+        """Draws what is missing of this rollout and of those ahead, in their order, with the weights as they are."""
+        last = self.cycles.place(self.run.total_steps).rollout
+        wanted = range(place.rollout, max(place.rollout, min(place.rollout + self.run.config.grpo.ahead, last)) + 1)
+        self.memory.keep(wanted)
+        missing = [number for number in wanted if number not in self.memory.ahead]
+        if missing:
+            self.engine.follow()
+        for number in missing:
+            self.memory.ahead[number] = self._make(step, number)
+        self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
+
+    def _make(self, step: int, number: int) -> tuple[tuple[GroupEpisode, ...], Figures]:
+        """The episodes of rollout `number`, drawn when `step` is due."""
         config = self.run.config
         grpo = config.grpo
-        where = [int(one) for one in self.cycles.prompts(config.seed, place.rollout)]
-        self.engine.follow()
-        rollout = self._draw(step, place.rollout, where)
+        where = [int(one) for one in self.cycles.prompts(config.seed, number)]
+        rollout = self._draw(step, number, where)
         drawn = [rollout]
         for attempt in range(1, grpo.redraw + 1):
             flat = flat_groups(rollout, grpo.group).nonzero().flatten().tolist()
             if not flat:
                 break
-            others = self.cycles.others(config.seed, place.rollout, attempt, len(flat)).tolist()
-            drawn.append(self._draw(step, place.rollout, others, attempt))
+            others = self.cycles.others(config.seed, number, attempt, len(flat)).tolist()
+            drawn.append(self._draw(step, number, others, attempt))
             rollout = with_groups(rollout, flat, drawn[-1], grpo.group)
             for group, other in zip(flat, others, strict=True):
                 where[group] = other
@@ -178,7 +190,7 @@ class _Cycle:
         )
         episodes, figures = to_episodes(prompts, rollout, logprobs, reference, terms, drawn)
         self._hold_mismatch(step, figures.metrics.get("mismatch"))
-        self.memory.begin(step, episodes, figures)
+        return episodes, figures
 
     def _hold_mismatch(self, step: int, found: float | None) -> None:
         """Raises Diverged, or tells, where engine and trainer are further apart than the config allows."""
@@ -241,7 +253,7 @@ class _Cycle:
         """Of policy and reference. Before the first update they are held against each other and the engine's."""
         grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
         logprobs, reference = compute_logprobs(rollout, self._passes, grpo.temperature)
-        if step == 1:
+        if step == 1 and not self.memory.numbers.take_drawn:
             known = reference if reference is not None else logprobs
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
