@@ -53,7 +53,7 @@ class Watch:
 
     def reward(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         self.calls.append(time.perf_counter())
-        return [(sum(map(ord, text)) % 97) / 97 for text in responses]
+        return [(37 * place % 97) / 97 for place, _ in enumerate(responses)]  # also of equal answers
 
     def rollout(self, seconds: float, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         self.generated.append(seconds)
