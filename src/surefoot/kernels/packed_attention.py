@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from surefoot.data.batching.batch import numbers_on
 from surefoot.kernels.operands import round_up_tokens, wide_type
 
 # Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
@@ -54,7 +55,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Documents, float], 
 
 def documents_of(lengths: Sequence[int], device: torch.device) -> Documents:
     ends = [0, *itertools.accumulate(lengths)]
-    return Documents(tuple(lengths), torch.tensor(ends, dtype=torch.int32, device=device))
+    return Documents(tuple(lengths), numbers_on(device, ends, torch.int32))
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:

@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, numbers_on
 from surefoot.models.decoder import decoder_layers, decoder_of
 from surefoot.models.embeddings import embedding_and_head, is_tied
 from surefoot.models.forward import causal_model, hidden_states, model_inputs, packed_forward
@@ -332,7 +332,7 @@ def _first_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows and columns of the first real token of each example; written without a look at how the scaling finds it."""
     mask, device = batch.attention_mask, batch.input_ids.device
     if batch.documents:
-        columns = torch.tensor([0, *itertools.accumulate(batch.documents[:-1])], device=device)
+        columns = numbers_on(device, [0, *itertools.accumulate(batch.documents[:-1])])
         return torch.zeros_like(columns), columns
     rows = torch.arange(len(batch.input_ids), device=device)
     return rows, torch.zeros_like(rows) if mask is None else mask.long().argmax(dim=-1)

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from surefoot.data.batching.batch import numbers_on
 from surefoot.models.forward import causal_model
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.wrapped import says_tied
@@ -88,7 +89,7 @@ def noisy_embeddings(model: nn.Module, alpha: float, lengths: Sequence[int]) -> 
 def embedding_noise(embedded: torch.Tensor, alpha: float, lengths: Sequence[int]) -> torch.Tensor:
     """[B, T, d] in the dtype of `embedded`; drawn in fp32, because 16 bits have few numbers between -1 and 1."""
     draw = torch.empty_like(embedded, dtype=torch.float32).uniform_(-1, 1)
-    real = torch.tensor(lengths, dtype=torch.float32, device=embedded.device)
+    real = numbers_on(embedded.device, lengths, torch.float32)
     size = alpha / torch.sqrt(real * embedded.shape[-1])  # [B], or of each document
     if len(lengths) == len(embedded):
         return (draw * size[:, None, None]).to(embedded.dtype)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, numbers_on
 from surefoot.models.forward import logits_at, output_head
 from surefoot.models.modes import eval_mode
 from surefoot.models.shared_backbone import SharedBackbone
@@ -241,7 +241,7 @@ def last_positions(batch: Batch) -> torch.Tensor:
     """[B]: the position of each row's last real token."""
     if batch.attention_mask is not None:
         return batch.attention_mask.cumsum(dim=1).argmax(dim=1)
-    return torch.tensor(batch.lengths, device=batch.input_ids.device) - 1
+    return numbers_on(batch.input_ids.device, batch.lengths) - 1
 
 
 class _Offloaded:

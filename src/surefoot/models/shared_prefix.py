@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, numbers_on
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 
@@ -66,7 +66,7 @@ def states_behind(model: nn.Module, rows: Batch, prefixes: Sequence[int]) -> tup
     """Hidden states [2P, R, H] of what follows the prefixes, R the longest of it, and the places [2P, R] in the rows at
     which they stand; places at T and beyond are padding."""
     device, count, longest = rows.input_ids.device, len(prefixes), max(prefixes)
-    begin = torch.tensor([*prefixes, *prefixes], device=device).unsqueeze(1)  # [2P, 1]
+    begin = numbers_on(device, [*prefixes, *prefixes]).unsqueeze(1)  # [2P, 1]
     width = max(length - prefixes[row % count] for row, length in enumerate(rows.lengths))
     places = begin + torch.arange(width, device=device)  # [2P, R]
     rest = rows.input_ids.gather(1, places.clamp(max=rows.input_ids.shape[1] - 1))

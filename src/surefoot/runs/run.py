@@ -317,7 +317,8 @@ def _take_steps_and_publish(
         for line in footer.stopped(folder, step=outcome.state.step, total_steps=total, command=command):
             console.say(line)
         return STOPPED_EXIT_CODE
-    more = options.figures(loaded.policy, run.tokenizer) if options.figures else {}
+    with loaded.settings.forward():  # in 16 bits an adapter has another type than its base
+        more = options.figures(loaded.policy, run.tokenizer) if options.figures else {}
     published = publish(run, loaded, outcome.state, rows=observer.rows, more=more)
     publishing = {"publishing": time.perf_counter() - since}
     here, whole = _taken(outcome.state, loaded.state) | publishing, _taken(outcome.state) | publishing

@@ -124,6 +124,12 @@ class OfRows:
         return replace(self, rows=self.rows.blank(), weight=0)
 
 
+def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Python numbers as a tensor [N] on a device. `torch.tensor(numbers, device=device)` would have the host wait there
+    until a GPU has computed all that it was given before."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
 def _moved_fields(batch: Batch | OfRows, device: torch.device) -> dict[str, Any]:
     return {one.name: _moved(getattr(batch, one.name), device) for one in fields(batch)}
 

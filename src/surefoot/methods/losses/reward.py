@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batching.batch import Batch, PairBatch, in_rows
+from surefoot.data.batching.batch import Batch, PairBatch, in_rows, numbers_on
 from surefoot.method_facts.losses import REWARD_LOSSES, joined
 from surefoot.methods.own_functions import of_each_pair, own_function
 from surefoot.models.shared_prefix import shared_prefixes
@@ -131,8 +131,8 @@ def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
     """
     values = in_rows(values, batch.rows)
     count, device = len(batch.common), values.device
-    lengths = torch.tensor(batch.rows.lengths or [values.shape[1]] * 2 * count, device=device)
-    common = torch.tensor(batch.common, device=device)
+    lengths = numbers_on(device, batch.rows.lengths or [values.shape[1]] * 2 * count)
+    common = numbers_on(device, batch.common)
     return Pairs(values[:count], values[count:], lengths[:count], lengths[count:], common)
 
 
@@ -168,7 +168,7 @@ def _last_tokens(rows: Batch) -> torch.Tensor | None:
     device, width = rows.input_ids.device, rows.input_ids.shape[1]
     if not rows.lengths:
         return None
-    lengths = torch.tensor(rows.lengths, device=device)
+    lengths = numbers_on(device, rows.lengths)
     if rows.documents:
         return lengths.cumsum(0) - 1
     return torch.arange(len(lengths), device=device) * width + lengths - 1
