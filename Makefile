@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -25,11 +25,12 @@ $(SETUP): pyproject.toml constraints.txt
 quickstart: $(SETUP)  ## fine-tune the embedded model, offline, and look at what came out
 	$(BIN)/surefoot quickstart --overwrite
 
-SUITE := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak"
+SUITE := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not soak and not rehearsal"
 
 test: $(SETUP) lint contracts types  ## lint, import contracts, types, tests
 	$(SUITE)
 	$(MAKE) qat
+	$(MAKE) rehearsal CASES="rehearsal and not slow"
 
 test-older-cpus: $(SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
@@ -49,7 +50,8 @@ contracts: $(SETUP)
 	$(BIN)/lint-imports
 
 test-long: $(SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not rehearsal"
+	$(MAKE) rehearsal
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)
@@ -96,6 +98,10 @@ served-llamacpp: $(SETUP)  ## the same against a real llama.cpp, which this buil
 
 bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numbers first
 	$(BIN)/python benchmarks/throughput.py
+
+CASES := rehearsal or gpu
+rehearsal: $(SETUP)  ## what takes a device, on a pretend GPU that computes on the CPU and refuses what a GPU refuses; needs g++
+	PYTHONPATH=tests $(BIN)/python -m helpers.pretend_gpu $(BIN)/pytest -n 2 --dist loadfile -m "$(CASES)" tests/rehearsal tests/gpu/test_training.py
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv

@@ -1,0 +1,47 @@
+"""Python starts with this where a program runs on the pretend GPU: see helpers.pretend_gpu.
+
+The device registers itself before torch is imported, as torch asks once which devices there are; when torch.cuda has
+been imported, its functions ask the pretend device.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+
+LIBRARY = os.environ.get("PRETEND_GPU_LIBRARY")
+
+
+class _AfterTorchCuda(importlib.abc.MetaPathFinder):
+    """Finds torch.cuda as everybody does, and changes it once it is there."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "torch.cuda":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            from pretend_cuda import pretend
+
+            pretend(module)
+
+        spec.loader.exec_module = exec_module
+        sys.meta_path.remove(self)
+        return spec
+
+
+def _register() -> None:
+    import ctypes
+    import importlib.util
+
+    torch = importlib.util.find_spec("torch")
+    for library in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(os.path.join(os.path.dirname(torch.origin), "lib", library), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
+    sys.meta_path.insert(0, _AfterTorchCuda())
+
+
+if LIBRARY and "torch" not in sys.modules:
+    _register()

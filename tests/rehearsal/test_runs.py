@@ -1,0 +1,115 @@
+"""Every method, and every command that takes a device, on the pretend GPU: nothing is done that a GPU would refuse."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from helpers import pretend_gpu
+from helpers.tiers import representatives
+from rehearsal.runs import (
+    BESIDES,
+    BF16,
+    CASES,
+    PER_PASS,
+    STEPS,
+    Died,
+    config_of,
+    dying,
+    make_world,
+    started,
+    train,
+    waits_of_a_step,
+)
+from surefoot.commands.main import main
+from surefoot.report.verification import compare_folders
+from surefoot.system.errors import SurefootError
+from surefoot.training import loop
+
+pytestmark = [
+    pytest.mark.rehearsal,
+    pytest.mark.skipif(not pretend_gpu.is_here(), reason="runs on the pretend GPU: make rehearsal"),
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return make_world(tmp_path_factory.mktemp("rehearsal"))
+
+
+@pytest.mark.parametrize("case", representatives(CASES, "dora", "packed", "ppo"))
+def test_it_trains_waits_where_it_says_and_goes_on_bit_for_bit(world, case):
+    config, how = started(world, case, "whole")
+    waits, rows = waits_of_a_step(config, **how)
+    assert len(rows) == STEPS
+    assert all(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) for row in rows)
+    assert set(waits) <= PER_PASS | BESIDES.get(case, set())
+
+    broken = started(world, case, "broken")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        dying(patch, after=2)
+        with pytest.raises(Died):
+            train(broken, **how)
+    train(broken, resume=True, **how)
+    assert compare_folders(Path(config["output"]), Path(broken["output"])) == []
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(main, ["--debug", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def trained(world) -> Path:
+    config = config_of(world, "for-commands", **BF16)
+    train(config)
+    return Path(config["output"])
+
+
+COMMANDS = {
+    "verify": ["verify", "RUN"],
+    "generate": ["generate", "RUN", "--prompt", "Say 3.", "--max-new-tokens", "4"],
+    "evaluate loss": ["evaluate", "loss", "RUN", "--data", "DATA"],
+    "capture": ["capture", "RUN", "--seq-len", "16", "--out", "OUT"],
+    "export": ["export", "RUN", "--merge", "--out", "OUT"],
+    "doctor": ["doctor", "CONFIG"],
+    "plan": ["plan", "CONFIG"],
+}
+
+
+@pytest.mark.parametrize("name", representatives(COMMANDS, "generate", "export"))
+def test_commands(world, trained, tmp_path, name):
+    places = {
+        "RUN": trained,
+        "DATA": world / "sft.jsonl",
+        "OUT": tmp_path / "out",
+        "CONFIG": trained / "config.yaml",
+    }
+    command(*(places.get(word, word) for word in COMMANDS[name]))
+
+
+def test_too_little_memory_is_one_line(world):
+    """The plan passes, and the GPU has less than it says: what fails is told, and nothing is half written."""
+    from pretend_cuda import device
+
+    config = config_of(world, "no-memory", **BF16)
+    with pytest.MonkeyPatch.context() as patch:
+        real = loop.train_step
+
+        def train_step(*given: Any, **named: Any) -> Any:
+            device().set_limit(device().memory()["held"])
+            return real(*given, **named)
+
+        patch.setattr(loop, "train_step", train_step)
+        try:
+            with pytest.raises(SurefootError) as error:
+                train(config)
+        finally:
+            device().set_limit(80 << 30)
+    assert error.value.exit_code == 3
+    assert error.value.faults[0].code == "SF-MEMORY"
