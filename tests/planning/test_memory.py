@@ -1,6 +1,7 @@
 """The forecast against what autograd really keeps, in transformers' model with PEFT's adapters."""
 
 import gc
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,12 +18,14 @@ from helpers.tiers import representatives
 from surefoot.data.batching.batch import Example, pack
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.packed_attention import SHORT
+from surefoot.models.facts import facts_of
 from surefoot.models.fast.adapters import _Made, adapter_path
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import hidden_states
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
+from surefoot.planning.expert_memory import as_dense
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.memory import fits, forecast, layer_bytes, usable
 from surefoot.planning.notes import Notes
@@ -45,13 +48,21 @@ CONFIG = LLAMA31_8B | {
     "num_hidden_layers": 4,
     "vocab_size": 64,
 }
+MIXTURE = CONFIG | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 ROWS, TOKENS = 2, 96
 OFF = Choice(False, "", "default")
 
 
-def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config=CONFIG):
+def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config=CONFIG, model=None):
     notes, machine = Notes(), preset("cpu")
-    model = model_facts(folder, config)
+    model = model or model_facts(folder, config)
     request = run_config(adapter=adapter, precision=precision, attention=attention)
     types = plan_precision(request, model, machine, Measurements(), {}, notes)
     kernels = plan_attention(
@@ -68,6 +79,11 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
     trainable = planned.trainable if planned else model.parameters
     moments = state_bytes(request.optim, trainable_tensors(model, planned, 0))
     return Workload(model, types, kernels, planned, trainable, model.parameters, moments)
+
+
+def mixture(folder):
+    (folder / "config.json").write_text(json.dumps(MIXTURE))
+    return facts_of(folder)
 
 
 def kept_per_layer(work, adapter, attention, config=CONFIG):
@@ -399,6 +415,28 @@ class TestForecast:
         assert one.total - states == max(4 * layer + one.logits, int(4.5 * layer), one.gradients + int(1.5 * layer))
         assert more.total - states == one.gradients + max(4 * layer + one.logits, int(4.5 * layer))
         assert one.total < more.total
+
+    @pytest.mark.parametrize(
+        ("holes", "trains", "apart"), [("few", True, True), ("none", True, False), ("few", False, False)]
+    )
+    def test_gradients_of_experts_find_no_room_in_a_heap(self, tmp_path, holes, trains, apart):
+        """Measured: docs/log.md, 2026-11-26. On a GPU, and of an adapter, they come as activations go."""
+        work = workload(tmp_path, adapter=None if trains else LORA, model=mixture(tmp_path))
+        work = replace(work, model=as_dense(work.model), holes=holes)
+        kinds = {"examples": 1, "length": 64, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}
+        one, more = (forecast(work, **kinds, accumulation=passes) for passes in (1, 2))
+        assert (one.total == more.total) == apart
+        assert one.total <= more.total
+
+    @pytest.mark.parametrize(
+        ("adapter", "precision", "more"), [(None, "bf16", 0), (LORA, "bf16", 154 << 20), (LORA, BOTH, 0)]
+    )
+    def test_experts_in_16_bits_alone_need_programs(self, tmp_path, adapter, precision, more):
+        work = workload(tmp_path, adapter=adapter, precision=precision, model=mixture(tmp_path))
+        work = replace(work, model=as_dense(work.model), kind="cpu")
+        kinds = {"examples": 1, "length": 64, "supervised": 0.5, "checkpointing": OFF, "available": 80 * GIB}
+        plan, alone = (forecast(replace(work, holes="few", kind=kind), **kinds) for kind in ("cpu", "mps"))
+        assert plan.holes - alone.holes == more
 
     def test_holes_are_a_line_of_their_own(self, tmp_path):
         kinds = {"examples": 1, "length": 64, "supervised": 1.0, "checkpointing": OFF, "available": 80 * GIB}

@@ -262,7 +262,9 @@ def forecast(
     logits = _logits(work, positions)
     weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
     gradients = 4 * (work.trainable + work.learning)
-    waiting = gradients if accumulation > 1 else 0
+    # The gradient of a layer's experts is one block, and no hole that activations leave has room for it.
+    apart = work.holes != "none" and work.model.experts > 0 and work.adapter is None
+    waiting = gradients if accumulation > 1 or apart else 0
     peak = max(
         waiting + forward + logits,
         waiting + activations,
@@ -295,7 +297,8 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
 
 
 def _programs(work: Workload) -> int:
-    varies = work.varies or work.model.experts > 0  # every expert has other numbers of rows in every pass
+    # Every expert has other numbers of rows in every pass; those of a base in fp32 are multiplied in fp32.
+    varies = work.varies or (work.model.experts > 0 and work.adapter is not None and work.precision.unpacked != "fp32")
     counted = work.holes != "none" and work.kind == "cpu" and work.autocast and varies
     return _PROGRAMS if counted else 0
 
