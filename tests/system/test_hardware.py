@@ -26,14 +26,27 @@ def test_presets_are_described_and_not_present():
     [
         ("h10", "did you mean h100?"),
         ("RTX4090", "rtx4090"),
-        ("mainframe", "known: h100"),
-        ("mi300", "known: h100, h200, a100, rtx4090, cpu"),
+        ("mainframe", "known: b200, h200, h100"),
+        ("mi300", "mi300x"),
     ],
 )
 def test_an_unknown_preset_suggests_the_nearest(name, fix):
     with pytest.raises(InputError) as caught:
         preset(name)
     assert fix in caught.value.faults[0].fix
+
+
+@pytest.mark.parametrize(("name", "gib"), [("48GiB", 48.0), ("48 GB", 48e9 / GIB), ("7.5gib", 7.5)])
+def test_a_gpu_may_be_described_by_its_memory(name, gib):
+    found = preset(name)
+    assert (found.kind, found.bf16, found.preset) == ("cuda", True, True)
+    assert found.memory == int(gib * GIB)
+
+
+def test_older_gpus_compute_no_bf16():
+    for name in ("t4", "v100", "v100-32"):
+        assert (preset(name).bf16, preset(name).tf32, preset(name).fp16) == (False, False, True)
+    assert preset("a40").bf16
 
 
 def test_this_machine():

@@ -81,22 +81,41 @@ def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -
     )
 
 
+# Memory as torch's out-of-memory messages in public issues report it; the lowest figure where cards differ.
 _PRESETS: dict[str, Hardware] = {
-    "h100": _nvidia("NVIDIA H100 80GB HBM3", 79.1, (9, 0), 16),
+    "b200": _nvidia("NVIDIA B200", 178.3, (10, 0), 16),
     "h200": _nvidia("NVIDIA H200", 139.8, (9, 0), 16),
+    "h100": _nvidia("NVIDIA H100 80GB HBM3", 79.1, (9, 0), 16),
     "a100": _nvidia("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), 16),
+    "a100-40": _nvidia("NVIDIA A100-SXM4-40GB", 39.3, (8, 0), 16),
+    "mi300x": replace(_nvidia("AMD Instinct MI300X", 191.9, (9, 4), 16), tf32=False),
+    "l40s": _nvidia("NVIDIA L40S", 44.3, (8, 9), 16),
+    "a6000": _nvidia("NVIDIA RTX A6000", 47.4, (8, 6), 16),
+    "a40": _nvidia("NVIDIA A40", 44.3, (8, 6), 16),
+    "rtx5090": _nvidia("NVIDIA GeForce RTX 5090", 31.3, (12, 0), 8),
     "rtx4090": _nvidia("NVIDIA GeForce RTX 4090", 23.5, (8, 9), 8),
+    "rtx3090": _nvidia("NVIDIA GeForce RTX 3090", 23.5, (8, 6), 8),
+    "l4": _nvidia("NVIDIA L4", 22.0, (8, 9), 8),
+    "a10": _nvidia("NVIDIA A10", 22.0, (8, 6), 8),
+    "v100-32": _nvidia("Tesla V100-SXM2-32GB", 31.7, (7, 0), 8),
+    "v100": _nvidia("Tesla V100-SXM2-16GB", 15.7, (7, 0), 8),
+    "t4": _nvidia("Tesla T4", 14.5, (7, 5), 8),
     # A laptop: no instructions for 16-bit products, in which bf16 can be hundreds of times slower than fp32.
     "cpu": Hardware("CPU, 8 threads, 16 GiB", "cpu", 16 * GIB, None, False, False, False, 8, preset=True),
 }
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB)", re.IGNORECASE)
 
 
 def preset(name: str) -> Hardware:
-    """A described machine. Raises InputError that suggests a name like it, or lists all."""
+    """The machine that `--hardware` describes: a name such as "h100", or the memory of a GPU such as "48GiB", which
+    then computes bf16. Raises InputError that suggests a name like it, or lists all."""
     if name in _PRESETS:
         return _PRESETS[name]
+    if found := _MEMORY.fullmatch(name):
+        size = float(found[1]) * (1 if found[2].lower() == "gib" else 1e9 / GIB)
+        return _nvidia(f"a GPU of {name}", size, (8, 0), 16)
     near = nearest_word(name, _PRESETS)
-    fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}"
+    fix = f"did you mean {near}?" if near else f"known: {', '.join(_PRESETS)}, or a GPU's memory such as 48GiB"
     raise InputError(Fault("--hardware", f"unknown machine {name!r}", fix, code="SF-USE-FLAG"))
 
 
