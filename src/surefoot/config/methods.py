@@ -137,7 +137,7 @@ class PpoConfig(Section):
 class RewardTerm(Section):
     name: Annotated[Text, Field(examples=["numeric"])]
     """exact, numeric, choice, regex, length, json, math or code, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
-    MODULE:FUNCTION or entry_point:NAME; an http(s) address; or a reward model's folder or hub id."""
+    MODULE:FUNCTION or entry_point:NAME; or an http(s) address."""
     weight: Annotated[float, Number] = 1.0
     """What its scores are multiplied by before all are added up; 0: they are logged, and not learned from."""
     field: Annotated[Text | None, Field(examples=["answer"])] = None
