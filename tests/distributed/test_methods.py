@@ -72,7 +72,9 @@ def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
 """
 # The other preference methods go over the same code as the packed answers below.
-MATRIX = representatives(product(METHODS, ENGINES, ADAPTERS), ("ppo-judged", "fsdp2", "lora"))
+MATRIX = representatives(
+    product(METHODS, ENGINES, ADAPTERS), ("ppo-judged", "fsdp2", "lora"), ("grpo", "fsdp2", "lora")
+)
 
 
 @pytest.fixture(scope="module")
