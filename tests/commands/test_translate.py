@@ -115,7 +115,7 @@ def test_a_command_behind_dashes_and_as_json(words):
     ("arguments", "said"),
     [
         (["nothing.yaml"], "cannot be read"),
-        (["--", "ls", "-l"], "is a program that surefoot does not understand"),
+        (["--", "ls", "-l"], "is not a program that surefoot can translate"),
         (["--", "llamafactory-cli", "train", "--lora_rnk", "8"], "did you mean lora_rank?"),
         (["--", "llamafactory-cli", "eval"], "surefoot evaluate"),
         (["--", "torchrun", "--nproc_per_node", "4", "llamafactory-cli", "train"], "dataset: is required"),

@@ -201,7 +201,7 @@ def test_axolotl_decides_the_precision_itself_and_the_note_says_so():
     found = told("accelerate launch --mixed_precision bf16 -m axolotl.cli.train a.yml", {})
     assert found.config["precision"]["compute"] == "fp16"
     (note,) = [note for note in found.notes if note.where == "--mixed_precision"]
-    assert "alone" in note.why
+    assert "only" in note.why
 
 
 def test_llamafactory_on_several_devices_keeps_its_batch():

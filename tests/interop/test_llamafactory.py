@@ -315,7 +315,7 @@ def test_a_file_behind_the_command_with_overrides():
     found = translate_command(shlex.split("lmf train x.yaml lora_rank=32 output_dir=other"), OPTIONS)
     assert found.config["adapter"]["rank"] == 32
     assert found.config["output"] == "other"
-    replaced = [note for note in found.notes if "goes before it" in note.why]
+    replaced = [note for note in found.notes if "takes precedence" in note.why]
     assert sorted(note.word for note in replaced) == ["lora_rank: 4", "output_dir: out"]
 
 

@@ -113,7 +113,7 @@ def test_fp16_weights_that_train_are_explained() -> None:
     assert found.config["precision"] == {"compute": "fp16"}
     note = next(note for note in found.notes if note.word.startswith("torch_dtype"))
     assert note.outcome == "changed"
-    assert "a scaler cannot unscale fp16 gradients" in note.why
+    assert "fp16 gradients cannot be unscaled" in note.why
     assert note.where == "train.py:5:63"
 
 
@@ -131,12 +131,12 @@ def test_what_the_machine_decides_is_left_to_the_plan() -> None:
     [
         ({"arguments": ", learning_rate=pick()"}, "train.py:7:58: learning_rate: pick() is not a literal"),
         ({"arguments": ", learning_rte=1e-4"}, "did you mean learning_rate?"),
-        ({"data": "make()"}, "train.py:8:47: make(): makes the data in the script"),
+        ({"data": "make()"}, "train.py:8:47: make(): creates the data in the script"),
         ({"data": "data.filter(f)"}, "changes the data with .filter"),
         ({"data": "data.select(chosen)"}, "changes the data with .select"),
         ({"trainer": ", optimizers=(a, b)"}, "optimizers: surefoot has no such setting of a trainer"),
         ({"load": ", max_memory={0: '1GB'}"}, "from_pretrained: surefoot has no max_memory"),
-        ({"before": "DPOTrainer()"}, "scripts around DPOTrainer are not read"),
+        ({"before": "DPOTrainer()"}, "scripts with DPOTrainer are not supported"),
         ({"before": "SFTTrainer()"}, "has 2 calls of Trainer or SFTTrainer"),
         ({"before": "def"}, "is not valid Python"),
         ({"arguments": ", **settings"}, "**settings is not a literal"),

@@ -47,9 +47,9 @@ def test_the_yaml_is_the_config_with_comments():
 
 
 def test_every_note_that_is_not_carried_stands_in_the_account():
-    shown = as_yaml(FOUND).partition("# 1 word carried")[2]
+    shown = as_yaml(FOUND).partition("# 1 setting carried")[2]
     assert all(note.why in shown for note in FOUND.notes if note.outcome != "carried")
-    assert summary(FOUND) == "1 word carried, 1 changed, 1 without counterpart, 1 default assumed"
+    assert summary(FOUND) == "1 setting carried, 1 changed, 1 without counterpart, 1 default assumed"
 
 
 def test_secrets_stay_out_of_the_record():

@@ -1,1 +1,1 @@
-"""Configs and commands of other tools: translated, with an account of every setting."""
+"""Translate configs and commands of other tools, with a note on what became of every setting."""

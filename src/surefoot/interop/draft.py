@@ -1,14 +1,14 @@
-"""Translate another tool's settings, row by row and rule by rule, with a note on what became of each.
+"""Translate another tool's settings, row by row and rule by rule, and note what became of each.
 
     draft = Draft(dialect, words)
     draft.set("batch.size", draft["per_device_train_batch_size"] * 4, "per_device_train_batch_size")
     translation = draft.finish("train")
 
-`draft["name"]` is the value given, else the tool's default. What `set` writes from given words is carried over, or
-changed where a reason is named; what it writes from defaults alone is assumed, and left out where ours is the same.
-`finish` raises while a given word has no note.
+`draft["name"]` is the given value, else the tool's default. A key that `set` writes from given settings is noted as
+"carried", or as "changed" when a reason is passed. A key written from defaults alone is noted as "assumed", and is not
+written at all when surefoot's default is the same. `finish` raises if a given setting has no note.
 
-Keys of surefoot's own beside another tool's command: `surefoot run log_every=1 -- finetune.py …`.
+surefoot's own keys may stand before another tool's command: `surefoot run log_every=1 -- finetune.py …`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _RANK: dict[Outcome, int] = {"carried": 0, "assumed": 1, "listed": 2, "changed":
 
 @dataclass(frozen=True)
 class Dialect:
-    """What is known of a tool's settings.
+    """A tool's settings and the rules that translate them.
 
-    rows: name -> setting.
-    rules: read the joint rows, in this order.
-    aliases: older name of a setting -> its name.
-    elsewhere: what other tools call a setting -> its name in this one, to be suggested.
+    rows: setting name -> row.
+    rules: functions that translate the joint rows, called in this order.
+    aliases: older name of a setting -> current name.
+    elsewhere: another tool's name for a setting -> this tool's name, used for suggestions.
     """
 
     tool: str
@@ -52,10 +52,12 @@ class Dialect:
 
 
 class Draft:
-    """dialect: the tool's settings and rules.
-    words: the settings given; a later one goes before an earlier one of the same name.
-    command: where they come from. Its environment and facts are read by rules, which may add to the environment.
-    options: what may be known besides, such as the files that words name.
+    """A translation in progress.
+
+    dialect: the tool's settings and rules.
+    words: the given settings; a later one overrides an earlier one of the same name.
+    command: the command they come from. Rules read its environment and facts, and may add to the environment.
+    options: what else the translation may read, such as files that settings name.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class Draft:
         self._overridden: list[Note] = []
         for word in words:
             name = dialect.aliases.get(word.name, word.name)
-            # An override is its own place, and places are printed.
+            # For an override the place is its text, and places are printed: hide the secret there, too.
             if self._secret(name) and "=" in word.where:
                 word = replace(word, where=f"{word.name}=…")
             if (earlier := self._given.pop(name, None)) is not None:
-                why = f"{word.shown} goes before it"
+                why = f"{word.shown} takes precedence"
                 self._overridden.append(Note(self._shown(earlier), "listed", (), why, earlier.where))
             self._given[name] = word
         for name, word in self._given.items():
@@ -100,28 +102,28 @@ class Draft:
         return self._values.get(name, self.rows[name].default)
 
     def given(self, name: str) -> bool:
-        """Whether it was given a value; null is none where the row says nothing else."""
+        """Whether a value was given; null does not count unless the row gives it a meaning."""
         return name in self._values
 
     def where(self, name: str) -> str:
         return self._given[name].where if name in self._given else ""
 
     def written(self, key: str) -> Any:
-        """What was written to a key of ours so far; None where nothing was."""
+        """Return the value written to a surefoot key so far, or None."""
         value: Any = self.config
         for step in key.split("."):
             value = value.get(step) if isinstance(value, dict) else None
         return value
 
     def set(self, key: str, value: Any, *names: str, why: str = "") -> None:
-        """Write one key of ours.
+        """Write one surefoot key.
 
-        names: the settings that decide it. Where none is given and our default is the same, nothing is written.
-        why: what is not quite the same here.
+        names: the settings that decide it. If none is given and surefoot's default is the same, nothing is written.
+        why: how surefoot differs from the tool, if it does.
         """
         given = [name for name in names if self.given(name)]
         ours = all_keys()[key]
-        # A config of defaults written out would hide from its reader the few lines that somebody chose.
+        # Writing out every default would hide the few lines that the user chose.
         if not given and value == ours.default and not ours.required:
             return
         group = self.config
@@ -138,13 +140,13 @@ class Draft:
             self._notes[f"assumed {key}"] = Note(word, "assumed", (key,), because)
 
     def note(self, name: str, outcome: Outcome, why: str = "", *keys: str) -> None:
-        """What became of a given word. A second note on the same word adds to the first; no effect on one not given."""
+        """Note what became of a given setting. A second note is merged into the first. No-op if not given."""
         if name not in self._given:
             return
         word, before = self._given[name], self._notes.get(name)
         if before is not None:
             outcome = max(before.outcome, outcome, key=_RANK.__getitem__)
-            # One rule carried the word over and another found a part of it without counterpart: it is both.
+            # One rule carried the setting over, another found a part without counterpart: together that is a change.
             if "listed" in (before.outcome, outcome) and (before.keys or keys):
                 outcome = "changed"
             keys = tuple(dict.fromkeys((*before.keys, *keys)))
@@ -152,39 +154,39 @@ class Draft:
         self._notes[name] = Note(self._shown(word), outcome, tuple(keys), why, word.where)
 
     def drop(self, why: str, *names: str) -> None:
-        """Without counterpart, and nothing is lost by that."""
+        """Note that these settings have no counterpart and need none."""
         for name in names:
             self.note(name, "listed", why)
 
     def refuse(self, name: str, what: str, fix: str = "") -> None:
         fault = _fault(self.where(name), name, what, fix)
-        if fault not in self.faults:  # two rules may find the same
+        if fault not in self.faults:  # two rules may report the same fault
             self.faults.append(fault)
         self.note(name, "listed", "refused")
 
     def assume(self, word: str, why: str, *keys: str) -> None:
-        """An assumption that is no default of a single row."""
+        """Note an assumption that is not the default of a single row."""
         self._notes[f"assumed {word}"] = Note(word, "assumed", keys, why)
 
     def add_note(self, note: Note) -> None:
-        """What became of a word in a file that a given word names."""
+        """Add a note on a setting inside a file that a given setting names."""
         self._notes[f"inside {note.where} {note.word}"] = note
 
     def finish(self, command: str) -> Translation:
-        """Apply the rows, then the rules, and note what became of each word. Raises InputError with every fault.
+        """Apply the rows, then the rules, and return the translation. Raises InputError with every fault.
 
-        command: of surefoot, which runs the translation.
+        command: the surefoot command that runs the translation.
         """
         for row in self.rows.values():
             self._apply(row)
         for rule in self.dialect.rules:
             rule(self)
         for name in [name for name in self._given if name not in self._notes and not self.faults]:
-            if self[name]:  # no rule has read it, and nothing is dropped silently
-                unread = f"{self._shown(self._given[name])} means nothing beside the other words"
+            if self[name]:  # no rule has read it, and no setting is dropped silently
+                unread = f"{self._shown(self._given[name])} has no effect with the other settings"
                 self.refuse(name, unread, "leave it out")
             else:
-                self.drop("asks for nothing", name)
+                self.drop("is off or not set", name)
         if self.faults:
             raise InputError(self.faults)
         order = {name: place for place, name in enumerate(self._given)}
@@ -219,7 +221,7 @@ class Draft:
             self.drop(row.about, row.name)
         elif row.kind == "refused":
             if value == row.default or value in row.same:
-                self.drop("asks for nothing", row.name)
+                self.drop("is off or not set", row.name)
             else:
                 self.refuse(row.name, row.about, row.fix)
 
@@ -227,14 +229,14 @@ class Draft:
         if isinstance(row.when_null, Refusal):
             self.refuse(row.name, row.when_null.what, row.when_null.fix)
         elif row.when_null is None:
-            self.note(row.name, "listed", "null: as if it were not there")
+            self.note(row.name, "listed", "null: treated as not given")
         else:
             self._values[row.name] = row.when_null
 
     def _typed(self, row: Row, word: Word) -> Any:
         value = word.value
         if row.is_text and word.written is not None and isinstance(value, bool | int | float):
-            value = word.written  # a name of digits is no number
+            value = word.written  # a name made of digits is text
         if row.type is None:
             return value
         try:
@@ -246,21 +248,19 @@ class Draft:
 
     def _unknown(self, word: Word) -> None:
         if self.options.allow_unknown:
-            self.note(word.name, "listed", f"surefoot knows no such setting of {self.dialect.tool}")
+            self.note(word.name, "listed", f"unknown setting of {self.dialect.tool}")
             return
         near = self.dialect.elsewhere.get(word.name)
-        # No more faults than MOST are shown, and a file of another tool may have thousands of unknown words.
+        # Only MOST faults are shown, and a file of another tool may have thousands of unknown settings.
         near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
-        known = f"did you mean {near}?" if near else "check the name, or pass it by: surefoot run --allow-unknown"
-        self.faults.append(
-            _fault(word.where, word.name, f"surefoot knows no such setting of {self.dialect.tool}", known)
-        )
+        known = f"did you mean {near}?" if near else "check the name, or ignore it with: surefoot run --allow-unknown"
+        self.faults.append(_fault(word.where, word.name, f"unknown setting of {self.dialect.tool}", known))
 
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):
             return f"{word.name}: …"
         name = re.match(r"[^:= ]*", word.shown)
-        known = name[0] if name and word.name in self.rows else ""  # a long name is no secret
+        known = name[0] if name and word.name in self.rows else ""  # a long known name would look like a secret
         return known + redacted(word.shown[len(known) :])
 
     def _secret(self, name: str) -> bool:
@@ -277,7 +277,7 @@ class Draft:
 
 
 def in_schema_order(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With the keys in the order of the schema."""
+    """Return the config with its keys in the order of the schema."""
     places = {key: place for place, key in enumerate(all_keys())}
 
     def ordered(group: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -293,17 +293,16 @@ def in_schema_order(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fault(where: str, name: str, what: str, fix: str = "") -> Fault:
-    """A flag or an override says its name itself; a line of a file does not."""
-    said = where.lstrip("-").replace("-", "_").partition("=")[0] == name
-    return setting_fault(where, what if said else f"{name}: {what}", fix)
+    named = where.lstrip("-").replace("-", "_").partition("=")[0] == name  # a flag or an override, not a line of a file
+    return setting_fault(where, what if named else f"{name}: {what}", fix)
 
 
 def with_overrides(found: Translation, texts: Sequence[str]) -> Translation:
-    """With `key=value` words written over what the tool's own words came to. Raises InputError."""
+    """Apply `key=value` overrides of surefoot keys to a translation. Raises InputError."""
     if not texts:
         return found
     if found.command != "train":
-        what = f"is a key of a training, and the command is for {found.command}"
+        what = f"sets a training key, but the command is for {found.command}"
         raise setting_error(texts[0], what, "leave it out")
     config, sources = expand_short_forms(dict(found.config)), Sources(Document({}, {}, {}, ""))
     for text in texts:
@@ -314,12 +313,12 @@ def with_overrides(found: Translation, texts: Sequence[str]) -> Translation:
 
 
 def _without(note: Note, overrides: dict[str, str]) -> Note | None:
-    """What is left of it: a default that is written over is none, and a word that is says so."""
+    """Return the note without its overridden keys: None for an overridden default, else with the reason."""
     gone = {key: text for key in note.keys for name, text in overrides.items() if f"{key}.".startswith(f"{name}.")}
     if not gone:
         return note
     keys = tuple(key for key in note.keys if key not in gone)
     if note.outcome == "assumed":
         return replace(note, keys=keys) if keys else None
-    why = "; ".join(part for part in (note.why, f"{', '.join(gone.values())} goes before it") if part)
+    why = "; ".join(part for part in (note.why, f"{', '.join(gone.values())} takes precedence") if part)
     return replace(note, outcome="changed" if keys else "listed", keys=keys, why=why)

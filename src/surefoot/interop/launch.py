@@ -1,10 +1,10 @@
-"""A command line without what starts it: `NAME=value`, env, uv run, python, accelerate launch, torchrun, deepspeed.
+"""Strip what starts a program: `NAME=value`, env, uv run, python, accelerate launch, torchrun, deepspeed.
 
     command = read_command(["CUDA_VISIBLE_DEVICES=0", "accelerate", "launch", "finetune.py", "--lora_r", "8"], options)
     command.program, command.arguments         # "finetune.py", ("--lora_r", "8")
 
-A launcher that starts several processes has surefoot start as many (`parallel.nproc`); one that starts them on several
-machines is left to start surefoot itself. Nothing here runs anything.
+If a launcher starts several processes, surefoot starts as many (`parallel.nproc`). Launches over several machines are
+refused: there the launcher has to start surefoot itself. Nothing here runs a program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MORE = "start surefoot with the launcher on each machine: docs/several-processes
 
 
 def no_files(path: str) -> str:
-    """`Options.read` where nothing may be read."""
+    """Raise: the default of `Options.read`, when no file may be read."""
     raise setting_error(path, "cannot be read here")
 
 
@@ -40,16 +40,16 @@ FirstRecord = Callable[[str], Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a translation may read besides the words themselves.
+    """What a translation may read besides the settings themselves.
 
-    allow_unknown: list settings that surefoot does not know, in place of refusing them.
-    devices: accelerators that a launcher uses which is told no number.
-    read: the text of a file that a config or command names; InputError where it cannot be read.
-    environment: variables of this process that a tool would read; a NAME=value in the command goes before it.
-    newest: the name of a run folder's newest checkpoint that verifies; None where no folder may be looked at.
-    folder: the working folder, by which programs of the same name are told apart.
-    first: the first record of a data file or folder, whatever its size; None where it cannot be read.
-    example: the text that a config would train of its first record; None where model or data are not here.
+    allow_unknown: list unknown settings instead of refusing them.
+    devices: number of accelerators, used by launchers that are given no number.
+    read: path -> text of a file that a config or command names; raises InputError if it cannot be read.
+    environment: variables of this process that a tool would read; a NAME=value in the command overrides them.
+    newest: run folder -> name of its newest checkpoint that verifies; None if folders must not be read.
+    folder: working folder, which tells programs of the same name apart.
+    first: data file or folder -> its first record, or None if it cannot be read. Cost does not depend on its size.
+    example: config -> the text that it would train from the first record, or None without model or data.
     """
 
     allow_unknown: bool = False
@@ -66,15 +66,15 @@ class Options:
 class Command:
     """A program and its arguments, without what starts it.
 
-    program: as written, a file or the name of a command; the dotted name where `module`.
+    program: file or command as written; the dotted module name if `module`.
     environment: variables set for it.
-    launcher: its name; "" for none.
-    facts: what the launcher decides for the program, such as mixed_precision. "processes": how many there are, also
-        where one of them reads this.
-    notes: on the words of the launch.
-    folder: where it is started.
-    processes: how many the launcher starts.
-    engine: how they share memory, as keys of `parallel`.
+    launcher: name of the launcher, "" for none.
+    facts: what the launcher decides for the program, such as mixed_precision. "processes" is the total number of
+        processes, also when this process is one of them.
+    notes: notes on the launcher's flags.
+    folder: working folder.
+    processes: number of processes that the launcher starts.
+    engine: how they shard memory, as keys of `parallel`.
     """
 
     program: str
@@ -95,10 +95,10 @@ class Command:
 
 
 def read_command(words: Sequence[str], options: Options) -> Command:
-    """Take the words that start a program away from those that it gets. Raises InputError."""
+    """Separate a program and its arguments from the words that start it. Raises InputError."""
     if blank := next((place for place, word in enumerate(words) if word.isspace()), None):
-        what = f"nothing but blanks behind {words[blank - 1]}: a blank or a comment behind a backslash ends a command"
-        raise command_error(repr(words[blank]), what, "let nothing follow a backslash at the end of a line")
+        what = f"only whitespace after {words[blank - 1]}: a blank or comment after a backslash ends the command"
+        raise command_error(repr(words[blank]), what, "put nothing after a backslash at the end of a line")
     environment: dict[str, str] = {}
     left = list(words)
     while left:
@@ -112,7 +112,7 @@ def read_command(words: Sequence[str], options: Options) -> Command:
         else:
             break
     if not left:
-        raise command_error("", "there is no command to read", "give one behind --")
+        raise command_error("", "there is no command to read", "give one after --")
     variables = {**inherited(options), **environment}
     command = _program(left, variables, options)
     notes = (*(environment_note(name, value) for name, value in variables.items()), *command.notes)
@@ -122,21 +122,21 @@ def read_command(words: Sequence[str], options: Options) -> Command:
 
 
 def inherited(options: Options) -> dict[str, str]:
-    """What of this process's own environment asks for something."""
+    """Return the variables of this process that are not empty or off."""
     nothing = ("no", "false", "0", "")
     own = options.environment.items()
     return {name: value for name, value in own if name == _DEVICES or value.lower() not in nothing}
 
 
 def is_read(note: Note, of_the_tool: Note) -> bool:
-    """Whether a NAME=value means something to the tool or to surefoot, by the note on it before and after the tool."""
+    """Return whether the tool or surefoot uses a NAME=value, given its note before and after the tool saw it."""
     return note != of_the_tool or note.where in _KNOWN_NAMES
 
 
 def _settled(command: Command, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(facts, environment) that the launch settles; a launcher hands its program the same in the environment."""
+    """Return (facts, environment) that the launch decides; a launcher passes them through the environment as well."""
     found = {"mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "no"), **command.facts}
-    # Started by a launcher, this process is one of several already, and batches count all of them.
+    # If a launcher started this process, it is one of several already, and batch sizes count all of them.
     started = plain_count(environment.get("WORLD_SIZE", "").strip()) or 0
     processes = started if started > 1 else command.processes
     several = {"processes": processes} if processes > 1 else {}
@@ -166,7 +166,7 @@ def _python(left: list[str], environment: Mapping[str, str], options: Options) -
         at += 2 if left[at] in _PYTHON_WITH_VALUE else 1
     left = left[at:]
     if left[:1] == ["-c"]:
-        raise command_error("python -c", "is a program of its own, and surefoot runs none", "give the tool's command")
+        raise command_error("python -c", "runs inline code, which surefoot does not", "give the tool's command")
     if not left or left == ["-m"]:
         raise command_error("python", "names no program", "give the script or module")
     if left[0] != "-m":
@@ -198,7 +198,7 @@ def _launched(
             words[name] = value
         elif name in launcher.with_value:
             if at + 1 == len(left):
-                raise setting_error(flag, "has no value", f"write it like {flag} VALUE")
+                raise setting_error(flag, "has no value", f"write {flag} VALUE")
             words[name] = left[at + 1]
             shown, at = f"{flag} {left[at + 1]}", at + 1
         else:
@@ -210,7 +210,7 @@ def _launched(
             notes.append(outcome if counts else Note(shown, "listed", (), launchers.reason_of(name), flag))
         at += 1
     if at == len(left):
-        raise command_error(launcher.name, "starts no program", "name the script behind its flags")
+        raise command_error(launcher.name, "starts no program", "name the script after its flags")
     settled: dict[str, Any] = {}
     if launcher is launchers.ACCELERATE and (path := words.get("config_file")) is not None:
         settled, of_the_file = launchers.read_file(path, options.read(path))
@@ -236,15 +236,15 @@ def _launched(
 def _processes(
     launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
 ) -> int:
-    """How many the launcher starts on this machine. Raises InputError where it is told of other machines."""
+    """Return how many processes the launcher starts here. Raises InputError for several machines."""
     machines = next((settled[name] for name in launcher.machines if name in settled), 1)
     if str(machines).rpartition(":")[2] != "1":
-        raise command_error(launcher.name, f"asks for {machines} machines, and surefoot starts processes on one", MORE)
+        raise command_error(launcher.name, f"asks for {machines} machines, and surefoot runs on one machine", MORE)
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if count in (None, "gpu", "auto", "xpu"):
-        untold = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
+        default_one = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
         on_cpu = any(plain_truth(settled.get(name, False)) for name in ("use_cpu", "cpu"))
-        count = 1 if untold or on_cpu else visible_devices(environment, settled, options)
+        count = 1 if default_one or on_cpu else visible_devices(environment, settled, options)
     elif count == "cpu":
         count = 1
     processes = plain_count(count)
@@ -255,7 +255,7 @@ def _processes(
 
 
 def visible_devices(environment: Mapping[str, str], settled: Mapping[str, Any], options: Options) -> int:
-    """How many accelerators a launcher would use that was told no number."""
+    """Return how many accelerators a launcher uses when it is given no number."""
     chosen = launchers.devices(settled)
     chosen = environment.get(_DEVICES) if chosen is None else chosen
     if chosen is None:
@@ -267,12 +267,14 @@ _KNOWN_NAMES = {
     _DEVICES: "set for the run",
     "WANDB_PROJECT": "the project of the W&B run",
     "WANDB_MODE": "offline keeps the W&B run on this machine",
-    "ACCELERATE_MIXED_PRECISION": "settles the precision where the program itself says nothing",
-    "ACCELERATE_USE_CPU": "no accelerator is shown to the run",
+    "ACCELERATE_MIXED_PRECISION": "sets the precision unless the program sets it",
+    "ACCELERATE_USE_CPU": "the run sees no accelerator",
 }
 
 
 def environment_note(name: str, value: str) -> Note:
-    """On a variable that is set for the run."""
+    """Return the note on a variable that is set for the run."""
     shown = f"{name}=…" if hides(name) else redacted(f"{name}={value}")
-    return Note(shown, "carried", (), _KNOWN_NAMES.get(name, "set for the run; libraries that know it read it"), name)
+    return Note(
+        shown, "carried", (), _KNOWN_NAMES.get(name, "set for the run; libraries that know it will read it"), name
+    )

@@ -1,7 +1,7 @@
-"""What accelerate launch, torchrun and deepspeed are told: their flags, and the file that `accelerate config` writes.
+"""Flags of accelerate launch, torchrun and deepspeed, and the file that `accelerate config` writes.
 
-Every flag and key has a reason here why nothing is lost in one process, or is refused. Facts: the parsers of
-accelerate 1.15 and torch 2.13, against which a test holds the names; DeepSpeed's documented flags.
+Every flag and key either has a reason why a run in one process does not need it, or is refused. Facts: the parsers of
+accelerate 1.15 and torch 2.13, against which a test checks the names; DeepSpeed's documented flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Launcher:
-    """with_value: flags that take a word. count: those of processes (on a machine). machines: of machines."""
+    """with_value: flags that take a value. count: flags for processes per machine. machines: flags for machines."""
 
     name: str
     with_value: frozenset[str]
@@ -90,13 +90,13 @@ DEEPSPEED = Launcher(
     ("num_nodes",),
 )
 
-OF_THE_LAUNCH = "is about starting processes, and surefoot starts itself"
-_MEMORY = "shares memory between processes; one holds all of it, and no number depends on it"
-_PROGRAMS_OWN = "the program's own number decides, as under Trainer"
-_RECOMPUTES = "saves memory; where a run needs it, surefoot recomputes activations itself (gradient_checkpointing)"
-_DEVICES = "which devices the run sees"
+OF_THE_LAUNCH = "is about starting processes, which surefoot does itself"
+_MEMORY = "shards memory between processes; one process holds everything, and results do not depend on it"
+_PROGRAMS_OWN = "the program's own setting decides, as with Trainer"
+_RECOMPUTES = "saves memory; surefoot recomputes activations when a run needs it (gradient_checkpointing)"
+_DEVICES = "chooses the devices that the run sees"
 _REASONS = {
-    "mixed_precision": "settles the precision where the program itself says nothing",
+    "mixed_precision": "sets the precision unless the program sets it",
     "num_processes": "one process",
     "nproc_per_node": "one process",
     "num_gpus": "one process",
@@ -110,19 +110,19 @@ _REASONS = {
     "gpu_ids": _DEVICES,
     "include": _DEVICES,
     "i": _DEVICES,
-    "use_cpu": "no accelerator is shown to the run",
-    "cpu": "no accelerator is shown to the run",
+    "use_cpu": "the run sees no accelerator",
+    "cpu": "the run sees no accelerator",
 }
 _REFUSED = {
-    "deepspeed_config_file": "holds settings of DeepSpeed's own, which are read from the program's deepspeed: FILE",
+    "deepspeed_config_file": "holds DeepSpeed settings, which surefoot reads from the program's own deepspeed: FILE",
     "megatron_lm_config": "surefoot has no Megatron",
     "use_megatron_lm": "surefoot has no Megatron",
     "tpu_name": "surefoot does not train on TPUs",
     "tpu": "surefoot does not train on TPUs",
-    "no_python": "starts a program that is not Python, and surefoot runs none",
-    "run_path": "starts a program by its path, and surefoot runs none",
-    "exclude": "names the devices that are left out, and surefoot takes those that are named",
-    "e": "names the devices that are left out, and surefoot takes those that are named",
+    "no_python": "starts a program that is not Python, which surefoot does not run",
+    "run_path": "starts a program by its path, which surefoot does not run",
+    "exclude": "excludes devices; surefoot only takes a list of devices to use",
+    "e": "excludes devices; surefoot only takes a list of devices to use",
 }
 _KEYS = _names(
     "compute_environment distributed_type mixed_precision use_cpu debug num_processes machine_rank num_machines "
@@ -137,13 +137,13 @@ _LEAVE = "leave it out"
 
 
 def reason_of(name: str) -> str:
-    """What a flag of a launcher means to a run in one process."""
+    """Return what a launcher's flag means for a run in one process."""
     plain = name.removeprefix("fsdp_")
     return _REASONS.get(plain, _MEMORY if name.startswith(("fsdp", "zero", "offload_")) else OF_THE_LAUNCH)
 
 
 def refusal(name: str, value: Any) -> str | None:
-    """Why surefoot cannot give what a flag or key asks for; None where it can, or where nothing is asked."""
+    """Return why surefoot cannot do what a flag or key asks for; None if it can, or if the value is off."""
     if value in _NOTHING:
         return None
     if name in _REFUSED:
@@ -151,26 +151,25 @@ def refusal(name: str, value: Any) -> str | None:
     if name == "distributed_type" and value not in _KINDS:
         return f"surefoot does not train with {value}"
     if name == "compute_environment" and value != "LOCAL_MACHINE":
-        return f"surefoot starts on this machine, not on {value}"
+        return f"surefoot runs on this machine, not on {value}"
     if name == "mixed_precision" and value not in ("bf16", "fp16"):
-        return f"surefoot does not compute in {value}: bf16, fp16 or no"
+        return f"surefoot does not compute in {value}; use bf16, fp16 or no"
     if name in ("dynamo_backend", "dynamo_config.dynamo_backend"):
-        return "compiling is asked for with the program's own setting, such as torch_compile: true"
+        return "compilation is enabled with the program's own setting, such as torch_compile: true"
     parallel = name.startswith("parallelism_config") and name.endswith("_size")
     if parallel and value != 1:
-        return "surefoot shares weights out by parallel.engine, and no other way"
+        return "surefoot shards weights with parallel.engine only"
     return None
 
 
 def check(name: str, value: Any, where: str) -> None:
-    """Raises InputError where surefoot cannot give what is asked."""
+    """Raise InputError if surefoot cannot do what the setting asks for."""
     if (why := refusal(name, value)) is not None:
         raise setting_error(where, why if where.startswith("-") else f"{name}: {why}", _LEAVE)
 
 
 def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
-    """What a file of `accelerate config` settles, and a note on each of its keys. Raises InputError with every
-    fault."""
+    """Read a file of `accelerate config`: its settings, and a note on each key. Raises InputError with every fault."""
     document = parse_document(text, path)
     faults: list[Fault] = []
     notes: list[Note] = []
@@ -179,13 +178,13 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
         where = path if position is None else f"{path}:{position.line}:{position.column}"
         group, _, last = key.rpartition(".")
         if not group and key not in _KEYS:
-            faults.append(setting_fault(where, f"{key}: surefoot knows no such setting of accelerate", _LEAVE))
+            faults.append(setting_fault(where, f"{key}: unknown setting of accelerate", _LEAVE))
         elif why := refusal(key, value) or refusal(group or key, value) or refusal(last, value):
             faults.append(setting_fault(where, f"{key}: {why}", _LEAVE))
         else:
             meaning = reason_of(last if group != "fsdp_config" or last.startswith("fsdp_") else f"fsdp_{last}")
             reason = _MEMORY if group and meaning == OF_THE_LAUNCH and group != "mpirun_config" else meaning
-            reason = "asks for nothing" if value in _NOTHING else reason
+            reason = "is off or not set" if value in _NOTHING else reason
             notes.append(Note(f"{key}: {shown(value)}", "listed", (), reason, where))
     if faults:
         raise InputError(faults)
@@ -193,7 +192,7 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
 
 
 def engine(settled: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `parallel` for how a launcher's program shares memory out; none where it does not."""
+    """Return the keys of `parallel` for the sharding that a launcher sets up; empty if there is none."""
     kind = str(settled.get("distributed_type", "")).upper()
     if kind == "DEEPSPEED" or plain_truth(settled.get("use_deepspeed", False)):
         given = {**settled, **(settled.get("deepspeed_config") or {})}
@@ -211,7 +210,7 @@ def engine(settled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def devices(settled: Mapping[str, Any]) -> str | None:
-    """CUDA_VISIBLE_DEVICES as a launcher would set it; None where it leaves that alone."""
+    """Return CUDA_VISIBLE_DEVICES as the launcher would set it, or None if it does not set it."""
     if any(plain_truth(settled.get(name, False)) for name in ("use_cpu", "cpu")):
         return ""
     chosen = settled.get("include", settled.get("i"))

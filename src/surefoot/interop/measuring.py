@@ -1,11 +1,11 @@
-"""Scripts that measure a model: of LLM-Adapters and DoRA, and of the BOS experiment on Phi-3.
+"""Translate scripts that measure a model: those of LLM-Adapters, DoRA, and the BOS experiment on Phi-3.
 
     commonsense_evaluate.py --dataset boolq --model LLaMA3-8B --adapter DoRA --base_model … --lora_weights …
     evaluate_rmsnorm_llamafactory.py --model_name … --adapter_path … --output_dir … --generate_samples
     capture_phi3_with_rmsnorm_weights.py --model-id … --output-dir … --seq-len 1024
 
-Each becomes words of `surefoot evaluate` or `surefoot capture`. Facts: the argument parsers of LLM-Adapters
-(Apache-2.0) and the BOS experiment's documents; a factor of the BOS embedding is read from the adapter's folder.
+Each becomes arguments of `surefoot evaluate` or `surefoot capture`. Facts: the argument parsers of LLM-Adapters
+(Apache-2.0) and the BOS experiment's documents. The BOS embedding's scale is read from the adapter's folder.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ def _commonsense(draft: Draft) -> None:
     base, adapter, name = draft["base_model"], draft["lora_weights"], draft["dataset"]
     _require(draft, "dataset", "model", "adapter", "base_model", "lora_weights")
     if name is not None and name not in SETS:
-        draft.refuse("dataset", f"{name} is none of the eight sets", f"use one of {', '.join(SETS)}")
+        draft.refuse("dataset", f"{name} is not one of the eight sets", f"use one of {', '.join(SETS)}")
     if draft["load_8bit"]:
-        draft.refuse("load_8bit", "surefoot answers from the base as it is stored", "leave it out")
+        draft.refuse("load_8bit", "surefoot loads the base in its stored dtype", "leave it out")
     draft.arguments += ["commonsense", str(base), "--adapter", str(adapter), "--only", "adapter"]
     draft.arguments += ["--data", ".", "--sets", str(name), "--mode", "published"]
     draft.arguments += ["--model-label", str(draft["model"]), "--label", str(draft["adapter"])]
     draft.arguments += ["--out", "experiment", "--batch-size", str(draft["batch_size"])]
     _carry(draft)
-    draft.assume("pads in a batch", "masked here; the original attends to them, and so its batches held one question")
+    draft.assume(
+        "padding in a batch", "masked here; the original attends to it, which is why its batches held one question"
+    )
 
 
 def _norms(draft: Draft) -> None:

@@ -1,12 +1,12 @@
-"""What is known of one setting of another tool, as data: its default there, and what becomes of it here.
+"""Describe one setting of another tool as data: its default there, and what becomes of it here.
 
-    carried("lora_rank", 8, "adapter.rank")              one key, the value as it is
-    joint("bf16", False, ("precision.compute",), "…")    a rule reads it together with others
-    listed("use_fast_tokenizer", True, "…")              no counterpart, and nothing is lost by that
-    refused("use_badam", False, "…", "…")                anything but its default asks for what surefoot lacks
+    carried("lora_rank", 8, "adapter.rank")              one key, same value
+    joint("bf16", False, ("precision.compute",), "…")    a rule reads it with other settings
+    listed("use_fast_tokenizer", True, "…")              no counterpart, and none is needed
+    refused("use_badam", False, "…", "…")                only its default is supported
 
-The same rows translate, fill the tables of docs/dialects-settings.md and answer `TOOL --help`, so `about` says what a
-reader needs to know.
+The same rows drive the translation, the tables of docs/dialects-settings.md and `TOOL --help`, so `about` is written
+for all three.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from surefoot.interop.words import plain_truth
 from surefoot.planning.disk import LEAST_KEPT
 
 Kind = Literal["carried", "joint", "listed", "refused"]
-Read = Callable[[Any], Any]  # the value as given -> as meant; ValueError says what was expected
+Read = Callable[[Any], Any]  # given value -> checked value; ValueError says what was expected
 
-# Rows of several examples, by which other tools count a batch. surefoot's own data.packing changes no step.
-PACKED = "a batch counts packed rows there and examples here, so the steps would not be the same"
-UNPACKED = "leave it out, and give the batch in examples: data.packing packs by itself where that is faster"
+# Other tools count a batch in packed rows of several examples. surefoot's data.packing leaves the steps unchanged.
+PACKED = "batch sizes count packed rows there and examples here, so the steps would differ"
+UNPACKED = "leave it out and give the batch size in examples; data.packing packs when that is faster"
 
-ALL_POSITIONS = "model"  # of data.max_length, where a tool cuts nothing
-NO_LIMIT = "no limit there; a longer example than the model has positions is cut here"
+ALL_POSITIONS = "model"  # data.max_length for a tool that truncates nothing
+NO_LIMIT = "no limit there; examples longer than the model's positions are truncated here"
 
-AT_LEAST = f"{LEAST_KEPT} stay at least, as the newest may be damaged"  # of checkpoints
+AT_LEAST = f"at least {LEAST_KEPT} checkpoints are kept, as the newest may be damaged"
 
 
 class Refusal(Exception):
-    """A value that asks for what surefoot cannot give. what: why not; fix: what to do instead."""
+    """A value that surefoot does not support. what: why not; fix: what to do instead."""
 
     def __init__(self, what: str, fix: str = ""):
         super().__init__(what)
@@ -44,16 +44,16 @@ class Refusal(Exception):
 class Row:
     """One setting of another tool.
 
-    name, default: the tool's.
-    kind: what becomes of it, as the functions below say.
-    keys: keys of ours that it decides.
-    type: checks and reads the value; ValueError says what was expected.
-    convert: its value -> ours, or Refusal.
-    about: why, as the end of a sentence.
-    fix: what to do instead, where it is refused.
-    same: values that mean the same as the default.
-    secret: shown nowhere.
-    null: what a null written out means; None: the default stands.
+    name, default: the tool's name and default.
+    kind: what becomes of it; see the functions below.
+    keys: surefoot keys that it decides.
+    type: checks and converts the value; raises ValueError with what was expected.
+    convert: the tool's value -> surefoot's value; raises Refusal.
+    about: the reason, as the end of a sentence.
+    fix: what to do instead, if it is refused.
+    same: values equivalent to the default.
+    secret: whether to hide the value everywhere.
+    null: meaning of an explicit null; None keeps the default.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Row:
 
     @property
     def when_null(self) -> Any:
-        """What a null written out means. A switch that is on by default is off then: null is false to Python."""
+        """Meaning of an explicit null. It turns a switch off that is on by default, since None is false in Python."""
         return False if self.null is None and self.default is True else self.null
 
     @property
     def is_text(self) -> bool:
-        """Whether its value is what was written, digits or not."""
+        """Whether the value is text even if it consists of digits."""
         return self.type is text or (self.type is None and isinstance(self.default, str))
 
 
@@ -103,7 +103,7 @@ def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:
 
 
 def all_listed(about: str, **defaults: Any) -> tuple[Row, ...]:
-    """Settings without counterpart for the same reason, in this order."""
+    """Return listed rows that share one reason. defaults: setting name -> default."""
     return tuple(listed(name, default, about) for name, default in defaults.items())
 
 
@@ -112,7 +112,7 @@ def refused(name: str, default: Any, about: str, fix: str = "", *, same: Sequenc
 
 
 def type_of(default: Any) -> Read | None:
-    """The check that a default's type suggests; None for text and for what has no default."""
+    """Return the check for the type of a default; None for text and for settings without a default."""
     if isinstance(default, bool):
         return truth
     if isinstance(default, int):
@@ -135,8 +135,8 @@ def number(value: Any) -> float:
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
         raise ValueError("a whole number")
-    if abs(value) >= 2**63:  # twice 1e308 would be no number any more
-        raise ValueError("a whole number that a machine can hold")
+    if abs(value) >= 2**63:  # larger ones overflow to infinity when multiplied
+        raise ValueError("a whole number below 2**63")
     return int(value)
 
 
@@ -159,13 +159,13 @@ def file_or_group(value: Any) -> str | dict[str, Any]:
 
 
 def names(value: Any) -> list[str]:
-    """`a,b`, `a, b` or a list; blanks around a name go."""
+    """Split `a,b`, `a, b` or a list into names without surrounding blanks."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [str(item).strip() for item in items if str(item).strip()]
 
 
 def by_name(*rows: Row) -> dict[str, Row]:
-    """The table of a tool's settings; of several rows of one name the last one."""
+    """Return rows by setting name; the last of several rows of one name wins."""
     return {row.name: row for row in rows}
 
 
@@ -177,7 +177,7 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def described(rows: Mapping[str, Row]) -> list[tuple[str, str]]:
-    """(flag with its default, what becomes of it), in the tool's order."""
+    """Return (flag with its default, what becomes of it) for each row, in the tool's order."""
     return [(f"--{row.name} [{_shown(row.default)}]", _outcome(row)) for row in rows.values()]
 
 
@@ -185,9 +185,9 @@ def _outcome(row: Row) -> str:
     keys = ", ".join(row.keys)
     words = {
         "carried": f"becomes {keys}",
-        "joint": f"decides {keys}, with others" if keys else "carried over",
+        "joint": f"decides {keys}, with other settings" if keys else "carried over",
         "listed": "no effect here",
-        "refused": "refused, but for its default",
+        "refused": "only the default is supported",
     }[row.kind]
     return f"{words}: {row.about}" if row.about else words
 

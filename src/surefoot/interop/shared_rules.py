@@ -1,13 +1,13 @@
-"""Rules that several tools share: batch sizes, lengths, warm-up, names of modules, parts of splits, resuming.
+"""Rules that several tools share: batch sizes, duration, warm-up, module names, slices of splits, resuming.
 
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
     module_names("q_proj v_proj")                                 # ["q_proj", "v_proj"]
-    resume_argument(draft, "resume_from_checkpoint", output)      # --resume, and what must be there
+    resume_argument(draft, "resume_from_checkpoint", output)      # --resume, and the checkpoint that must exist
 
-Steps per epoch are ceil(examples / (micro x accumulation)) in transformers' Trainer as here: the short last step stays.
-PEFT takes a text for a regular expression; surefoot's targets are names, so a pattern is refused. surefoot resumes from
-the newest checkpoint of the run folder that verifies, and from no other. Where there is none it starts, which is right
-for a tool that looks for one by itself, and an error where somebody named one, as in transformers.
+Steps per epoch are ceil(examples / (micro x accumulation)), as in transformers' Trainer: the short last step is kept.
+PEFT reads a string of target modules as a regular expression; surefoot's targets are names, so a pattern is refused.
+surefoot resumes only from the newest checkpoint of the run folder that verifies. If there is none, it starts a new run
+for a tool that looks for a checkpoint by itself, and fails if the user named one, as transformers does.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from surefoot.interop.translation import Translation
 from surefoot.planning.disk import checkpoints_kept
 from surefoot.system.errors import Fault, InputError
 
-KEEP_ALL = 1000  # checkpoints: what a tool that deletes none is given; checkpoint.keep has no word for all
-EIGHT_BITS = "weights in bitsandbytes' 8 bits; activations stay whole (LLM.int8() rounds them on a GPU)"
+KEEP_ALL = 1000  # checkpoint.keep for a tool that deletes no checkpoint; the key has no value for all
+EIGHT_BITS = "8-bit weights as in bitsandbytes; activations are not rounded (LLM.int8() rounds them on a GPU)"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
-ROUNDED_UP = "an epoch's fraction becomes a whole number of steps: the nearest here, the next higher one there"
+ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"
 
 
 def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
-    """checkpoint.keep, with what is not the same here. keep: of the newest, as the other tool counts."""
+    """Set checkpoint.keep. keep: number of newest checkpoints in the other tool. why: how surefoot differs."""
     why = "; ".join(filter(None, (why, AT_LEAST if checkpoints_kept(keep) > keep else "")))
     draft.set("checkpoint.keep", keep, *names, why=why)
 
 
 def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
-    """batch.micro examples in a forward pass, and micro x accumulation x processes in a step."""
+    """Set batch.micro (examples of a forward pass) and batch.size (micro x accumulation x processes)."""
     processes = draft.facts.get("processes", 1)
     examples, passes = draft[micro], draft[accumulation]
     for name in (micro, accumulation):
@@ -46,27 +46,30 @@ def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
             draft.refuse(name, f"expected a number from 1, got {draft[name]}")
             return
     why = f"times {processes} processes" if processes > 1 else ""
-    # batch.size is what one step learns from, whatever the devices: the same config then trains alike on any number.
+    # batch.size counts the examples of a step over all devices, so a config trains the same on any number of them.
     draft.set("batch.size", examples * passes * processes, micro, accumulation, why=why)
     draft.set("batch.micro", examples, micro)
 
 
 def set_duration(draft: Draft, epochs: str, steps: str) -> None:
-    """Steps above 0 go before epochs."""
+    """Set duration; a positive number of steps overrides epochs."""
     if (limit := draft[steps]) is not None and limit > 0:
         draft.set("duration", counted(limit, "step"), steps)
-        draft.drop(f"{steps} goes before it", epochs)
+        draft.drop(f"{steps} takes precedence", epochs)
         return
     passes = draft[epochs]
     if passes <= 0:
         draft.refuse(epochs, f"expected a number above 0, got {passes:g}", f"or give {steps}")
         return
     draft.set("duration", counted(passes, "epoch"), epochs, why=ROUNDED_UP if passes != int(passes) else "")
-    draft.drop("asks for no limit in steps", steps)
+    draft.drop("sets no limit in steps", steps)
 
 
 def set_warmup(draft: Draft, steps: str, ratio: str | None, total_steps: int | None) -> None:
-    """transformers' rise from 0 over `steps`, else over ceil(ratio x all steps). total_steps: where it is known."""
+    """Set transformers' warm-up: from 0 over `steps`, else over ceil(ratio x total_steps).
+
+    total_steps: None if not known before the data is read.
+    """
     count = draft[steps] or 0
     share = (draft[ratio] or 0.0) if ratio else 0.0
     names = [steps, *([ratio] if ratio else [])]
@@ -79,7 +82,7 @@ def set_warmup(draft: Draft, steps: str, ratio: str | None, total_steps: int | N
     if count:
         draft.set("optim.warmup", counted(math.ceil(count), "step"), steps)
         if ratio:
-            draft.drop(f"{steps} goes before it", ratio)
+            draft.drop(f"{steps} takes precedence", ratio)
     elif share >= 1:
         draft.refuse(ratio or steps, f"expected a share below 1, got {share:g}")
         return
@@ -88,12 +91,12 @@ def set_warmup(draft: Draft, steps: str, ratio: str | None, total_steps: int | N
     else:
         draft.set("optim.warmup", float(share) if share else 0.0, *names)
     if count or share:
-        # transformers' first step has rate 0; surefoot's own warm-up begins above it, one step earlier.
+        # transformers' first step has learning rate 0; surefoot's own warm-up would start above 0.
         draft.set("optim.warmup_from_zero", True, *names)
 
 
 def counted(count: float, unit: str) -> str:
-    """ "1 step", "3 epochs", "0.5 epochs" """
+    """Format "1 step", "3 epochs", "0.5 epochs"."""
     number = int(count) if count == int(count) else count
     return f"{number} {unit}{'' if number == 1 else 's'}"
 
@@ -104,12 +107,12 @@ def switch(value: Any) -> str:
 
 _NAME = re.compile(r"[\w.-]+")
 _LIST = re.compile(r"\[(.*)\]|\((.*)\)", re.DOTALL)
-_EXPECTED = "names of modules, such as [q_proj, v_proj], and no pattern"
-_BECAUSE = "PEFT's default for Llama, Mistral and Qwen2; name them for a family whose modules are called otherwise"
+_EXPECTED = "module names such as [q_proj, v_proj], not a pattern"
+_BECAUSE = "PEFT's default for Llama, Mistral and Qwen2; name them for families with other module names"
 
 
 def module_names(value: Any) -> list[str] | None:
-    """Names with blanks or commas between them, a literal of a list, and what a shell makes of one; None for none.
+    """Read module names separated by blanks or commas, a list, or a list literal (quoted or not); None for none.
 
     Raises ValueError, which says what was expected, for a pattern.
     """
@@ -128,28 +131,27 @@ def module_names(value: Any) -> list[str] | None:
 
 
 def set_default_targets(draft: Draft, name: str) -> None:
-    """PEFT's choice where nobody names modules in the setting `name`; ours, all linear layers, would be another
-    adapter."""
+    """Set PEFT's default targets if the setting `name` names none: surefoot's own default is all linear layers."""
     draft.drop("PEFT's default for the family", name)
     draft.set("adapter.targets", ["q_proj", "v_proj"], *([] if draft.given(name) else [name]), why=_BECAUSE)
 
 
 _FIRST = re.compile(r"(\w+)\[:(\d+)\]")
-_FIX = "give the number of records, as in train[:1000]; the data.eval of surefoot's config holds a share out"
+_FIX = "give a number of records, as in train[:1000]; data.eval in surefoot's config holds out a share"
 
 
 def parse_split(split: str) -> tuple[str, int | None]:
-    """(name, how many records from the first on; None: all). Raises Refusal for any other part: what a percentage or an
-    end comes to depends on how many records there are, and surefoot reads the first so many."""
+    """Return (split name, number of leading records or None for all). Raises Refusal for any other slice: a percentage
+    or an end depends on the number of records, and surefoot only takes the first N."""
     if found := _FIRST.fullmatch(split):
         return found[1], int(found[2])
     if not split.isidentifier():
-        raise Refusal(f"takes the part {split!r}", _FIX)
+        raise Refusal(f"{split!r} is not a split or its first N records", _FIX)
     return split, None
 
 
 def short_sources(sources: Sequence[dict[str, Any]]) -> Any:
-    """data.train or data.eval as a user would write it: one source alone, and a source of a path alone as that path."""
+    """Shorten data.train or data.eval: a single source without the list, a source with only a path as that path."""
     plain: list[Any] = [source["path"] if source.keys() == {"path"} else source for source in sources]
     return plain[0] if len(plain) == 1 else plain
 
@@ -162,29 +164,29 @@ def is_requested(value: Any) -> bool:
 
 
 def resume_argument(draft: Draft, name: str, output: str) -> bool:
-    """A checkpoint of the run folder itself becomes --resume, and must be there; another one cannot be begun with.
-    Whether the run goes on."""
+    """Turn a checkpoint of the run folder into --resume, and refuse any other. Returns whether the run resumes.
+
+    name: the setting. output: the run folder.
+    """
     given = draft[name]
     if not is_requested(given):
-        draft.drop("asks for nothing", name)
+        draft.drop("is off or not set", name)
         return False
     run, folder = posixpath.normpath(output), posixpath.normpath(str(given))
-    anything = str(given).lower() == "true"
-    if not anything and run not in (folder, posixpath.dirname(folder)):
+    newest = str(given).lower() == "true"
+    if not newest and run not in (folder, posixpath.dirname(folder)):
         fix = f"name the run folder ({output}), or one of its checkpoints"
-        draft.refuse(
-            name, f"{given} does not lie in the run folder; surefoot resumes a run in its own folder only", fix
-        )
+        draft.refuse(name, f"{given} is not in the run folder; surefoot resumes a run only in its own folder", fix)
         return False
     draft.arguments.append("--resume")
-    draft.resumes = run if anything else folder
+    draft.resumes = run if newest else folder
     draft.note(name, "changed", _NEWEST, "--resume")
     return True
 
 
 def check_resumed(found: Translation, options: Options) -> None:
-    """Raises InputError where the checkpoint that was named is not the one that surefoot would go on from. Nothing is
-    checked where folders may not be looked at."""
+    """Raise InputError if the named checkpoint is not the one that surefoot would resume from. Checks nothing if
+    `options` allows no reading of folders."""
     if found.resumes is None or options.newest is None:
         return
     run, _, name = found.resumes.rpartition("/")
@@ -197,17 +199,19 @@ def check_resumed(found: Translation, options: Options) -> None:
             Fault(
                 where,
                 f"{run} holds no checkpoint to resume from",
-                "leave it out to start anew",
+                "leave it out to start a new run",
                 code="SF-CHECKPOINT-NONE",
             )
         )
     if name and name != newest:
-        what = f"{found.resumes} is not what surefoot would resume from: the newest that verifies is {newest}"
+        what = (
+            f"{found.resumes} is not what surefoot would resume from: the newest checkpoint that verifies is {newest}"
+        )
         raise InputError(
             Fault(
                 where,
                 what,
-                f"name {run}/{newest}, or the checkpoints of a copy that ends with yours",
+                f"name {run}/{newest}, or resume in a copy of the run folder whose newest checkpoint is yours",
                 code="SF-RESUME-CHANGED",
             )
         )

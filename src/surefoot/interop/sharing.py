@@ -1,11 +1,11 @@
-"""How Trainer shares memory among processes: `deepspeed: FILE.json`, `fsdp:` and `fsdp_config:` become `parallel`.
+"""Translate Trainer's sharding settings (`deepspeed: FILE.json`, `fsdp:`, `fsdp_config:`) to `parallel`.
 
-    set_sharing(draft, TRAINER)      # after batch, optimizer and precision are settled
+    set_sharing(draft, TRAINER)      # after batch, optimizer and precision are set
 
-Trainer fills the "auto" words of a DeepSpeed file in, and refuses a file whose numbers differ from its own. So numbers
-are compared here, and a run takes the ZeRO stage and its offloading from the file. With one process nothing is shared
-and each word is listed with that reason; the file is read all the same, so that its mistakes are found. Facts:
-DeepSpeed's page on its configuration, and transformers' `HfTrainerDeepSpeedConfig`.
+Trainer fills in the "auto" values of a DeepSpeed file and rejects a file whose numbers differ from its own. So numbers
+are compared here, and the run takes only the ZeRO stage and offloading from the file. With one process nothing is
+sharded and each key is listed with that reason; the file is still read, so that mistakes in it are found. Facts:
+DeepSpeed's configuration page, and transformers' `HfTrainerDeepSpeedConfig`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.interop.words import parse_document, plain_truth
 from surefoot.system.errors import InputError
 from surefoot.system.messages import nearest_word
 
-_ALONE = "one process holds all of it, and no number depends on it"
+_ALONE = "one process holds everything; results do not depend on it"
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _FSDP = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard", "offload", "auto_wrap")
 _FSDP_LISTED = (
@@ -34,12 +34,12 @@ _FSDP_LISTED = (
     "mixed_precision_policy",
 )  # fmt: skip
 _FSDP_READ = ("offload_params", "cpu_offload", "activation_checkpointing", "sharding_strategy", "xla")
-_WRAPS = "surefoot wraps every decoder layer, and no number depends on it"
+_WRAPS = "surefoot wraps every decoder layer, and results do not depend on it"
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a tool calls the settings that a DeepSpeed file repeats. implied: fsdp_config alone asks for FSDP."""
+    """A tool's names for the settings that a DeepSpeed file repeats. implied: fsdp_config alone enables FSDP."""
 
     micro: str
     accumulation: str
@@ -52,17 +52,17 @@ TRAINER = Names("per_device_train_batch_size", "gradient_accumulation_steps", "o
 
 
 def set_sharing(draft: Draft, names: Names = TRAINER) -> None:
-    """parallel, and what the files say besides."""
+    """Set `parallel` and account for the keys of the DeepSpeed or FSDP files."""
     deepspeed, fsdp = draft["deepspeed"], draft["fsdp"] or (names.implied and bool(draft["fsdp_config"]))
     if deepspeed and fsdp:
-        draft.refuse("fsdp", "deepspeed shares memory out already", "keep one")
+        draft.refuse("fsdp", "deepspeed already shards memory", "keep one")
     _read_fsdp(draft, fsdp)
-    if deepspeed and (held := _file(draft, "deepspeed", deepspeed)) is not None:
-        _read_deepspeed(draft, held, names)
+    if deepspeed and (settings := _file(draft, "deepspeed", deepspeed)) is not None:
+        _read_deepspeed(draft, settings, names)
 
 
 def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
-    """The settings, written out or in a file; None where they cannot be had, which is a fault."""
+    """Return inline settings or those of a file; None after noting a fault if they cannot be read."""
     if isinstance(value, dict):
         return value
     try:
@@ -74,18 +74,18 @@ def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
 
 
 def _share(draft: Draft, name: str, engine: Mapping[str, Any], why: str = "") -> None:
-    """Write keys of `parallel`, where there are several processes."""
+    """Write keys of `parallel` if there are several processes."""
     count = draft.facts.get("processes", 1)
     if count == 1:
         draft.drop(_ALONE, name)
         return
-    draft.set("parallel.nproc", count, why="as many as the launcher starts")
+    draft.set("parallel.nproc", count, why="the number that the launcher starts")
     for key, value in engine.items():
         draft.set(f"parallel.{key}", value, name, why=why)
 
 
 class _FileWords:
-    """Keeps account of the words of a file that one word names."""
+    """Notes on the keys of a file that a setting names."""
 
     def __init__(self, draft: Draft, name: str):
         self.draft, self.name = draft, name
@@ -104,35 +104,34 @@ class _FileWords:
         self.draft.add_note(Note(f"{key}: {shown(value)}", outcome, keys, why, str(self.file)))
 
 
-def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None:
-    inside, words = _FileWords(draft, "deepspeed"), dict(leaves(held))
+def _read_deepspeed(draft: Draft, settings: Mapping[str, Any], names: Names) -> None:
+    inside, words = _FileWords(draft, "deepspeed"), dict(leaves(settings))
     zero = {key.rpartition("zero_optimization.")[2]: value for key, value in words.items()}
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
         inside.refuse("zero_optimization.stage", f"DeepSpeed has no stage {shown(stage)}", "use 0, 1, 2 or 3")
         return
-    settings: dict[str, Any] = {"zero_stage": stage}
+    plugin: dict[str, Any] = {"zero_stage": stage}
     for part, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
         device = "cpu" if plain_truth(zero.get(old, False)) else zero.get(f"offload_{part}.device", "none")
-        settings[f"offload_{part}_device"] = device
+        plugin[f"offload_{part}_device"] = device
         if device not in ("cpu", "none", None):
-            what = f"surefoot keeps shares on the device or in host memory, not on {device}"
+            what = f"surefoot keeps shards on the device or in host memory, not on {device}"
             inside.refuse(f"zero_optimization.offload_{part}.device", what, "use cpu or none")
-    plain = launchers.engine({"distributed_type": "DEEPSPEED", "deepspeed_config": settings})
-    _share(draft, "deepspeed", plain)
+    _share(draft, "deepspeed", launchers.engine({"distributed_type": "DEEPSPEED", "deepspeed_config": plugin}))
     expected = _expected(draft, names)
     for key, value in words.items():
         group, _, name = key.rpartition(".")
-        # By name before group: what surefoot lacks is refused wherever a file of an older version has it.
+        # The name is checked before the group: older files have unsupported keys in other groups.
         if name in REFUSED:
             if is_off(value):
-                inside.listed(key, value, "asks for nothing")
+                inside.listed(key, value, "is off or not set")
             else:
                 inside.refuse(key, REFUSED[name], "leave it out")
         elif name in LISTED.get(group, {}):
             inside.listed(key, value, LISTED[group][name])
         elif (fix := unknown(key)) is not None:
-            inside.refuse(key, "surefoot knows no such setting of DeepSpeed", fix)
+            inside.refuse(key, "unknown setting of DeepSpeed", fix)
         elif group.startswith("zero_optimization"):
             several = draft.written("parallel.engine") is not None
             if several:
@@ -140,7 +139,7 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
             else:
                 inside.listed(key, value, _ALONE)
         elif key == "bf16.enabled" and plain_truth(value) and draft.written("precision.compute") == "auto":
-            draft.set("precision.compute", "bf16", "deepspeed")  # which the tool's own auto comes to beside such a file
+            draft.set("precision.compute", "bf16", "deepspeed")  # the tool's own auto resolves to bf16 with such a file
             inside.carried(key, value, "precision.compute")
         elif key in expected:
             _compare(inside, key, value, *expected[key])
@@ -151,12 +150,12 @@ def _read_deepspeed(draft: Draft, held: Mapping[str, Any], names: Names) -> None
         elif key.startswith("scheduler.") and (value in ("auto", 0) or name == "warmup_num_steps"):
             _check_rise(draft, inside, key, value)
         else:
-            fix = "write auto, and say it with the tool's own words"
-            inside.refuse(key, f"surefoot's schedule has no such number as {shown(value)}", fix)
+            fix = "write auto, and use the tool's own setting"
+            inside.refuse(key, f"surefoot's schedule cannot use {shown(value)}", fix)
 
 
 def _expected(draft: Draft, names: Names) -> dict[str, tuple[Any, str]]:
-    """Word of the file -> (what the tool itself says, the key of ours)."""
+    """Return key of the file -> (value of the tool's own setting, surefoot key)."""
     micro, passes = draft[names.micro], draft[names.accumulation]
     compute = draft.written("precision.compute")
     betas = [draft["adam_beta1"], draft["adam_beta2"]]
@@ -178,7 +177,7 @@ def _compare(inside: _FileWords, key: str, value: Any, wanted: Any, ours: str) -
     if value == "auto" or _same(value, wanted):
         inside.carried(key, value, ours)
     else:
-        what = f"is {shown(value)}, and the other words say {shown(wanted)}"
+        what = f"is {shown(value)}, but the other settings say {shown(wanted)}"
         inside.refuse(key, what, "write auto")
 
 
@@ -195,36 +194,36 @@ def _check_optimizer(draft: Draft, inside: _FileWords, value: Any, names: Names)
     if ours is None:
         inside.refuse("optimizer.type", f"surefoot has no {value} of DeepSpeed's", "leave optimizer out, or use AdamW")
     elif draft.written("optim.name") not in (None, ours):
-        what = f"is {value}, and {names.optimizer} is {draft[names.optimizer]}"
+        what = f"is {value}, but {names.optimizer} is {draft[names.optimizer]}"
         inside.refuse("optimizer.type", what, "leave optimizer out")
     else:
         inside.carried("optimizer.type", value, "optim.name")
 
 
 def _set_schedule(draft: Draft, inside: _FileWords, value: Any) -> None:
-    """DeepSpeed's own goes before the tool's, and rises by the logarithm of the step unless told otherwise."""
+    """Set optim.schedule from DeepSpeed's scheduler, which overrides the tool's. Its default warm-up is logarithmic."""
     ours = SCHEDULERS.get(str(value))
     if ours is None:
         fix = f"leave scheduler out, or use {', '.join(SCHEDULERS)}"
         inside.refuse("scheduler.type", f"surefoot has no {value}", fix)
         return
-    draft.set("optim.schedule", ours, "deepspeed", why="scheduler.type goes before the tool's own schedule")
-    inside.carried("scheduler.type", value, "optim.schedule", why="its warm-up is a straight line here")
+    draft.set("optim.schedule", ours, "deepspeed", why="scheduler.type overrides the tool's own schedule")
+    inside.carried("scheduler.type", value, "optim.schedule", why="warm-up is linear here")
 
 
 def _check_rise(draft: Draft, inside: _FileWords, key: str, value: Any) -> None:
     if value in ("auto", 0) or value == draft["warmup_steps"]:
         inside.carried(key, value, "optim.warmup" if "warmup" in key else "optim.schedule")
     else:
-        what = f"is {shown(value)}, and warmup_steps is {shown(draft['warmup_steps'])}"
+        what = f"is {shown(value)}, but warmup_steps is {shown(draft['warmup_steps'])}"
         inside.refuse(key, what, "write auto, and give warmup_steps")
 
 
 def _read_fsdp(draft: Draft, requested: Any) -> None:
     config = draft["fsdp_config"]
     if not requested or requested in ("none", "no"):
-        draft.drop("asks for nothing", "fsdp")
-        draft.drop("fsdp is not asked for", "fsdp_config")
+        draft.drop("is off or not set", "fsdp")
+        draft.drop("fsdp is off", "fsdp_config")
         return
     word = "fsdp" if draft.given("fsdp") else "fsdp_config"
     options = (
@@ -233,12 +232,12 @@ def _read_fsdp(draft: Draft, requested: Any) -> None:
     options = [str(option) for option in options]
     if unknown := next((option for option in options if option not in _FSDP), None):
         near = nearest_word(unknown, _FSDP)
-        fix = f"did you mean {near}?" if near else f"it has {', '.join(_FSDP)}"
+        fix = f"did you mean {near}?" if near else f"choose from {', '.join(_FSDP)}"
         draft.refuse("fsdp", f"transformers has no {unknown}", fix)
         draft.drop("fsdp is refused", "fsdp_config")
         return
-    held = {} if not config else _file(draft, "fsdp_config", config)
-    words = {name.removeprefix("fsdp_"): value for name, value in (held or {}).items()}
+    settings = {} if not config else _file(draft, "fsdp_config", config)
+    words = {name.removeprefix("fsdp_"): value for name, value in (settings or {}).items()}
     _account_fsdp(draft, words)
     strategy = str(words.get("sharding_strategy") or next((one for one in options if "shard" in one), "full_shard"))
     offload = "offload" in options or any(plain_truth(words.get(name, False)) for name in _FSDP_READ[:2])
@@ -246,9 +245,9 @@ def _read_fsdp(draft: Draft, requested: Any) -> None:
         _share(draft, word, {"engine": "ddp"})
     else:
         whole = strategy.lower() in ("full_shard", "1")
-        why = "" if whole else f"{strategy} keeps more on each device; weights are shared out whole here"
+        why = "" if whole else f"{strategy} keeps more on each device; surefoot shards all weights"
         _share(draft, word, {"engine": "fsdp2", **({"offload": "all"} if offload else {})}, why)
-    draft.note("fsdp_config", "carried" if words else "listed", "each of its words below" if words else "is empty")
+    draft.note("fsdp_config", "carried" if words else "listed", "its keys are listed below" if words else "is empty")
 
 
 def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
@@ -258,7 +257,7 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else "leave it out"
-            inside.refuse(name, "surefoot knows no such setting of FSDP", fix)
+            inside.refuse(name, "unknown setting of FSDP", fix)
         elif name == "xla" and value:
             inside.refuse(name, "surefoot does not train with XLA", "leave it out")
         elif name == "activation_checkpointing" and value:
@@ -267,17 +266,17 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
         elif name in _FSDP_READ[:2] and value and draft.facts.get("processes", 1) > 1:
             inside.carried(name, value, "parallel.offload")
         else:
-            inside.listed(name, value, _WRAPS if value not in (None, False) else "asks for nothing")
+            inside.listed(name, value, _WRAPS if value not in (None, False) else "is off or not set")
 
 
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adagrad": None}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-_ON_SPEED = "is about how ranks exchange and keep their shares, and changes no number"
-_TELLS = "is about what DeepSpeed writes; surefoot's log has its own figures"
-_SCALING = "surefoot scales fp16 losses in its own way"
-_NOT_USED = "belongs to a part that surefoot takes the place of"
+_ON_SPEED = "affects how ranks store and exchange their shards, not results"
+_TELLS = "is about DeepSpeed's logs; surefoot logs its own measurements"
+_SCALING = "surefoot has its own fp16 loss scaling"
+_NOT_USED = "belongs to a component that surefoot replaces"
 
-# Group -> words that change no number -> why. The empty group is the file itself.
+# Group -> keys that do not change results -> why. The empty group is the top level of the file.
 LISTED: Mapping[str, Mapping[str, str]] = {
     "": {
         **dict.fromkeys(
@@ -312,25 +311,25 @@ LISTED: Mapping[str, Mapping[str, str]] = {
          "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"), _SCALING),
     "bf16": dict.fromkeys(
         ("immediate_grad_update", "bf16_master_weights_and_grads", "bf16_optimizer_states",
-         "check_grad_overflow"), "weights that train are held in fp32 here"),
+         "check_grad_overflow"), "trained weights are kept in fp32 here"),
     "optimizer": {"legacy_fusion": _NOT_USED},
     "optimizer.params": {"torch_adam": _NOT_USED, "adam_w_mode": _NOT_USED, "bias_correction": _NOT_USED,
                          "max_grad_norm": _NOT_USED},
     "scheduler": {},
-    "scheduler.params": {"warmup_type": "rises in a straight line here", "last_batch_iteration": _NOT_USED},
+    "scheduler.params": {"warmup_type": "warm-up is linear here", "last_batch_iteration": _NOT_USED},
 }  # fmt: skip
-# Words that ask for what surefoot lacks, unless they are off.
+# Keys that surefoot does not support unless they are off.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"),
-                    "surefoot exchanges numbers as they are, unquantised"),
-    "amp": "apex's amp is not in surefoot: bf16 or fp16",
+                    "surefoot communicates without quantization"),
+    "amp": "surefoot does not support apex's amp; use bf16 or fp16",
     **dict.fromkeys(
         ("sparse_attention", "progressive_layer_drop", "curriculum_learning", "data_efficiency", "compression_training",
          "elasticity", "autotuning", "quantize_training", "eigenvalue", "hybrid_engine", "pipeline", "tensor_parallel",
          "sequence_parallel_size", "pld", "weight_quantization", "sparse_gradients"),
-        "surefoot does not have this part of DeepSpeed"),
+        "surefoot does not support this part of DeepSpeed"),
 }  # fmt: skip
-# Words that a rule compares or carries over; here only so that the others are known to be unknown.
+# Keys that a rule compares or carries over, listed so that any other key is reported as unknown.
 READ: Mapping[str, tuple[str, ...]] = {
     "": ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     "zero_optimization": ("stage", "cpu_offload", "cpu_offload_params"),
@@ -349,7 +348,7 @@ ALIASES = {"bfloat16": "bf16"}  # DeepSpeed reads both
 
 
 def leaves(group: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted word, value) of a file, groups that are known opened, in the order of the file."""
+    """Yield (dotted key, value) in the order of the file, descending into known groups."""
     for name, value in group.items():
         key = f"{path}.{ALIASES.get(name, name)}".lstrip(".")
         if key in GROUPS and isinstance(value, dict):
@@ -359,14 +358,14 @@ def leaves(group: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def is_off(value: Any) -> bool:
-    """Whether a word asks for nothing: absent, false, 0 or 1 of something, or a group that is not enabled."""
+    """Return whether a value is off: absent, false, 0 or 1 of something, auto, none, or a group that is not enabled."""
     if isinstance(value, dict):
         return not value or plain_truth(value.get("enabled", True)) is False
     return value is not True and value in (None, False, 0, 1, "", "auto", "none")
 
 
 def unknown(key: str) -> str | None:
-    """What to say of a word that DeepSpeed does not have, as far as surefoot knows; None for one that it has."""
+    """Return the fix for a key that DeepSpeed is not known to have; None for a known key."""
     group, _, name = key.rpartition(".")
     known = (*READ.get(group, ()), *LISTED.get(group, ()), *REFUSED, *(one.rpartition(".")[2] for one in GROUPS))
     if name in known and (name in READ.get(group, ()) or name in LISTED.get(group, ()) or name in REFUSED):

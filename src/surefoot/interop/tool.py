@@ -1,4 +1,4 @@
-"""How a dialect presents itself: which commands and files are its own, and how they are read."""
+"""Define a tool: which commands and files belong to it, and how they are translated."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from surefoot.interop.translation import Note, Translation
 class Tool:
     """One tool whose settings are translated.
 
-    claims_command, claims_file(path, text): whether it is this tool's.
-    from_command, from_file(path, text, overrides, options): read it; InputError with every fault.
-    environment_note: the note on a NAME=value or a launcher's word, as this tool takes it.
-    log: the lines that its users search a log for.
-    rows: its flags, for --help; none where it takes a file.
+    claims_command, claims_file(path, text): whether a command or file belongs to this tool.
+    from_command, from_file(path, text, overrides, options): translate it; raise InputError with every fault.
+    environment_note: adjusts the note on a NAME=value or a launcher's flag to what this tool does with it.
+    log: the log lines that its users search for.
+    rows: its flags, for --help; empty if it takes a file.
     """
 
     name: str

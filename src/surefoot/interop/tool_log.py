@@ -1,7 +1,6 @@
-"""Log lines of another tool, which its users search a log for, printed beside surefoot's own.
+"""Print another tool's log lines, which its users search for, next to surefoot's own.
 
-A ToolLog makes them from facts of the run and reports nothing that the run did not do: where the other tool's line
-would not be true here, it is left out or worded truly.
+A ToolLog formats them from facts of the run. A line that would not be true of this run is left out or reworded.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from surefoot.config.schema import RunConfig
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A run that is set up.
+    """Facts of a run that is ready to train.
 
-    embedding: name of the token embedding among the model's modules.
-    bos: id that stands before every example, None for none.
-    pad, pad_id, added_rows: the PAD token, its id, and rows added to the embedding for it.
-    base, compute: dtypes of the frozen weights and of the products.
-    attention: the implementation.
+    embedding: module name of the token embedding.
+    bos: token id prepended to every example, None for none.
+    pad, pad_id, added_rows: the PAD token, its id, and the number of rows added to the embedding for it.
+    base, compute: dtypes of the frozen weights and of matrix products.
+    attention: attention implementation.
     device: "cpu" or "cuda".
-    ids, learned: the first training example, and which of its tokens carry loss.
-    text, answer: that example decoded, and its learned tokens alone.
+    ids, learned: token ids of the first training example, and which of them carry loss; same length.
+    text, answer: that example decoded, and only its tokens that carry loss decoded.
     """
 
     config: RunConfig
@@ -48,8 +47,8 @@ class RunFacts:
 class End:
     """A finished run.
 
-    folder, files: of the run.
-    results: what all_results.json holds.
+    folder, files: the run folder and the names of its files.
+    results: the content of all_results.json.
     """
 
     folder: str
@@ -62,12 +61,12 @@ Lines = Sequence[str]
 
 @dataclass(frozen=True)
 class ToolLog:
-    """What to print at which moment.
+    """What to print when.
 
     started: before anything is loaded.
     ready: before step 1.
-    row: on every row of trainer_log.jsonl.
-    finished: once the outcome is published; not after a stop.
+    row: for every row of trainer_log.jsonl.
+    finished: after the model is published; not after a stop.
     """
 
     started: Callable[[], Lines] = lambda: ()
@@ -80,7 +79,7 @@ NO_LINES = ToolLog()
 
 
 def trainer_row(row: Mapping[str, Any]) -> Lines:
-    """Trainer's own lines: a dict of what was measured."""
+    """Format a log row as transformers' Trainer does: a dict of measurements."""
     if "eval_loss" in row:
         accuracy = {"eval_accuracy": round(row["eval_accuracy"], 4)} if "eval_accuracy" in row else {}
         return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
@@ -89,5 +88,5 @@ def trainer_row(row: Mapping[str, Any]) -> Lines:
 
 
 def _number(value: float | None) -> float:
-    """A loss that is not finite is null in the log; Trainer prints nan."""
+    """Round a value for the log; a non-finite loss is null in surefoot's log and nan in Trainer's."""
     return math.nan if value is None else round(value, 4)

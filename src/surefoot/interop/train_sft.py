@@ -1,9 +1,9 @@
-"""The flags of `train_sft.py`, a hand-written loop of which only notes are left.
+"""Translate the flags of `train_sft.py`, a hand-written training loop of which only notes remain.
 
 The notes name --micro-bsz, --accum, --torch-compile, --compile-mode and --workers, and say that it ran in bf16 or fp16
-and printed `[profile] forward … backward …`. What a command needs besides they do not spell out: --dtype and the
-flags from --model on are surefoot's reading. What no flag decides is left to surefoot's plan, which measures attention
-kernels, where the script preferred one by hand.
+and printed `[profile] forward … backward …`. They do not name the other flags that a command needs: --dtype and the
+flags from --model on are surefoot's choice. Whatever no flag decides is left to surefoot's plan, which measures
+attention kernels; the script chose one by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from surefoot.system.messages import nearest_word
 TOOL = "train_sft.py"
 MODES = ("default", "reduce-overhead", "max-autotune")
 _MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
-_NOTED = 8  # examples and passes of a step, the setting that the notes keep
+_NOTED = 8  # micro-batch size and accumulation steps in the notes
 
 
 def _dtype(value: Any) -> str | None:
@@ -33,7 +33,7 @@ def _dtype(value: Any) -> str | None:
     names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
     names |= {"float32": "fp32", "fp32": "fp32", "float": "fp32"}
     if (found := names.get(str(value))) is None:
-        raise Refusal(f"{value} is not a type to compute in", "use bf16, fp16 or fp32")
+        raise Refusal(f"{value} is not a compute dtype", "use bf16, fp16 or fp32")
     return found
 
 
@@ -46,25 +46,25 @@ def _tf32(value: Any) -> str:
 
 
 _ROWS = (
-    joint("micro_bsz", _NOTED, ("batch.micro", "batch.size"), "examples of a forward pass"),
-    joint("accum", _NOTED, ("batch.size",), "passes of an optimizer step"),
+    joint("micro_bsz", _NOTED, ("batch.micro", "batch.size"), "examples per forward pass"),
+    joint("accum", _NOTED, ("batch.size",), "forward passes per optimizer step"),
     joint("torch_compile", False, ("compile",)),
-    joint("compile_mode", None, ("compile",), "over-head was meant as reduce-overhead", type=text),
+    joint("compile_mode", None, ("compile",), "default, reduce-overhead or max-autotune", type=text),
     carried("workers", 0, "data.workers"),
     joint("bf16", False, ("precision.compute",)),
     joint("fp16", False, ("precision.compute",)),
-    carried("dtype", None, "precision.compute", _dtype, "type of matrix products: bf16, fp16 or fp32", type=text),
+    carried("dtype", None, "precision.compute", _dtype, "dtype of matrix products: bf16, fp16 or fp32", type=text),
     carried("tf32", False, "precision.tf32", _tf32),
     joint("resume", None, (), "becomes --resume"),
     carried("model", None, "model.path", None, "the base model", type=text),
     carried("data", None, "data.train", None, "the training data", type=text),
     carried("out", None, "output", None, "the run folder", type=text),
-    carried("lr", None, "optim.lr", None, "the peak of the learning rate", type=number),
+    carried("lr", None, "optim.lr", None, "peak learning rate", type=number),
     carried("epochs", None, "duration", _epochs, "passes over the data", type=number),
-    carried("max_len", None, "data.max_length", None, "tokens of the longest example", type=whole),
-    carried("seed", None, "seed", None, "of data order and new weights", type=whole),
+    carried("max_len", None, "data.max_length", None, "maximum tokens per example", type=whole),
+    carried("seed", None, "seed", None, "seed of data order and new weights", type=whole),
     carried("lora_r", None, "adapter.rank", None, "the adapter's rank", type=whole),
-    carried("lora_alpha", None, "adapter.alpha", None, "the adapter's scale times its rank", type=number),
+    carried("lora_alpha", None, "adapter.alpha", None, "the adapter's alpha", type=number),
     carried("lora_targets", None, "adapter.targets", None, "modules that get an adapter", type=module_names),
 )
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
@@ -85,12 +85,12 @@ def _compile(draft: Draft) -> None:
 def _precision(draft: Draft) -> None:
     given = [name for name in ("bf16", "fp16") if draft[name]]
     if len(given) + draft.given("dtype") > 1:
-        draft.refuse("fp16" if draft["fp16"] else "bf16", "another type is asked for as well", "give one of them")
+        draft.refuse("fp16" if draft["fp16"] else "bf16", "another dtype is given as well", "give one of them")
     elif given:
         draft.set("precision.compute", given[0], given[0])
     elif not draft.given("dtype") and (launched := draft.facts.get("mixed_precision")):
         draft.set("precision.compute", launched, why="accelerate's mixed_precision")
-    draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+    draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
 def _rest(draft: Draft) -> None:
@@ -103,7 +103,7 @@ def _rest(draft: Draft) -> None:
     resume_argument(draft, "resume", str(draft["out"] or ""))
     for name in ("model", "data", "out"):
         if not draft[name]:
-            what = "is needed: the notes on train_sft.py do not say what its flag was"
+            what = "is required; the notes on train_sft.py do not name this flag, so surefoot does"
             draft.faults.append(setting_fault(f"--{name}", what, f"write --{name} PATH"))
 
 
@@ -111,7 +111,7 @@ _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
 
 
 def from_command(command: Command, options: Options) -> Translation:
-    """Raises InputError with every fault."""
+    """Translate a command. Raises InputError with every fault."""
     words = read_only_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
     return Draft(_DIALECT, words, command, options).finish("train")
 

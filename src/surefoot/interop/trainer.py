@@ -1,7 +1,7 @@
-"""transformers' TrainingArguments in surefoot's words: the rows and rules that every tool around its Trainer shares.
+"""Translate transformers' TrainingArguments: the rules shared by every tool that is built on its Trainer.
 
-Defaults are those of transformers 5; a tool that sets others passes its own rows over these. Facts: the docstring of
-`transformers.TrainingArguments`.
+Defaults are those of transformers 5; a tool with other defaults overrides these rows with its own. Facts: the docstring
+of `transformers.TrainingArguments`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot.interop.shared_rules import (
 from surefoot.interop.sharing import set_sharing
 from surefoot.interop.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
 
-BEST = "surefoot keeps the best checkpoint besides the newest ones"
+BEST = "surefoot keeps the best checkpoint in addition to the newest ones"
 
 
 def set_length(draft: Draft) -> None:
@@ -31,30 +31,32 @@ def set_length(draft: Draft) -> None:
 
 
 def set_optimizer(draft: Draft, setting: str = "optim") -> None:
-    """setting: the tool's name of the optimizer. AdamW's numbers go by the same names in all tools."""
+    """Set optim.*. setting: the tool's name for the optimizer; AdamW's settings have the same names in all tools."""
     name = str(draft[setting])
     if (ours := OPTIMIZERS.get(name)) is None:
-        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(OPTIMIZERS)}")
+        draft.refuse(
+            setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"supported: {', '.join(OPTIMIZERS)}"
+        )
         return
-    paged = "its moments are not paged to the CPU" if name.startswith("paged") else ""
+    paged = "the optimizer state is not paged to the CPU" if name.startswith("paged") else ""
     draft.set("optim.name", ours, setting, why=paged)
     if ours in ("sgd", "adafactor"):
-        draft.drop(f"belongs to AdamW, and {setting} is {name}", "adam_beta1", "adam_beta2", "adam_epsilon")
+        draft.drop(f"belongs to AdamW, but {setting} is {name}", "adam_beta1", "adam_beta2", "adam_epsilon")
         return
     draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")
     draft.set("optim.eps", draft["adam_epsilon"], "adam_epsilon")
 
 
 def set_schedule_name(draft: Draft, setting: str, *warmup: str) -> bool:
-    """optim.schedule. setting, warmup: what the tool calls the schedule and its warm-up. Whether it may warm up."""
+    """Set optim.schedule and return whether it may warm up. setting, warmup: the tool's names for both."""
     name = str(draft[setting])
     if (ours := SCHEDULES.get(name)) is None:
-        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"it reads {', '.join(SCHEDULES)}")
+        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"supported: {', '.join(SCHEDULES)}")
         return False
-    once = "one cycle, which is its default" if name == "cosine_with_restarts" else ""
+    once = "one cycle, the default" if name == "cosine_with_restarts" else ""
     draft.set("optim.schedule", ours, setting, why=once)
-    if name == "constant":  # transformers warms up in constant_with_warmup alone
-        draft.set("optim.warmup", 0.0, setting)  # written out: ours would warm up by default
+    if name == "constant":  # in transformers only constant_with_warmup warms up
+        draft.set("optim.warmup", 0.0, setting)  # explicit: surefoot warms up by default
         draft.drop(f"{setting}: constant has no warm-up", *warmup)
     return name != "constant"
 
@@ -66,21 +68,21 @@ def set_schedule(draft: Draft) -> None:
 
 
 def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> None:
-    """unset: what neither bf16 nor fp16 means to the tool; None leaves it to the plan, for the reason `why`."""
+    """Set precision.compute. unset: dtype without bf16 and fp16; None leaves it to the plan, with reason `why`."""
     if draft["bf16"] and draft["fp16"]:
         draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
         return
     launched = draft.facts.get("mixed_precision")
     chosen = "bf16" if draft["bf16"] else "fp16" if draft["fp16"] else launched or unset
     if chosen is None:
-        draft.drop("asks for nothing", "bf16", "fp16")
+        draft.drop("is off or not set", "bf16", "fp16")
         draft.assume("bf16: false, fp16: false", why, "precision.compute")
     elif launched and not (draft["bf16"] or draft["fp16"]):
         draft.set("precision.compute", chosen, why="accelerate's mixed_precision")
-        draft.drop("asks for nothing", "bf16", "fp16")
+        draft.drop("is off or not set", "bf16", "fp16")
     else:
         draft.set("precision.compute", chosen, "bf16" if chosen != "fp16" else "fp16")
-        draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+        draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
 def set_compile(draft: Draft) -> None:
@@ -89,7 +91,7 @@ def set_compile(draft: Draft) -> None:
         return
     known = ("default", "reduce-overhead", "max-autotune")
     if (mode or "default") not in known:
-        draft.refuse("torch_compile_mode", f"torch has no mode {mode}", f"it has {', '.join(known)}")
+        draft.refuse("torch_compile_mode", f"torch.compile has no mode {mode}", f"choose from {', '.join(known)}")
         return
     draft.set("compile", mode or "default", "torch_compile", "torch_compile_mode")
 
@@ -99,22 +101,22 @@ def set_logging(draft: Draft) -> None:
         draft.refuse("logging_strategy", "surefoot logs every N steps", "give logging_steps")
         return
     if draft["logging_strategy"] == "no":
-        draft.refuse("logging_strategy", "surefoot always logs", "give logging_steps a large number")
+        draft.refuse("logging_strategy", "surefoot always logs", "set logging_steps to a large number")
         return
     if (steps := _steps(draft, "logging_steps")) is not None:
         draft.set("log_every", steps, "logging_steps", "logging_strategy")
 
 
 def set_evaluation(draft: Draft) -> None:
-    """After data.eval is known."""
+    """Set eval_every and checkpoint.best. Runs after data.eval is written."""
     strategy = draft["eval_strategy"]
     best = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")
     if draft.written("data.eval") is None:
         if strategy != "no":
-            draft.refuse("eval_strategy", "there is nothing to evaluate on", "name evaluation data, or leave it out")
+            draft.refuse("eval_strategy", "there is no evaluation data", "give evaluation data, or leave it out")
         if draft["load_best_model_at_end"]:
-            draft.refuse("load_best_model_at_end", "there is nothing to evaluate on", "name evaluation data")
-        draft.drop("there is nothing to evaluate on", "eval_strategy", "eval_steps", "do_eval", *best)
+            draft.refuse("load_best_model_at_end", "there is no evaluation data", "give evaluation data")
+        draft.drop("there is no evaluation data", "eval_strategy", "eval_steps", "do_eval", *best)
         return
     if strategy == "epoch":
         draft.set("eval_every", "1 epoch", "eval_strategy")
@@ -149,7 +151,7 @@ def set_saving(draft: Draft) -> None:
     if limit is not None and limit < 1:
         draft.refuse("save_total_limit", f"expected a number from 1, got {limit}")
         return
-    why = "" if limit else "it deletes no checkpoint"
+    why = "" if limit else "Trainer deletes no checkpoint"
     set_keep(draft, limit or KEEP_ALL, "save_total_limit", why=why)
 
 
@@ -160,7 +162,7 @@ def set_trackers(draft: Draft) -> None:
         requested = []
     chosen = [name for name in requested if name not in ("none", "false")]
     if unknown := [name for name in chosen if name not in TRACKERS]:
-        fix = f"it knows {', '.join(TRACKERS)}, none"
+        fix = f"supported: {', '.join(TRACKERS)}, none"
         draft.refuse("report_to", f"surefoot has no tracker {unknown[0]}", fix)
         return
     draft.set("report_to", list(dict.fromkeys(chosen)), "report_to")
@@ -176,31 +178,36 @@ def set_trackers(draft: Draft) -> None:
 
 
 def set_output(draft: Draft) -> None:
-    """Where the run lies and how it begins: --resume or --overwrite go with the command."""
+    """Set the run folder, and add --resume or --overwrite to the command."""
     output = draft["output_dir"]
     draft.set("output", output, "output_dir")
     if resume_argument(draft, "resume_from_checkpoint", output):
-        draft.drop("resume_from_checkpoint goes before it", "overwrite_output_dir")
+        draft.drop("resume_from_checkpoint takes precedence", "overwrite_output_dir")
     elif draft["overwrite_output_dir"]:
         draft.note("overwrite_output_dir", "carried", "", "--overwrite")
         draft.arguments.append("--overwrite")
 
 
 def set_rest(draft: Draft) -> None:
-    """Seeds, devices, checkpointing of activations, uploading."""
+    """Translate seeds, devices and uploading."""
     if (seed := draft["data_seed"]) is not None:
         same = seed == draft["seed"]
-        draft.note("data_seed", "carried" if same else "changed", "" if same else "one seed draws everything", "seed")
+        draft.note(
+            "data_seed",
+            "carried" if same else "changed",
+            "" if same else "surefoot has one seed for everything",
+            "seed",
+        )
     for name in ("use_cpu", "no_cuda"):
         if draft[name]:
             draft.environment["CUDA_VISIBLE_DEVICES"] = ""
-            draft.note(name, "carried", "no accelerator is shown to the run", "CUDA_VISIBLE_DEVICES")
+            draft.note(name, "carried", "the run sees no accelerator", "CUDA_VISIBLE_DEVICES")
     if draft["push_to_hub"]:
         if draft["hub_model_id"] is None:
-            draft.refuse("push_to_hub", "names no repository", "give hub_model_id: OWNER/NAME")
+            draft.refuse("push_to_hub", "needs a repository", "give hub_model_id: OWNER/NAME")
             return
         draft.arguments += ["--push", draft["hub_model_id"]]
-        draft.note("push_to_hub", "changed", "uploaded once, at the end, privately", "--push")
+        draft.note("push_to_hub", "changed", "uploaded once, at the end, to a private repository", "--push")
         draft.note("hub_model_id", "carried", "", "--push")
     draft.drop("nothing is uploaded", *(name for name in ("push_to_hub", "hub_model_id") if not draft["push_to_hub"]))
 
@@ -214,8 +221,8 @@ def set_checkpointing(draft: Draft) -> None:
 
 
 def set_do_train(draft: Draft) -> None:
-    """For scripts and tools that train without being asked to, the word means nothing."""
-    draft.note("do_train", "carried", "a run trains")
+    """Note do_train, which has no effect for tools that always train."""
+    draft.note("do_train", "carried", "a run always trains")
 
 
 __all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
@@ -234,18 +241,18 @@ RULES = (
     set_rest,
     set_sharing,
 )
-"""In this order, after data.eval is written. Precision, checkpointing of activations and do_train differ by tool."""
+"""Call in this order, after data.eval is written. Precision, gradient checkpointing and do_train differ by tool."""
 
 
 def _set_best(draft: Draft) -> None:
     metric, load = draft["metric_for_best_model"], draft["load_best_model_at_end"]
     if not (load or metric):
         draft.set("checkpoint.best", "none", "load_best_model_at_end")
-        draft.drop("nothing is best", "greater_is_better")
+        draft.drop("no best checkpoint is selected", "greater_is_better")
         return
     if (metric or "loss").removeprefix("eval_") != "loss":
         fix = "metric_for_best_model: eval_loss, or leave it out"
-        draft.refuse("metric_for_best_model", f"surefoot picks the best checkpoint by the loss, not by {metric}", fix)
+        draft.refuse("metric_for_best_model", f"surefoot selects the best checkpoint by loss, not by {metric}", fix)
         return
     if draft["greater_is_better"]:
         draft.refuse("greater_is_better", "a lower loss is better", "leave it out")
@@ -255,12 +262,12 @@ def _set_best(draft: Draft) -> None:
 
 
 def _steps(draft: Draft, name: str) -> int | None:
-    """A number of steps, or of a share of all steps where these are known."""
+    """Return a number of steps; a fraction of all steps is resolved if max_steps is set. Refuses anything else."""
     value = draft[name]
     if value >= 1 and value == int(value):
         return int(value)
     if 0 < value < 1 and draft["max_steps"] > 0:
         return math.ceil(value * draft["max_steps"])
-    share = "a share of all steps, whose number is known only with the data" if 0 < value < 1 else "no number of steps"
+    share = "a fraction of all steps, whose number depends on the data" if 0 < value < 1 else "not a number of steps"
     draft.refuse(name, f"{value:g} is {share}", "give a number of steps")
     return None

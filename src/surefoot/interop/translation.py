@@ -1,11 +1,11 @@
-"""What became of another tool's config or command: the surefoot config, and a note on every word of the original.
+"""The result of translating a config or command: a surefoot config, and a note on every original setting.
 
     print(as_yaml(translation))      # loads with `surefoot train`; a comment per line says where it came from
 
-Nothing is dropped silently. A word is carried over; changed, with the reason; assumed, where the other tool's default
-differs from ours and is therefore written out; or listed as without counterpart, with the reason. A word that surefoot
-does not know, or whose meaning it cannot give, is an error and no note. `locate` goes the way back: from a fault of the
-translated config to the word that it came from.
+Nothing is dropped silently. A setting is carried over; changed, with the reason; assumed, if the other tool's default
+differs from surefoot's and is therefore written out; or listed as without counterpart, with the reason. A setting that
+surefoot does not know or does not support is an error, not a note. `locate` maps a fault in the translated config back
+to the setting that caused it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Outcome = Literal["carried", "changed", "assumed", "listed"]
 
 @dataclass(frozen=True)
 class Note:
-    """What became of one word.
+    """What became of one setting.
 
-    word: as its user knows it, such as "lora_rank: 8" or "--lora_r 32"; an assumed one is the tool's default.
-    outcome: "carried" over as it is; "changed"; "assumed", a default of the tool's that no word gave; or "listed"
-        as without counterpart.
-    keys: dotted surefoot keys that it set; none where it is listed.
-    why: the end of a sentence; empty only where the word is carried over unchanged.
-    where: where it stands, such as "run.yaml:3:1" or the flag; empty for an assumption.
+    word: the setting as the user wrote it, such as "lora_rank: 8" or "--lora_r 32"; for an assumption, the default.
+    outcome: "carried" over unchanged; "changed"; "assumed", a default of the tool that the user did not give; or
+        "listed" as without counterpart.
+    keys: dotted surefoot keys that it sets; empty if listed.
+    why: the reason, as the end of a sentence; may be empty only if carried over unchanged.
+    where: its place, such as "run.yaml:3:1" or the flag; empty for an assumption.
     """
 
     word: str
@@ -44,12 +44,16 @@ class Note:
 
 @dataclass(frozen=True)
 class Translation:
-    """tool: its name as in the list of dialects. command: what of surefoot runs it, such as "train" or "export".
+    """A translated config or command.
 
-    config: a surefoot config in plain form, where the command takes one; else empty. arguments: the command's other
-    words, after the config. notes: in the order of the original, assumptions last. given: the other tool's arguments
-    as read, defaults filled in, for training_args.json. environment: NAME=value that stood before the command.
-    resumes: the checkpoint, or the run folder of any, that the words ask to go on from; None where they name none.
+    tool: name of the tool, as in the list of dialects.
+    command: the surefoot command that runs it, such as "train" or "export".
+    config: a surefoot config as plain data if the command takes one, else empty.
+    arguments: the command's arguments after the config.
+    notes: in the order of the original, assumptions last.
+    given: the other tool's arguments as read, with defaults filled in, for training_args.json.
+    environment: NAME=value pairs that preceded the command.
+    resumes: checkpoint to resume from, or the run folder for its newest one; None if not requested.
     """
 
     tool: str
@@ -63,36 +67,36 @@ class Translation:
 
 
 def said_keys(found: Translation) -> tuple[str, ...]:
-    """The keys that given words decide, and no default of the tool's."""
+    """Return the keys that given settings decide, without those set by the tool's defaults."""
     return tuple(dict.fromkeys(key for note in found.notes if note.outcome != "assumed" for key in note.keys))
 
 
 def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
-    """With as many processes as the launcher starts, where it starts several and the tool has not settled it."""
+    """Set `parallel` to the launcher's processes, if it starts several and the tool has not set it."""
     if count == 1 or found.command != "train" or "parallel" in found.config:
         return found
     return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})
 
 
-_MARGIN = 44  # columns after which comments begin, where values leave room
+_MARGIN = 44  # column where comments start if values are shorter
 _HEADINGS = {
-    "changed": "Not quite the same here",
+    "changed": "Different here",
     "assumed": "Assumed: defaults that differ",
     "listed": "Without counterpart",
 }
-_ONE_LINE = ("data.train", "data.eval")  # a source is written as one
+_ONE_LINE = ("data.train", "data.eval")  # a source is written on one line
 _LINE = re.compile(r"(.+?:\d+)(:\d+)?")
 
 
 def as_yaml(translation: Translation) -> str:
-    """The config with comments, what to run it with, and the account. Only comments where there is no config."""
+    """Format the config with comments, the command to run, and the account; only comments if there is no config."""
     body = list(_lines(translation.config, "", translation.notes))
     lines = [f"# {line}" for line in heading(translation)]
     return "\n".join([*map(_one_line, lines), *body, "", *map(_one_line, account(translation))]) + "\n"
 
 
 def heading(translation: Translation) -> list[str]:
-    """What it was, how it is run."""
+    """Return the line with the tool and the command to run."""
     environment = " ".join(f"{name}={_safe(name, value)}" for name, value in translation.environment.items())
     words = " ".join(translation.arguments)
     command = f"surefoot {translation.command}{' THIS-FILE' if translation.config else ''} {words}".rstrip()
@@ -100,15 +104,15 @@ def heading(translation: Translation) -> list[str]:
 
 
 def summary(translation: Translation) -> str:
-    """ "12 words carried, 2 changed, 3 without counterpart, 4 defaults assumed" """
+    """Format "12 settings carried, 2 changed, 3 without counterpart, 4 defaults assumed"."""
     counts = {kind: sum(note.outcome == kind for note in translation.notes) for kind in ("carried", *_HEADINGS)}
-    words = "word" if counts["carried"] == 1 else "words"
+    words = "setting" if counts["carried"] == 1 else "settings"
     text = f"{counts['carried']} {words} carried, {counts['changed']} changed, {counts['listed']} without counterpart"
     return f"{text}, {counts['assumed']} default{'' if counts['assumed'] == 1 else 's'} assumed"
 
 
 def account(translation: Translation) -> list[str]:
-    """Comment lines: everything that is not carried over as it was."""
+    """Return comment lines for every setting that is not carried over unchanged."""
     lines = [f"# {summary(translation)}."]
     for outcome, title in _HEADINGS.items():
         if chosen := [note for note in translation.notes if note.outcome == outcome]:
@@ -118,7 +122,7 @@ def account(translation: Translation) -> list[str]:
 
 
 def to_json(translation: Translation) -> dict[str, Any]:
-    """What training_args.json holds, and `surefoot translate --json` prints."""
+    """Return the content of training_args.json and of `surefoot translate --json`."""
     return {
         "tool": translation.tool,
         "command": translation.command,
@@ -130,12 +134,12 @@ def to_json(translation: Translation) -> dict[str, Any]:
 
 
 def _note_to_json(note: Note) -> dict[str, Any]:
-    """The key is "fate" in the files that users have."""
+    """Convert a note; its outcome keeps the key "fate", which existing files have."""
     return {"fate" if name == "outcome" else name: value for name, value in asdict(note).items()}
 
 
 def locate(translation: Translation, fault: Fault) -> Fault:
-    """A fault that names a key of ours, at the word that set it."""
+    """Move a fault from a surefoot key to the original setting that set it."""
     key = schema_key(re.sub(r"\[(\d+)\]", r".\1", fault.where))
     for name in _upwards(key):
         found = [note for note in translation.notes if any(_same(name, own) for own in note.keys)]
@@ -151,16 +155,16 @@ def locate(translation: Translation, fault: Fault) -> Fault:
 
 
 def _rank(note: Note, key: str) -> int:
-    """How far from its first key a word says this one: what decides more besides is not what is meant."""
+    """Return the position of a key among a note's keys: the setting whose main key it is comes first."""
     return next(place for place, own in enumerate(note.keys) if _same(key, own))
 
 
 def with_tool_settings(translation: Translation, advice: str) -> str:
-    """Advice that names keys of ours, with the words that set them where one word alone does."""
+    """Replace surefoot keys in advice by the tool's settings, where a single setting decides the key."""
     as_flags = any(note.where.startswith("--") for note in translation.notes)
     words: dict[str, set[str]] = {}
     for note in translation.notes:
-        alone = note.outcome != "assumed" or ", " not in note.word  # a default may be of several words
+        alone = note.outcome != "assumed" or ", " not in note.word  # an assumption may name several settings
         name = re.split(r"[:= ]", note.word.lstrip("-"), maxsplit=1)[0] if alone else ""
         for key in (key for key in note.keys if "." in key):
             words.setdefault(key, set()).add(name)
@@ -188,7 +192,7 @@ def _commented(line: str, comment: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What would end a comment, or move the cursor, as an escape: a word cannot become a line of the config."""
+    """Escape unprintable characters, so that no setting can end its comment and become a line of the config."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
@@ -201,7 +205,7 @@ def _origin(key: str, notes: Iterable[Note]) -> str:
 
 
 def _place(note: Note) -> str:
-    """ " (run.yaml:3)"; nothing where the word itself says it."""
+    """Format " (run.yaml:3)"; empty for a flag, which names itself."""
     found = _LINE.fullmatch(note.where)
     return f" ({found[1]})" if found else ""
 

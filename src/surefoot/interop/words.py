@@ -1,10 +1,10 @@
-"""Another tool's settings as they were given: one word each, with the place where it stands.
+"""Read another tool's settings from flags, overrides and files: one `Word` per setting, with its place.
 
     read_flags(["--lora_rank", "8", "--bf16"], switches=("bf16",))
     read_pairs(["lora_rank=8"])
     read_document(document)             # a YAML or JSON file
 
-Values are read as YAML 1.2 reads unquoted text, so `5e-4` is a number wherever it stands.
+Values are read as YAML 1.2 reads unquoted text, so `5e-4` is a number in all of them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True)
 class Word:
-    """One setting as it was given.
+    """One setting as given.
 
-    name, value: the tool's name of it, and the value as YAML reads it.
-    where: "run.yaml:3:1", or the flag.
-    shown: as its user wrote it, for messages.
-    written: the value's text before it was read; None where that is not known.
+    name, value: the tool's name, and the value as YAML reads it.
+    where: place such as "run.yaml:3:1", or the flag.
+    shown: the setting as the user wrote it, for messages.
+    written: the value's text before parsing; None if not known.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Word:
 
 
 def read_document(document: Document) -> list[Word]:
-    """Every top-level key, in the order of the file."""
+    """Return every top-level key, in the order of the file."""
     words: list[Word] = []
     for name, value in document.data.items():
         position = document.keys.get(name)
@@ -55,7 +55,7 @@ def read_document(document: Document) -> list[Word]:
 
 
 def parse_document(text: str, path: str) -> Document:
-    """A YAML or JSON file of settings. Raises InputError with every fault."""
+    """Parse a YAML or JSON file of settings. Raises InputError with every fault."""
     if path.endswith(".json"):
         return _parse_json(text, path)
     document, faults = parse_yaml(text, path)
@@ -64,9 +64,9 @@ def parse_document(text: str, path: str) -> Document:
     return document
 
 
-@lru_cache(maxsize=2)  # each tool is asked in turn whether the file is its own
+@lru_cache(maxsize=2)  # each tool checks in turn whether the file is its own
 def top_keys(path: str, text: str) -> frozenset[str]:
-    """By which a tool knows its file; none where the file is no YAML or JSON."""
+    """Return the top-level keys, by which a tool recognizes its file; empty if it is neither YAML nor JSON."""
     if not path.lower().endswith((".yaml", ".yml", ".json")):
         return frozenset()
     try:
@@ -76,12 +76,12 @@ def top_keys(path: str, text: str) -> frozenset[str]:
 
 
 def read_pairs(arguments: Sequence[str]) -> list[Word]:
-    """`key=value` words, as OmegaConf takes them behind a file. Raises InputError for any other word."""
+    """Read `key=value` overrides, as OmegaConf takes them after a file. Raises InputError for anything else."""
     words: list[Word] = []
     for text in arguments:
         name, equals, written = text.partition("=")
         if not equals or not name or name.startswith("-"):
-            raise setting_error(text, "is not key=value", "overrides behind a file are written like lora_rank=8")
+            raise setting_error(text, "is not key=value", "write overrides after a file like lora_rank=8")
         where = f"{name}=…" if hides(name) else text
         words.append(Word(name, parse_value(written, where) if written else None, where, text, written))
     return words
@@ -90,11 +90,11 @@ def read_pairs(arguments: Sequence[str]) -> list[Word]:
 def read_flags(
     arguments: Sequence[str], *, switches: Collection[str] = (), lists: Collection[str] = ()
 ) -> tuple[list[Word], list[str]]:
-    """`--key value`, `--key=value`, bare `--key` (true) and `--no_key` of a switch; and the words that belong to no
-    flag.
+    """Read `--key value`, `--key=value`, bare `--key` (true) and `--no_key` of a switch. Returns (settings, rest).
 
-    switches: names that may stand without a value. lists: names that take every word up to the next flag; one word
-    stays one value. Dashes within a name are underscores. Raises InputError for a flag without its value.
+    switches: names that may have no value.
+    lists: names that take every word up to the next flag; a single word stays a single value.
+    Dashes in names become underscores. Raises InputError for a flag without its value.
     """
     words: list[Word] = []
     left: list[str] = []
@@ -122,7 +122,7 @@ def read_flags(
             if name in switches or name not in lists:
                 words.append(Word(name, True, flag, flag))
                 continue
-            raise setting_error(flag, "has no value", f"write it like {flag} VALUE")
+            raise setting_error(flag, "has no value", f"write {flag} VALUE")
         read = [read_value(value) for value in values]
         value = read[0] if len(read) == 1 else read
         words.append(Word(name, value, flag, f"{flag} {' '.join(values)}", " ".join(values)))
@@ -136,7 +136,7 @@ def read_only_flags(
     lists: Collection[str] = (),
     fix: str = "write --name value",
 ) -> list[Word]:
-    """`read_flags` for a program that takes nothing else. Raises InputError with each word that belongs to no flag."""
+    """Read flags of a program that takes nothing else. Raises InputError with each word that belongs to no flag."""
     words, left = read_flags(arguments, switches=switches, lists=lists)
     if left:
         raise InputError([setting_fault(one, "belongs to no flag", fix) for one in left])
@@ -144,12 +144,12 @@ def read_only_flags(
 
 
 def is_flag(text: str) -> bool:
-    """Whether a word of a command begins a flag; -1 and -0.5 are numbers."""
+    """Return whether a word of a command is a flag; -1 and -0.5 are numbers."""
     return _FLAG.fullmatch(text.partition("=")[0]) is not None and text.startswith("-")
 
 
 def read_value(text: str) -> Any:
-    """One value of a command line: a scalar as YAML reads it, a list or a group where one is written out, else text."""
+    """Parse one command-line value: a scalar as in YAML, a list or mapping if written as one, else text."""
     if text[:1] in ("[", "{"):
         try:
             return parse_value(text, text)
@@ -163,7 +163,7 @@ _TRUE, _FALSE = ("yes", "true", "t", "y", "1", "on"), ("no", "false", "f", "n", 
 
 
 def plain_truth(value: Any) -> bool | None:
-    """True or false as transformers' parsers read it; None where it is neither."""
+    """Parse true or false as transformers' parsers do; None if it is neither."""
     if isinstance(value, bool):
         return value
     word = str(value).lower()
@@ -171,21 +171,21 @@ def plain_truth(value: Any) -> bool | None:
 
 
 def plain_count(value: Any) -> int | None:
-    """A whole number from 0 as launchers take it; None for anything else, such as other scripts' digits."""
+    """Parse a non-negative integer in ASCII digits, as launchers do; None for anything else."""
     return int(text) if _COUNT.fullmatch(text := str(value)) else None
 
 
 def _parse_json(text: str, path: str) -> Document:
-    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        held: dict[str, Any] = {}
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        group: dict[str, Any] = {}
         for name, value in pairs:
-            if name in held:
+            if name in group:
                 raise setting_error(path, f"{name}: duplicate key", "keep one")
-            held[name] = value
-        return held
+            group[name] = value
+        return group
 
     try:
-        data = json.loads(text, object_pairs_hook=whole)
+        data = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         raise setting_error(f"{path}:{error.lineno}:{error.colno}", f"not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
@@ -197,15 +197,15 @@ def _parse_json(text: str, path: str) -> Document:
 
 
 def _json_positions(text: str, names: Collection[str]) -> Iterator[tuple[str, Position]]:
-    """Where each key first stands; good enough to find the line by, since settings are flat. In one pass: a file of a
-    megabyte may hold a hundred thousand keys."""
+    """Yield the first position of each key, which is enough to find its line as settings are flat. One pass over the
+    text: a file of a megabyte may hold a hundred thousand keys."""
     wanted = {json.dumps(name, ensure_ascii=False): name for name in names}
-    line, seen, begins = 1, 0, 0  # begins: where the line does
+    line, seen, line_start = 1, 0, 0
     for found in _KEY.finditer(text):
         name = wanted.pop(found[1], None)
         if name is not None:
             start = found.start()
             line += text.count("\n", seen, start)
-            begins = text.rfind("\n", seen, start) + 1 or begins
+            line_start = text.rfind("\n", seen, start) + 1 or line_start
             seen = start
-            yield name, Position(line, start - begins + 1)
+            yield name, Position(line, start - line_start + 1)

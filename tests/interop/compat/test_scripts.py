@@ -297,7 +297,7 @@ def test_help_of_another_tool_prints_what_becomes_of_its_flags():
         told = " ".join(called(*words).stdout.split())
         assert "--lora_r [8] becomes adapter.rank" in told
         assert "--bottleneck_size [256] no effect here" in told
-        assert "--load_8bit [False] decides precision.base, with others" in told
+        assert "--load_8bit [False] decides precision.base, with other settings" in told
     for program in ("train_sft.py", "commonsense_evaluate.py", "evaluate_rmsnorm_llamafactory.py"):
         assert called(program, "--help").exit_code == 0
     assert "--lora_rank [8]" in called("llamafactory-cli", "train", "--help").stdout

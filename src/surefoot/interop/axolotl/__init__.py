@@ -1,4 +1,4 @@
-"""Axolotl's YAML, with `key=value` or flags behind it, and its commands.
+"""Translate Axolotl's YAML, with `key=value` overrides or flags after it, and its commands.
 
 axolotl train run.yml --learning-rate 1e-4
 accelerate launch -m axolotl.cli.train run.yml
@@ -61,10 +61,10 @@ def _translate(words: Sequence[Word], options: Options, command: Command) -> Tra
 
 
 def environment_note(note: Note) -> Note:
-    """Axolotl overwrites the precision that accelerate hands it."""
+    """List accelerate's mixed_precision, which Axolotl overwrites."""
     if "mixed_precision" not in note.word.lower():
         return note
-    return replace(note, outcome="listed", why="Axolotl settles the precision from bf16 and fp16 alone")
+    return replace(note, outcome="listed", why="Axolotl sets the precision from bf16 and fp16 only")
 
 
 AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note)

@@ -1,7 +1,7 @@
-"""Axolotl's lists of data sets: where the records lie, how they are laid out, and which template writes them.
+"""Translate Axolotl's lists of datasets: their paths, record layouts and chat templates.
 
 `type: chatml.intel` names a template and a layout of preference records; `chat_template.default` leaves the template to
-the config; a type that is a group of settings writes its own. Facts: the prompt strategies of Axolotl 0.19.
+the config; a type that is a group of settings defines its own. Facts: the prompt strategies of Axolotl 0.19.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surefoot.system.messages import nearest_word
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
 _CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "chat_template.argilla_chat")
-# Layout of a record -> our field: its own. What is not named has our field's name already.
+# Record layout -> {surefoot field: record field}. Fields that are not listed have the same name.
 _PAIRS: Mapping[str, Mapping[str, str]] = {
     "default": {},
     "argilla": {},
@@ -41,7 +41,7 @@ _JUDGED: Mapping[str, Mapping[str, str]] = {
 }
 _SCORED: Mapping[str, str] = {"bradley_terry.chat_template": "", "bradley_terry.llama3": "llama3"}
 _STYLES = ("chatml", "llama3")
-# How a group of settings writes what these templates write: a question, an answer.
+# (prompt format, answer format) of a user-defined layout -> the template that renders the same text.
 _FORMATS: Mapping[tuple[str, str], str] = {
     ("{prompt}", "{answer}"): "raw",
     ("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", "{answer}<|im_end|>"): "chatml",
@@ -59,15 +59,14 @@ _SYSTEMS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """columns: our field -> the record's. template: ours; None where the config's chat_template says it."""
+    """columns: surefoot field -> record field. template: surefoot's; None if the config's chat_template decides."""
 
     columns: Mapping[str, str]
     template: str | None
 
 
 def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
-    """Of an entry of `datasets`. stage: ours. Raises Refusal for a type whose records or texts surefoot lays out in
-    another way."""
+    """Return the layout of an entry of `datasets`. stage: surefoot's stage. Raises Refusal for an unsupported type."""
     kind = entry.get("type")
     if isinstance(kind, dict):
         return _own(stage, kind)
@@ -82,7 +81,7 @@ def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
     style, _, records = str(kind).partition(".")
     layouts = {"dpo": _PAIRS, "kto": _JUDGED}.get(stage, {})
     if style not in _STYLES or records not in layouts:
-        raise Refusal(f"{shown(kind)} is not a layout of this method that surefoot reads", f"use {_known(stage)}")
+        raise Refusal(f"surefoot does not support the layout {shown(kind)} for this method", f"use {_known(stage)}")
     return Layout(layouts[records], style)
 
 
@@ -95,14 +94,14 @@ def _known(stage: str) -> str:
 
 
 def _chat_columns(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Turns before the answers stand in `messages` unless the entry says otherwise."""
+    """Return the columns of a chat entry; the turns before the answers are in `messages` by default."""
     field = entry.get("field_messages", "messages")
     requested = {"messages": field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
     return {ours: own for ours, own in requested.items() if ours != own}
 
 
 def _own(stage: str, given: Mapping[str, Any]) -> Layout:
-    """Fields and formats written out; the formats have to be those of a template."""
+    """Return a user-defined layout. Raises Refusal unless its formats are those of a template."""
     answers = ("chosen", "rejected") if stage == "dpo" else ("completion",)
     if unknown := [name for name in given if name.startswith("field") and name not in (*FIELDS, "field_messages")]:
         near = nearest_word(unknown[0], FIELDS)
@@ -116,11 +115,11 @@ def _own(stage: str, given: Mapping[str, Any]) -> Layout:
     for (question, answer), template in _FORMATS.items():
         if written == {answer} and prompt in (question, _SYSTEMS.get(template, "") + question):
             return Layout(columns, template)
-    what = "the formats are those of no template that surefoot has"
+    what = "the formats match none of surefoot's templates"
     raise Refusal(what, "write them as a chat template into a .jinja file, and use chat_template.default with it")
 
 
-# Axolotl's chat_template -> ours, and whether it writes BOS. No row here writes the texts of the others.
+# Axolotl's chat_template -> (surefoot template, bos.prepend). Its other templates have no equal here.
 TEMPLATES: Mapping[str, tuple[str, str]] = {
     "tokenizer_default": (OWN, "tokenizer"),
     "chatml": ("chatml", "off"),
@@ -142,8 +141,10 @@ _USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", 
 
 
 class Sources:
-    """What a list of data sets comes to: plain sources, their template, and whether they are plain texts. stage: ours
-    where answers are compared, judged or scored; None where they are learned."""
+    """A translated list of datasets: sources, their templates, and whether they are texts or conversations.
+
+    stage: surefoot's stage for preference, judged or reward data; None for supervised data.
+    """
 
     def __init__(self, draft: Draft, name: str, stage: str | None = None):
         self.draft, self.name, self.stage = draft, name, stage
@@ -153,7 +154,7 @@ class Sources:
         self.uses_chat_template = False
         entries = draft[name]
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-            draft.refuse(name, "expected a list of data sets, each with a path and a type")
+            draft.refuse(name, "expected a list of datasets, each with a path and a type")
             return
         for number, entry in enumerate(entries):
             self._read(number, entry)
@@ -164,29 +165,29 @@ class Sources:
         for key in given:
             if key not in known:
                 near = nearest_word(key, known)
-                fix = f"did you mean {near}?" if near else "surefoot cannot give what it asks for; leave it out"
-                self._refuse(number, key, "is none of the settings of a data set that surefoot knows", fix)
+                fix = f"did you mean {near}?" if near else "surefoot does not support it; leave it out"
+                self._refuse(number, key, "is not a dataset setting that surefoot supports", fix)
         for key in _LISTED_ONLY_IF_WHOLE:
             if given.get(key):
-                self._refuse(number, key, "takes a part of the data", "use max_samples in surefoot's config")
+                self._refuse(number, key, "selects a part of the data", "use max_samples in surefoot's config")
         path = given.get("path")
         if not isinstance(path, str):
-            self._refuse(number, "path", "is required", "name a file, a folder or a hub data set")
+            self._refuse(number, "path", "is required", "give a file, a folder or a hub dataset")
             return
         source: dict[str, Any] = {"path": self._file(number, path, given)}
         source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
         self._part(number, source)
         if str(source["path"]).endswith(DATA_SUFFIXES):
-            source.pop("split", None)  # all of a file is one split
+            source.pop("split", None)  # a file has one split
         elif self.name == "test_datasets":
-            source.setdefault("split", "test")  # where Axolotl looks; ours is the validation split, if there is one
+            source.setdefault("split", "test")  # Axolotl's default; surefoot's is the validation split, if there is one
         elif source.get("split") == "train":
             del source["split"]
         self._kind(number, given, source)
         self.sources.append(source)
 
     def _part(self, number: int, source: dict[str, Any]) -> None:
-        """`split: train[:N]` as the split and the first N of its records."""
+        """Translate `split: train[:N]` to the split and max_samples."""
         if "split" not in source:
             return
         try:
@@ -198,7 +199,7 @@ class Sources:
             source["max_samples"] = count
 
     def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
-        """`path: json` with data_files names files, as datasets.load_dataset does."""
+        """Return the data file: `path: json` with data_files names files, as in datasets.load_dataset."""
         files = given.get("data_files")
         if files is None:
             return path
@@ -217,18 +218,18 @@ class Sources:
         elif kind in ("chat_template", "chat_template.default"):
             self._turns(number, given, source)
             self._conversations(self._chat_template(number, given))
-            self.draft.set("data.encoding", "whole", why="Axolotl encodes a laid out conversation in one go")
+            self.draft.set("data.encoding", "whole", why="Axolotl tokenizes a rendered conversation in one piece")
         elif kind == "completion":
             source["format"] = "text"
             if (field := given.get("field", "text")) != "text":
                 source["columns"] = {"text": field}
             self.kinds.add("texts")
         else:
-            fix = "use alpaca, chat_template or completion; surefoot renders no prompt of another layout"
-            self._refuse(number, "type", f"{shown(kind)} is not a layout that surefoot reads in Axolotl's way", fix)
+            fix = "use alpaca, chat_template or completion"
+            self._refuse(number, "type", f"surefoot does not support the layout {shown(kind)} of Axolotl", fix)
 
     def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
-        """Pairs and judged answers."""
+        """Translate an entry with preference pairs or judged answers."""
         source["format"] = "judged" if stage == "kto" else "preference"
         try:
             layout = read_layout(stage, given)
@@ -239,7 +240,7 @@ class Sources:
         turns = (given.get("message_field_role") or mapping.get("role") or "role",
                  given.get("message_field_content") or mapping.get("content") or "content")  # fmt: skip
         if turns not in (("role", "content"), ("from", "value")):
-            what = f"turns with {turns[0]} and {turns[1]} are read by no format"
+            what = f"no format reads turns with the fields {turns[0]} and {turns[1]}"
             self._refuse(number, "message_property_mappings", what, "rename them in the data")
         self._check_roles(number, given)
         if layout.columns:
@@ -247,7 +248,7 @@ class Sources:
         self._conversations(layout.template or self._chat_template(number, given))
 
     def _chat_template(self, number: int, given: Mapping[str, Any]) -> str:
-        """The entry's, else the config's."""
+        """Return the template of the entry, else of the config."""
         self.uses_chat_template |= not given.get("chat_template")
         requested = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
         return self._template(number, str(requested))
@@ -256,14 +257,14 @@ class Sources:
         roles = self._mapping(number, given, "roles").values()
         listed = [name for names in roles for name in (names if isinstance(names, list) else [names])]
         if unusual := [name for name in listed if str(name) not in _USUAL_ROLES]:
-            self._refuse(number, "roles", f"{unusual[0]} is not a role that surefoot reads", "rename it in the data")
+            self._refuse(number, "roles", f"surefoot does not support the role {unusual[0]}", "rename it in the data")
 
     def _mapping(self, number: int, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        held = given.get(key) or {}
-        if not isinstance(held, dict):
+        mapping = given.get(key) or {}
+        if not isinstance(mapping, dict):
             self._refuse(number, key, "is not a mapping", "write it as key: value")
             return {}
-        return held
+        return mapping
 
     def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         mapping = self._mapping(number, given, "message_property_mappings")
@@ -271,7 +272,9 @@ class Sources:
         content = str(given.get("message_field_content") or mapping.get("content") or "content")
         layouts = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
         if (role, content) not in layouts:
-            self._refuse(number, "message_property_mappings", f"turns with {role} and {content} are read by no format")
+            self._refuse(
+                number, "message_property_mappings", f"no format reads turns with the fields {role} and {content}"
+            )
             return
         layout, usual = layouts[role, content]
         source["format"] = layout
@@ -279,10 +282,12 @@ class Sources:
             source["columns"] = {usual: field}
         self._check_roles(number, given)
         if given.get("roles_to_train", ["assistant"]) not in (["assistant"], ["gpt"], ["assistant", "gpt"]):
-            self._refuse(number, "roles_to_train", "surefoot trains on answers", "leave it out, or train_on_inputs")
+            self._refuse(
+                number, "roles_to_train", "surefoot trains on assistant turns", "leave it out, or train_on_inputs"
+            )
         for key in ("train_on_eos", "train_on_eot"):
             if given.get(key, "turn") not in ("turn", True):
-                self._refuse(number, key, "surefoot learns the end of every trained turn", "leave it out")
+                self._refuse(number, key, "surefoot trains on the end of every trained turn", "leave it out")
 
     def _template(self, number: int, requested: str) -> str:
         if requested == "jinja":
@@ -292,8 +297,10 @@ class Sources:
         name = requested.removeprefix(_FALLBACK)
         if name not in TEMPLATES:
             known = ", ".join(TEMPLATES)
-            fix = f"use one of {known}; or chat_template: jinja, with a copy of it as chat_template_jinja: FILE.jinja"
-            self._refuse(number, "chat_template", f"surefoot has no template like Axolotl's {shown(name)}", fix)
+            fix = f"use one of {known}; or chat_template: jinja, with a copy of it in chat_template_jinja: FILE.jinja"
+            self._refuse(
+                number, "chat_template", f"surefoot has no equivalent of Axolotl's template {shown(name)}", fix
+            )
             return OWN
         ours = TEMPLATES[name][0]
         return f"{OWN_OR}{ours}" if requested != name else ours
@@ -307,7 +314,7 @@ class Sources:
 
 
 def set_data(draft: Draft) -> None:
-    """data.train, data.eval, data.template, and the stage."""
+    """Set data.train, data.eval, data.template and the stage."""
     method = method_of(draft)
     stage = None if method is None else stage_of(method)
     train = Sources(draft, "datasets", stage)
@@ -319,16 +326,16 @@ def set_data(draft: Draft) -> None:
         rendered |= test.uses_chat_template
         draft.set("data.eval", short_sources(test.sources), "test_datasets")
     if len(kinds) > 1:
-        draft.refuse("datasets", "plain texts and conversations in one run", "train on one kind of them")
+        draft.refuse("datasets", "mixes plain texts and conversations", "train on one of the two")
     if len(set(templates)) > 1:
-        draft.refuse("datasets", f"one run has one template, and these ask for {', '.join(dict.fromkeys(templates))}")
+        draft.refuse("datasets", f"a run has one template, but these need {', '.join(dict.fromkeys(templates))}")
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
     draft.set("data.train", short_sources(train.sources), "datasets")
     if stage is None and templates:
         bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
-        draft.set("bos.prepend", bos, why="Axolotl leaves it to the chat template, or to the tokenizer for alpaca")
+        draft.set("bos.prepend", bos, why="in Axolotl the chat template decides, or the tokenizer for alpaca")
     words = ("chat_template", "chat_template_jinja")
     if templates:
         draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
     if not rendered:
-        draft.drop("no data set is rendered by it", *words)
+        draft.drop("no dataset uses it", *words)

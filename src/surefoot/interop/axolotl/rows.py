@@ -25,7 +25,7 @@ from surefoot.interop.settings import (
     whole,
 )
 
-SAVED = 4  # checkpoints that Axolotl keeps
+SAVED = 4  # number of checkpoints that Axolotl keeps by default
 
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NOTHING = (False, 0, "", [], {})
@@ -40,7 +40,7 @@ def _refused(about: str, fix: str, settings: str) -> tuple[Row, ...]:
 
 
 def _flag_or_word(value: Any) -> bool | str:
-    """true, false, or a word such as auto."""
+    """Read true, false, or a string such as auto."""
     return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower(), str(value))
 
 
@@ -55,7 +55,7 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_alpha", None, ("adapter.alpha",), type=number),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("lora_target_modules", None, ("adapter.targets",)),
-    joint("lora_target_linear", False, ("adapter.targets",), "every linear layer but the head"),
+    joint("lora_target_linear", False, ("adapter.targets",), "every linear layer except the head"),
     joint("lora_modules_to_save", None, ("adapter.modules_to_save",)),
     joint("peft_use_dora", False, ("adapter.kind",)),
     joint("peft_use_rslora", False, ("adapter.rslora",)),
@@ -63,11 +63,11 @@ _ROWS: tuple[Row, ...] = (
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template")),
     joint("test_datasets", None, ("data.eval",)),
-    joint("val_set_size", 0.0, ("data.eval",), "a share, or a count above 1"),
+    joint("val_set_size", 0.0, ("data.eval",), "a fraction, or a count above 1"),
     joint("chat_template", None, ("data.template",), type=text),
     joint("chat_template_jinja", None, ("data.template",), type=text),
-    joint("sequence_len", 512, ("data.max_length",), "a longer example is cut; Axolotl drops it"),
-    joint("excess_length_strategy", None, ("data.max_length",), "truncate is what surefoot does", type=text),
+    joint("sequence_len", 512, ("data.max_length",), "longer examples are truncated; Axolotl drops them"),
+    joint("excess_length_strategy", None, ("data.max_length",), "surefoot does truncate", type=text),
     joint("train_on_inputs", False, ("data.train_on",)),
     refused(
         "sample_packing",
@@ -75,7 +75,7 @@ _ROWS: tuple[Row, ...] = (
         PACKED,
         UNPACKED,
     ),
-    refused("shuffle_merged_datasets", True, "every epoch is shuffled by the seed", "leave it out"),
+    refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed", "leave it out"),
     # arithmetic
     joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False),
     joint("fp16", False, ("precision.compute",)),
@@ -107,7 +107,7 @@ _ROWS: tuple[Row, ...] = (
     carried("max_grad_norm", 1.0, "optim.max_grad_norm", lambda value: value or None),
     carried("neftune_noise_alpha", None, "optim.neftune_alpha", type=number),
     carried("seed", 42, "seed"),
-    # evaluating, saving, telling
+    # evaluating, saving, logging
     joint("evals_per_epoch", None, ("eval_every",), type=number),
     joint("eval_steps", None, ("eval_every",), type=number),
     joint("eval_strategy", None, ("eval_every",), type=text),
@@ -133,20 +133,23 @@ _ROWS: tuple[Row, ...] = (
     carried("output_dir", "./model-out", "output", type=text),
     joint("resume_from_checkpoint", None, (), "--resume"),
     joint("auto_resume_from_checkpoints", False, (), "--resume"),
-    joint("hub_model_id", None, (), "--push OWNER/NAME, privately, at the end", type=text),
-    joint("plugins", None, (), "Liger's and cut cross-entropy are about speed", type=names),
+    joint("hub_model_id", None, (), "--push OWNER/NAME, to a private repository, at the end", type=text),
+    joint("plugins", None, (), "Liger and cut cross-entropy affect speed only", type=names),
     *_listed(
-        "surefoot reads what a model is from its own files",
+        "surefoot reads this from the model's own files",
         "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy "
         "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
         "lora_fan_in_fan_out strict",
     ),
     refused(
-        "processor_type", None, "is a training with images or sounds, and surefoot's are of text", "use a text model"
+        "processor_type",
+        None,
+        "trains with images or audio, which this translation does not support",
+        "use a text model",
     ),
-    listed("trust_remote_code", None, "surefoot runs no code that comes with a model"),
+    listed("trust_remote_code", None, "surefoot runs no code from a model's repository"),
     *_listed(
-        "is about how data is prepared and fetched, and changes no number",
+        "affects how data is prepared and loaded, not results",
         "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
         "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
         "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
@@ -154,12 +157,12 @@ _ROWS: tuple[Row, ...] = (
         "gc_steps gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit",
     ),
     *_listed(
-        "padding changes no number here: it is masked by position",
+        "padding is masked by position and does not affect results",
         "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size sample_packing_bin_size "
         "sample_packing_eff_est group_by_length",
     ),
     *_listed(
-        "is about speed or memory; surefoot chooses its kernels itself",
+        "affects speed or memory only; surefoot chooses its own kernels",
         "gradient_checkpointing_kwargs activation_offloading layer_offloading torch_compile_backend lora_mlp_kernel "
         "lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy chunked_cross_entropy_num_chunks "
         "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp liger_rope liger_rms_norm liger_layer_norm "
@@ -167,12 +170,12 @@ _ROWS: tuple[Row, ...] = (
         "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms",
     ),
     *_listed(
-        "is about several processes, which surefoot starts itself",
+        "is for multi-process launchers; surefoot starts its own processes",
         "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank world_size "
         "accelerator_config fsdp_version device device_map",
     ),
     *_listed(
-        "checkpoints are safetensors, can be resumed from, and lie in the run folder",
+        "checkpoints are safetensors in the run folder and can be resumed from",
         "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
         "metric_for_best_model greater_is_better",
     ),
@@ -182,35 +185,35 @@ _ROWS: tuple[Row, ...] = (
         "hf_mlflow_log_artifacts trackio_run_name trackio_space_id",
     ),
     *_listed(
-        "surefoot's guard watches for values that are not finite, and the log for the rest",
+        "surefoot's guard stops at non-finite values; the log shows the rest",
         "loss_watchdog_threshold loss_watchdog_patience profiler_steps profiler_steps_start debug",
     ),
     *_listed(
-        "is about answers, and surefoot draws its samples greedily",
+        "applies to generation; surefoot's samples are greedy",
         "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
         "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
         "gradio_server_port gradio_max_new_tokens gradio_temperature",
     ),
     *METHOD_ROWS,
-    joint("deepspeed", None, _ENGINE, "a JSON file, read word by word: ZeRO stage, offloading", type=file_or_group),
-    joint("fsdp", None, _ENGINE, "full_shard and its kin; with offload all of it in host memory"),
+    joint("deepspeed", None, _ENGINE, "a JSON file, translated key by key: ZeRO stage, offloading", type=file_or_group),
+    joint("fsdp", None, _ENGINE, "full_shard and similar; with offload, everything in host memory"),
     joint(
         "fsdp_config",
         None,
         ("parallel.offload", "gradient_checkpointing"),
-        "each of its words is told",
+        "translated key by key",
         type=file_or_group,
     ),
     joint("qat", None, ("precision.qat", "precision.qat_group_size"), "int4 weights with int8 activations", type=group),
     *_refused(
-        "surefoot fine-tunes on answers here, and this asks for another method",
+        "belongs to a training method that surefoot does not support",
         "leave it out",
         "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls "
         "unfrozen_parameters lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
     *_refused(
-        "surefoot says it with parallel.engine",
+        "surefoot configures this with parallel.engine",
         "leave it out",
         "tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
         "dp_replicate_size use_ray deepcompile",

@@ -1,4 +1,4 @@
-"""What several of Axolotl's settings say together."""
+"""Rules for Axolotl settings that have to be translated together."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from surefoot.interop.shared_rules import (
 from surefoot.interop.sharing import Names, set_sharing
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
 
-USUAL_WARMUP = 0.03  # of all steps, where neither a number nor a share is given
-_RISE = "surefoot rounds to the nearest step, Axolotl down"
-# Of which fsdp_config alone asks for FSDP.
+USUAL_WARMUP = 0.03  # fraction of all steps if neither warmup_steps nor warmup_ratio is given
+_RISE = "surefoot rounds to the nearest step, Axolotl rounds down"
+# In Axolotl fsdp_config alone enables FSDP.
 _NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
 _SPEED_PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entropy.")
 
 
 _QAT = {"weight_dtype": "int8", "activation_dtype": None, "group_size": 32, "quantize_embedding": False,
         "fake_quant_after_n_steps": None}  # fmt: skip
-_TWO_GRIDS = "Axolotl trains on a grid from a group's smallest weight to its largest, and converts to one around 0"
+_TWO_GRIDS = "Axolotl trains with asymmetric quantization (min to max of a group) and converts with symmetric"
 
 
 def set_qat(draft: Draft) -> None:
     given = draft["qat"]
     if given is None:
-        draft.drop("nothing is to be converted", "qat")
+        draft.drop("no quantization is requested", "qat")
         return
     if unknown := [name for name in given if name not in _QAT]:
-        draft.refuse("qat", f"Axolotl has no {unknown[0]} in it", f"it has {', '.join(_QAT)}")
+        draft.refuse("qat", f"Axolotl's qat has no {unknown[0]}", f"choose from {', '.join(_QAT)}")
         return
-    said = _QAT | given
-    types = said["weight_dtype"], said["activation_dtype"]
+    settings = _QAT | given
+    types = settings["weight_dtype"], settings["activation_dtype"]
     if types != ("int4", "int8"):
-        what = f"surefoot rounds to none as weights in {types[0]} with activations in {types[1] or 'full'}"
+        what = f"surefoot does not support {types[0]} weights with {types[1] or 'full-precision'} activations"
         draft.refuse("qat", what, "use weight_dtype: int4 and activation_dtype: int8, or leave it out")
-    elif said["quantize_embedding"] or said["fake_quant_after_n_steps"]:
-        named = "quantize_embedding" if said["quantize_embedding"] else "fake_quant_after_n_steps"
+    elif settings["quantize_embedding"] or settings["fake_quant_after_n_steps"]:
+        named = "quantize_embedding" if settings["quantize_embedding"] else "fake_quant_after_n_steps"
         draft.refuse("qat", f"surefoot has no {named}", "leave that out")
     else:
-        why = f"{_TWO_GRIDS}; here both are around 0, and {HEAD_NOT_ROUNDED}"
+        why = f"{_TWO_GRIDS}; here both are symmetric, and {HEAD_NOT_ROUNDED}"
         draft.set("precision.qat", "int8-int4", "qat", why=why)
-        draft.set("precision.qat_group_size", said["group_size"] or 32, "qat", why=why)
+        draft.set("precision.qat_group_size", settings["group_size"] or 32, "qat", why=why)
 
 
 def set_adapter(draft: Draft) -> None:
@@ -64,7 +64,7 @@ def set_adapter(draft: Draft) -> None:
     shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
     targets = ("lora_target_modules", "lora_target_linear")
     if kind not in ("", "lora", "qlora"):
-        draft.refuse("adapter", f"{kind} is not an adapter that surefoot has", "use lora or qlora")
+        draft.refuse("adapter", f"surefoot does not support the adapter {kind}", "use lora or qlora")
         return
     if (kind == "qlora") != draft["load_in_4bit"]:
         fix = "adapter: qlora and load_in_4bit: true belong together"
@@ -80,18 +80,18 @@ def set_adapter(draft: Draft) -> None:
     else:
         draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit", "load_in_8bit")
     if not kind:
-        draft.drop("no adapter is asked for", "adapter", *shape, *targets)
+        draft.drop("there is no adapter", "adapter", *shape, *targets)
         return
     draft.set("adapter.kind", "dora" if draft["peft_use_dora"] else "lora", "adapter", "peft_use_dora")
     for name, key in (("lora_r", "rank"), ("lora_alpha", "alpha")):
         if draft[name] is None:
-            draft.refuse(name, "is required with an adapter", "give it")
+            draft.refuse(name, "is required with an adapter", "set it")
             return
         draft.set(f"adapter.{key}", draft[name], name)
     if draft["rl"] is None and not draft["reward_model"]:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     else:
-        draft.drop("TRL's trainers of this method turn every dropout off, the adapter's too", "lora_dropout")
+        draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")
     draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
     try:
         saved, named = (module_names(draft[name]) or [] for name in ("lora_modules_to_save", "lora_target_modules"))
@@ -113,33 +113,35 @@ def set_length_limit(draft: Draft) -> None:
     draft.set(
         "data.max_length", draft["sequence_len"], "sequence_len", why="" if cut else draft.rows["sequence_len"].about
     )
-    draft.note("excess_length_strategy", "carried" if cut else "changed", "" if cut else "a longer example is cut")
+    draft.note(
+        "excess_length_strategy", "carried" if cut else "changed", "" if cut else "longer examples are truncated"
+    )
     if draft.written("stage") == "sft":
         train_on = "everything" if draft["train_on_inputs"] else "responses"
         draft.set("data.train_on", train_on, "train_on_inputs")
     elif draft.written("stage") == "pretrain":
-        draft.drop("plain texts are trained as a whole", "train_on_inputs")
+        draft.drop("plain texts are trained on all tokens", "train_on_inputs")
     else:
-        draft.drop("answers alone are compared", "train_on_inputs")
+        draft.drop("only answers are compared", "train_on_inputs")
 
 
 def set_precision(draft: Draft) -> None:
     names = ("bf16", "fp16", "bfloat16", "float16", "float32")
     bf16 = draft["bf16"]
     if draft["fp16"] and draft.given("bf16") and bf16 not in (False, "auto"):
-        draft.refuse("fp16", "bf16 is asked for as well", "keep one")
+        draft.refuse("fp16", "bf16 is set as well", "keep one")
         return
-    held = "weights that train are held in fp32"
+    master = "trained weights are kept in fp32"
     if draft["fp16"] or draft["float16"]:
-        draft.set("precision.compute", "fp16", "fp16", "float16", why=held if draft["float16"] else "")
+        draft.set("precision.compute", "fp16", "fp16", "float16", why=master if draft["float16"] else "")
     elif bf16 is True or bf16 == "full" or draft["bfloat16"]:
         pure = bf16 == "full" or draft["bfloat16"]
-        draft.set("precision.compute", "bf16", "bf16", "bfloat16", why=held if pure else "")
+        draft.set("precision.compute", "bf16", "bf16", "bfloat16", why=master if pure else "")
     elif bf16 == "auto" and not draft["float32"]:
         draft.set("precision.compute", "auto", "bf16")
     else:
         draft.set("precision.compute", "fp32", "bf16", "float32")
-    draft.drop("asks for nothing", *(name for name in names if not draft[name] and name != "bf16"))
+    draft.drop("is off or not set", *(name for name in names if not draft[name] and name != "bf16"))
     tf32 = draft["tf32"]
     draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
 
@@ -154,7 +156,7 @@ def set_attention(draft: Draft) -> None:
     elif requested:
         name, form = next(iter(requested.items()))
         if form not in forms.values():
-            draft.refuse(name, f"surefoot has no {form}", f"it has {', '.join(forms.values())}")
+            draft.refuse(name, f"surefoot has no {form}", f"choose from {', '.join(forms.values())}")
             return
         draft.set("attention.implementation", form, *requested)
 
@@ -166,11 +168,11 @@ def set_steps(draft: Draft) -> None:
     if set_schedule_name(draft, "lr_scheduler", "warmup_steps", "warmup_ratio"):
         _set_warmup(draft)
     value = draft["gradient_checkpointing"]
-    offloaded = f"{value} is about where activations wait" if isinstance(value, str) else ""
+    offloaded = f"{value} chooses where activations are stored" if isinstance(value, str) else ""
     draft.set("gradient_checkpointing", switch(value), "gradient_checkpointing", why=offloaded)
     mode = draft["torch_compile_mode"]
     if draft["torch_compile"] == "auto":
-        draft.note("torch_compile", "changed", "off unless asked for: it seldom pays", "compile")
+        draft.note("torch_compile", "changed", "off unless enabled: it rarely pays", "compile")
     else:
         draft.set(
             "compile", (mode or "default") if draft["torch_compile"] else "off", "torch_compile", "torch_compile_mode"
@@ -180,35 +182,35 @@ def set_steps(draft: Draft) -> None:
 def _set_warmup(draft: Draft) -> None:
     steps, ratio = draft["warmup_steps"], draft["warmup_ratio"]
     if steps is not None and ratio is not None:
-        draft.refuse("warmup_ratio", "warmup_steps says it already", "keep one")
+        draft.refuse("warmup_ratio", "warmup_steps already sets it", "keep one")
     elif steps == 0 or ratio == 0:
         draft.set("optim.warmup", 0.0, "warmup_steps", "warmup_ratio")
     else:
         if steps is not None:
-            least = "Axolotl's least is 2" if steps == 1 else ""
+            least = "Axolotl's minimum is 2" if steps == 1 else ""
             draft.set("optim.warmup", counted(max(2, steps), "step"), "warmup_steps", why=least)
         elif ratio is not None:
             draft.set("optim.warmup", float(ratio), "warmup_ratio", why=_RISE)
         else:
-            draft.set("optim.warmup", USUAL_WARMUP, why="Axolotl's default, there at most 100 steps")
+            draft.set("optim.warmup", USUAL_WARMUP, why="Axolotl's default, which is at most 100 steps there")
         draft.set("optim.warmup_from_zero", True, "warmup_steps", "warmup_ratio")
 
 
 def set_evaluation(draft: Draft) -> None:
-    held = draft["val_set_size"]
-    if held and draft.given("test_datasets"):
-        draft.refuse("val_set_size", "test_datasets says it already", "keep one")
+    held_out = draft["val_set_size"]
+    if held_out and draft.given("test_datasets"):
+        draft.refuse("val_set_size", "test_datasets already sets it", "keep one")
         return
-    if held:
-        draft.set("data.eval", int(held) if held > 1 else held, "val_set_size")
+    if held_out:
+        draft.set("data.eval", int(held_out) if held_out > 1 else held_out, "val_set_size")
     elif not draft.given("test_datasets"):
         draft.set("data.eval", "none", "val_set_size")
     names = ("evals_per_epoch", "eval_steps", "eval_strategy")
     if draft.written("data.eval") in (None, "none"):
-        draft.drop("there is nothing to evaluate on", *names, "early_stopping_patience", "load_best_model_at_end")
-        draft.drop("there is nothing to answer", "generate_samples", *_SAMPLES)
+        draft.drop("there is no evaluation data", *names, "early_stopping_patience", "load_best_model_at_end")
+        draft.drop("there are no prompts to generate from", "generate_samples", *_SAMPLES)
         return
-    _set_rhythm(draft, "eval_every", *names, usual="1 epoch")
+    _set_interval(draft, "eval_every", *names, usual="1 epoch")
     patience = draft["early_stopping_patience"]
     best = bool(draft["load_best_model_at_end"] or patience)
     draft.set("checkpoint.best", "loss" if best else "none", "load_best_model_at_end")
@@ -218,22 +220,22 @@ def set_evaluation(draft: Draft) -> None:
         draft.set("samples.count", draft["num_generation_samples"], "generate_samples", "num_generation_samples")
         draft.set("samples.max_new_tokens", draft["generation_max_new_tokens"], "generation_max_new_tokens")
     else:
-        draft.drop("no samples are asked for", "generate_samples", *_SAMPLES)
+        draft.drop("generate_samples is off", "generate_samples", *_SAMPLES)
 
 
 _SAMPLES = ("num_generation_samples", "generation_max_new_tokens")
 
 
 def set_saving(draft: Draft) -> None:
-    _set_rhythm(draft, "checkpoint.every", "saves_per_epoch", "save_steps", "save_strategy", usual="1 epoch")
+    _set_interval(draft, "checkpoint.every", "saves_per_epoch", "save_steps", "save_strategy", usual="1 epoch")
     set_keep(draft, draft["save_total_limit"], "save_total_limit")
 
 
-def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: str, *, usual: str) -> None:
-    """So many times an epoch, every so many steps (or a share of all), or by a word."""
+def _set_interval(draft: Draft, key: str, per_epoch: str, steps: str, strategy: str, *, usual: str) -> None:
+    """Set an interval from a count per epoch, a number (or fraction) of steps, or a strategy."""
     times, every, word = draft[per_epoch], draft[steps], draft[strategy]
     if times and every:
-        draft.refuse(steps, f"{per_epoch} says it already", "keep one")
+        draft.refuse(steps, f"{per_epoch} already sets it", "keep one")
     elif times:
         draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else ROUNDED_UP)
     elif every and every < 1 and (total := draft["max_steps"]) and total > 0:
@@ -248,12 +250,12 @@ def _set_rhythm(draft: Draft, key: str, per_epoch: str, steps: str, strategy: st
         value, why = last.get(key, (draft.written("duration") or usual, "saves once, at the end"))
         draft.set(key, value, strategy, why=why)
     elif word in (None, "epoch"):
-        draft.set(key, usual, strategy, why="" if word else "Axolotl's default is each epoch")
+        draft.set(key, usual, strategy, why="" if word else "Axolotl's default is every epoch")
     elif word == "best":
         fix = f"give {per_epoch} or {steps}, and load_best_model_at_end: true"
         draft.refuse(strategy, BEST, fix)
     else:
-        draft.refuse(strategy, f"{word} says no number of steps", f"give {per_epoch} or {steps}")
+        draft.refuse(strategy, f"{word} is not a number of steps", f"give {per_epoch} or {steps}")
 
 
 def set_trackers(draft: Draft) -> None:
@@ -266,9 +268,9 @@ def set_trackers(draft: Draft) -> None:
     names = [name for words in requested.values() for name in words]
     details = ("wandb_name", "wandb_mode", "mlflow_experiment_name", "trackio_project_name")
     every = ("use_wandb", "wandb_project", "use_tensorboard", "use_mlflow", "use_trackio")
-    draft.drop("no run is sent there", *(name for name in every if name not in names))
+    draft.drop("this tracker is off", *(name for name in every if name not in names))
     if not chosen:
-        draft.drop("no run is sent there", *details)
+        draft.drop("this tracker is off", *details)
         return
     draft.set("report_to", chosen, *names)
     for name in ("wandb_project", "mlflow_experiment_name", "trackio_project_name"):
@@ -276,7 +278,7 @@ def set_trackers(draft: Draft) -> None:
             draft.set("tracking.project", draft[name], name)
             break
     draft.drop(
-        "one project for all trackers",
+        "surefoot has one project for all trackers",
         *(name for name in details[2:] if draft.written("tracking.project") != draft[name]),
     )
     if draft["wandb_name"]:
@@ -287,20 +289,20 @@ def set_trackers(draft: Draft) -> None:
 def set_rest(draft: Draft) -> None:
     for name in ("base_model", "learning_rate"):
         if not draft.given(name):
-            draft.refuse(name, "is required", "give it")
+            draft.refuse(name, "is required", "set it")
     _set_tokens(draft)
     for plugin in draft["plugins"] or []:
         if not str(plugin).startswith(_SPEED_PLUGINS):
-            draft.refuse("plugins", f"surefoot has nothing like {plugin}", "leave it out")
+            draft.refuse("plugins", f"surefoot has no equivalent of {plugin}", "leave it out")
             return
-    draft.drop("is about speed; surefoot chooses its kernels itself", "plugins")
+    draft.drop("affects speed only; surefoot chooses its own kernels", "plugins")
     if draft["hub_model_id"]:
         draft.arguments += ["--push", draft["hub_model_id"]]
-        draft.note("hub_model_id", "changed", "uploaded once, at the end, privately", "--push")
+        draft.note("hub_model_id", "changed", "uploaded once, at the end, to a private repository", "--push")
     if draft["auto_resume_from_checkpoints"]:
         draft.arguments.append("--resume")
         draft.note("auto_resume_from_checkpoints", "carried", "", "--resume")
-        draft.drop("auto_resume_from_checkpoints says it already", "resume_from_checkpoint")
+        draft.drop("auto_resume_from_checkpoints already sets it", "resume_from_checkpoint")
     else:
         resume_argument(draft, "resume_from_checkpoint", str(draft["output_dir"]))
 
@@ -312,11 +314,11 @@ def _set_tokens(draft: Draft) -> None:
     given = {name: token for name, token in tokens.items() if token} if isinstance(tokens, dict) else {}
     if other := [name for name in given if name != "pad_token"]:
         fix = "change the tokenizer's own files"
-        draft.refuse("special_tokens", f"{other[0]}: surefoot takes the tokenizer's own but for its PAD", fix)
+        draft.refuse("special_tokens", f"{other[0]}: surefoot uses the tokenizer's own special tokens except PAD", fix)
     elif given:
         draft.set("tokenizer.pad", given["pad_token"], "special_tokens")
     else:
-        draft.drop("asks for nothing", "special_tokens")
+        draft.drop("is off or not set", "special_tokens")
 
 
 RULES = (

@@ -1,7 +1,7 @@
-"""Scripts under the names that existing launch scripts call, each a few lines onto surefoot.
+"""Scripts with the names that existing launch scripts call; each calls surefoot in a few lines.
 
-They lie in `scripts/` as they are used: `source compat/activate` in the repository, or `surefoot compat DIR` for users
-of the installed package. See docs/dialects.md.
+They are in `scripts/`. Use `source compat/activate` in the repository, or `surefoot compat DIR` with the installed
+package. See docs/dialects.md.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
 _ANY_PYTHON = b"#!/usr/bin/env python3\n"
-_LONGEST = 127  # bytes of a first line, on the systems that read least
-REGISTRY = "data/dataset_info.json"  # LLaMA-Factory's list of data sets, which users write themselves
-_RECORD = ".surefoot-scripts.json"  # name -> SHA-256 of each script, as it was written into the folder
+_LONGEST = 127  # bytes of a shebang line that every system reads
+REGISTRY = "data/dataset_info.json"  # LLaMA-Factory's list of datasets, which users edit
+_RECORD = ".surefoot-scripts.json"  # name -> SHA-256 of each script as written into the folder
 
 
 def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
-    """Write the scripts into `folder`, to be started by the Python that has surefoot, and return their names. A
-    registry that is there already stays, and is not among them. overwrite: scripts that an earlier version wrote there
-    may go. Raises InputError where surefoot did not write a file of one of these names, or `overwrite` is off, and for
-    a run's folder; EnvironmentFault where nothing can be written. Then nothing is."""
+    """Write the scripts into `folder`, with this Python as interpreter, and return their names.
+
+    An existing registry of datasets is kept and not returned. Nothing is written if an error is raised.
+    overwrite: replace scripts that another version wrote there.
+    Raises InputError if `folder` is a run folder, if surefoot did not write one of the existing files, or if they
+    differ and `overwrite` is off; EnvironmentFault if the folder is not writable.
+    """
     if any((folder / name).is_file() for name in ("plan.json", "MANIFEST.json")):
         raise InputError(
-            Fault(str(folder), "is the folder of a run", "name another folder, such as old-names", code="SF-USE-OUTPUT")
+            Fault(str(folder), "is a run folder", "name another folder, such as old-names", code="SF-USE-OUTPUT")
         )
     durable.require_writable(folder)
     with resources.as_file(resources.files(__name__) / "scripts") as scripts:
@@ -42,15 +45,15 @@ def write_scripts(folder: Path, *, overwrite: bool) -> list[str]:
     changed = {name for name, ours in files.items() if _is_other(folder / name, ours)}
     written = _recorded(folder)
     if foreign := sorted(name for name in changed if _digest(folder / name) != written.get(name, "")):
-        what = f"has files of these names that surefoot did not write: {first_few(foreign, 3)}"
+        what = f"has files with these names that surefoot did not write: {first_few(foreign, 3)}"
         raise InputError(Fault(str(folder), what, "name another folder, or move them away", code="SF-USE-OUTPUT"))
     if changed and not overwrite:
-        what = f"has files of these names that another version wrote: {first_few(sorted(changed), 3)}"
+        what = f"has files with these names that another version wrote: {first_few(sorted(changed), 3)}"
         raise InputError(Fault(str(folder), what, "name another folder, or add --overwrite", code="SF-USE-OUTPUT"))
     for name, ours in files.items():
         durable.make_folders((folder / name).parent)
         durable.write_bytes(folder / name, ours)
-        if ours.startswith(b"#!"):  # packages lose the mode of Python files
+        if ours.startswith(b"#!"):  # wheels do not keep the file mode
             durable.make_executable(folder / name)
     digests = {name: hashlib.sha256(ours).hexdigest() for name, ours in files.items()}
     durable.write_json(folder / _RECORD, digests)
@@ -64,8 +67,9 @@ def _files(scripts: Path) -> Iterator[str]:
 
 
 def _with_python(script: bytes, python: str) -> bytes:
-    """Outside of its environment, `python3` would not find surefoot. Systems read so much of a first line and know no
-    quotes: a longer path, or one with a blank, goes through sh, in lines that Python reads as a text."""
+    """Return the script with `python` as interpreter, since another `python3` may not find surefoot. A shebang is
+    limited in length and cannot be quoted, so a long path or one with a blank goes through sh, in lines that Python
+    reads as a string."""
     if not script.startswith(_ANY_PYTHON) or not python:
         return script
     first = f"#!{python}\n"
@@ -79,7 +83,7 @@ def _is_other(path: Path, ours: bytes) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """None for what is no file that can be read."""
+    """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
         return hashlib.sha256(plain_files.read_bytes(path)).hexdigest()
     except OSError:
@@ -87,7 +91,7 @@ def _digest(path: Path) -> str | None:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """What `write_scripts` wrote into the folder; nothing where its record is gone."""
+    """Return the digests that `write_scripts` recorded; empty if the record is missing or damaged."""
     try:
         return dict(json.loads(plain_files.read_text(folder / _RECORD)))
     except (OSError, ValueError, TypeError, RecursionError):

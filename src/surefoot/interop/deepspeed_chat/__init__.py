@@ -1,8 +1,8 @@
-"""DeepSpeed-Chat's three steps, and its DPO: `deepspeed main.py …` in the folder of a step, or by its path.
+"""Translate DeepSpeed-Chat's three steps and its DPO: `deepspeed main.py …` in a step's folder, or by its path.
 
     deepspeed training/step1_supervised_finetuning/main.py --model_name_or_path facebook/opt-1.3b --zero_stage 2
 
-Each step's program is called `main.py`; the folder says which it is, else a flag that one step alone has.
+Every step's program is called `main.py`. The folder tells which it is, else a flag that only one step has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _RULES = {
 
 
 def step_of(command: Command) -> Step | None:
-    """Which step a `main.py` is; None where neither folder nor flag says so, and for another program."""
+    """Return the step of a `main.py`; None if neither folder nor flags tell, and for other programs."""
     if command.name != "main.py":
         return None
     for place in (command.program, command.folder):
@@ -91,7 +91,7 @@ def _claims_unknown(command: Command) -> bool:
 
 
 def _from_unknown(command: Command, options: Options) -> Translation:
-    fix = f"start it in the folder of the step, or name it: training/{FOLDERS['sft']}/main.py"
+    fix = f"start it in the step's folder, or give its path: training/{FOLDERS['sft']}/main.py"
     raise command_error(command.program, "could be DeepSpeed-Chat's step 1 or step 2", fix)
 
 

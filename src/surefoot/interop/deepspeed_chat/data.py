@@ -1,6 +1,6 @@
-"""DeepSpeed-Chat's data sets in surefoot's words: names, files and folders, and the share of each step.
+"""Translate DeepSpeed-Chat's datasets: names, files and folders, and the share of each step.
 
-It reads every set as texts: a prompt that already holds its `Human:` and `Assistant:`, an answer behind it, and EOS.
+It reads every dataset as text: a prompt that already contains `Human:` and `Assistant:`, then the answer and EOS.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from surefoot.interop.shared_rules import short_sources
 from surefoot.system.locations import DATA_SUFFIXES, is_hub_data
 
 TAKE: Mapping[Step, int] = {"sft": 1, "reward": 2, "dpo": 2, "ppo": 3}
-_ANSWERS = ("chosen", "response", "completion")  # what may hold the answer to a prompt, the better one of pairs first
-# Sets with prompt, chosen and rejected whose prompts hold their `Human:` and `Assistant:` -> the split to evaluate on.
+_ANSWERS = ("chosen", "response", "completion")  # fields with the answer, the preferred one of a pair first
+# Datasets with prompt, chosen and rejected whose prompts contain `Human:` and `Assistant:` -> evaluation split.
 _PLAIN = {"Dahoas/rm-static": "test", "Dahoas/full-hh-rlhf": "test"}
 _PLAIN_RECORD = {"prompt": "", "chosen": "", "rejected": ""}
 _OTHER = (
@@ -29,7 +29,7 @@ _OTHER = (
     "lmqg/qg_jaquad", "lmqg/qag_jaquad",
 )  # fmt: skip
 _FILE = "local/jsonfile"
-_HELD = 0.1  # of a set without a split to evaluate on, as there
+_HELD_OUT = 0.1  # fraction of a dataset without an evaluation split, as in DeepSpeed-Chat
 
 
 def data_rule(step: Step) -> Callable[[Draft], None]:
@@ -40,20 +40,20 @@ def _set_data(draft: Draft, step: Step) -> None:
     first, folder = draft.options.first, draft.folder
     share = _share(draft, step)
     train: list[dict[str, Any]] = []
-    held: list[dict[str, Any]] = []
+    evaluation: list[dict[str, Any]] = []
     names = [(name, share) for name in draft["data_path"]]
     if step in ("sft", "dpo"):
         names += [(name, None) for name in draft["sft_only_data_path"]]
         if not draft["sft_only_data_path"]:
-            draft.drop("names no set", "sft_only_data_path")
+            draft.drop("names no dataset", "sft_only_data_path")
     for name, part in names:
         more = {"share": part} if part else {}
-        for target, path in zip((train, held), _paths(draft, name, first, folder), strict=True):
+        for target, path in zip((train, evaluation), _paths(draft, name, first, folder), strict=True):
             if path is not None:
                 target.append({"path": path["path"], **_layout(path["path"], step, first), **path, **more})
-    why = "its texts go through no template"
-    if step != "sft":  # which learns prompt and answer as one text
-        why = "the texts as they stand; where they are dialogues, each earlier answer ends with EOS"
+    why = "DeepSpeed-Chat uses no chat template"
+    if step != "sft":  # step 1 trains on prompt and answer as one text
+        why = "texts are used as they are; in dialogues, each earlier answer ends with EOS"
     draft.set("data.template", "raw" if step == "sft" else BY_RECORD, why=why)
     words = ("data_path", "data_split", *(["sft_only_data_path"] if step in ("sft", "dpo") else []))
     if train:
@@ -61,16 +61,16 @@ def _set_data(draft: Draft, step: Step) -> None:
     if share is not None:
         draft.note("data_split", "carried", "", "data.train.share")
     if step == "ppo":
-        return  # the prompts are only answered, and nothing is held out there
-    if held:
-        draft.set("data.eval", short_sources(held), *words)
+        return  # PPO only answers the prompts; nothing is held out
+    if evaluation:
+        draft.set("data.eval", short_sources(evaluation), *words)
     else:
-        draft.set("data.eval", _HELD, "data_path", why="")
-    draft.set("eval_at_start", True, why="it evaluates before the first step")
+        draft.set("data.eval", _HELD_OUT, "data_path", why="")
+    draft.set("eval_at_start", True, why="DeepSpeed-Chat evaluates before the first step")
 
 
 def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
-    """What this step takes of every set; None for all of it."""
+    """Return the share of every dataset that this step takes; None for all of it."""
     try:
         parts = [float(part) for part in str(draft["data_split"]).split(",")]
     except ValueError:
@@ -80,7 +80,7 @@ def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
         return None
     take = TAKE[step]
     if parts[take - 1] == 0:
-        draft.refuse("data_split", f"leaves nothing to step {take}", f"give its part (the {take}.) a share above 0")
+        draft.refuse("data_split", f"leaves nothing for step {take}", f"make number {take} of the three larger than 0")
         return None
     if parts[take - 1] == sum(parts):
         return None
@@ -91,13 +91,13 @@ def _share(draft: Draft, step: Step) -> dict[str, Any] | None:
 def _paths(
     draft: Draft, name: str, first: FirstRecord, folder: str
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Source to train on and source to evaluate on."""
+    """Return the training source and the evaluation source of a dataset; None for what it does not have."""
     if name == _FILE:
-        place = _beside(folder, first)
+        place = _data_folder(folder, first)
         return {"path": f"{place}/train.json"}, {"path": f"{place}/eval.json"}
     if known := next((one for one in _OTHER if one in name), None):
-        what = f"{known} has records of a form of its own"
-        fix = "write them to a file of records with prompt, chosen and rejected, and name that"
+        what = f"surefoot does not support the records of {known}"
+        fix = "write them to a file of records with prompt, chosen and rejected, and give that file"
         draft.refuse("data_path", what, fix)
         return None, None
     if known := next((one for one in _PLAIN if one in name), None):
@@ -107,15 +107,15 @@ def _paths(
     return {"path": name}, None
 
 
-def _beside(folder: str, first: FirstRecord) -> str:
-    """The app's own data folder: beside `training/`, above the folder of the step, or here."""
+def _data_folder(folder: str, first: FirstRecord) -> str:
+    """Return the application's data folder: next to `training/`, or in the working folder."""
     app = folder.partition("/training/")[0] if "/training/" in folder else ""
     above = "../" * folder.removeprefix(app).strip("/").count("/") + "../data" if app else "data"
     return above if app and first(f"{above}/train.json") else "data"
 
 
 def _layout(path: str, step: Step, first: FirstRecord) -> dict[str, Any]:
-    """format and columns, where the tool reads a file otherwise than surefoot would by itself."""
+    """Return format and columns if DeepSpeed-Chat reads the file differently from surefoot's own detection."""
     known = any(one in path for one in _PLAIN)
     record = _PLAIN_RECORD if known else first(path)
     if record is None or not isinstance(record.get("prompt", ""), str):

@@ -1,7 +1,7 @@
-"""The lines that DeepSpeed-Chat's users search a training.log for, with the numbers of this run.
+"""Print the lines that DeepSpeed-Chat's users search a training.log for.
 
-Step 1: `ppl: x, loss: y` of an evaluation. Step 2: mean scores and accuracy of the held-out pairs. Step 3: losses and
-reward of every step, and the moving average of the reward that it prints.
+Step 1: `ppl: x, loss: y` of an evaluation. Step 2: mean scores and accuracy on held-out pairs. Step 3: losses and
+reward of every step, with the reward's moving average.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefoot.interop.deepspeed_chat.rows import Step
 from surefoot.interop.tool_log import Lines, ToolLog
 from surefoot.interop.translation import Translation
 
-_KEPT = 0.9  # of the moving average of the reward, as there
+_DECAY = 0.9  # of the reward's moving average, as in DeepSpeed-Chat
 
 
 def log_lines(step: Step, translation: Translation) -> ToolLog:
@@ -26,7 +26,7 @@ def _perplexity(row: Mapping[str, Any]) -> Lines:
     loss = row.get("eval_loss")
     if loss is None:
         return ()
-    return [f"ppl: {math.exp(min(loss, 100)):.10g}, loss: {loss:.10g}"]  # exp(100) is as bad as it gets, as there
+    return [f"ppl: {math.exp(min(loss, 100)):.10g}, loss: {loss:.10g}"]  # DeepSpeed-Chat caps the exponent as well
 
 
 def _scores(row: Mapping[str, Any]) -> Lines:
@@ -48,9 +48,9 @@ def _rollouts() -> Callable[[Mapping[str, Any]], Lines]:
         if any(row.get(name) is None for name in names):
             return ()
         actor, critic, reward = (row[name] for name in names)
-        average[:] = [reward if not average else _KEPT * average[0] + (1 - _KEPT) * reward]
+        average[:] = [reward if not average else _DECAY * average[0] + (1 - _DECAY) * reward]
         losses = f"Actor Loss: {actor} | Critic Loss: {critic} | Unsupervised Loss: {row.get('text_loss') or 0.0}"
-        epoch = max(0, math.ceil(row["epoch"]) - 1)  # that the step belongs to: the row counts what is over after it
+        epoch = max(0, math.ceil(row["epoch"]) - 1)  # epoch of the step: the row counts epochs completed after it
         place = f"Epoch: {epoch} | Step: {row['current_steps']} | PPO Epoch: {row.get('ppo_epoch', 1)}"
         return [
             f"{place} | {losses}",

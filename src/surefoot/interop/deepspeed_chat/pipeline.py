@@ -1,8 +1,8 @@
-"""`e2e_rlhf.py` (once `train.py`): the scripts that it starts, one for each step.
+"""Translate `e2e_rlhf.py` (formerly `train.py`) to the scripts that it starts, one per step.
 
     runs_of(["--actor-model", "1.3b", "--reward-model", "350m"])
 
-Three runs are no single config, so `surefoot translate` names the three commands; compat's e2e_rlhf.py starts them.
+Three runs do not fit one config, so `surefoot translate` names the three commands; compat's e2e_rlhf.py starts them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from surefoot.interop.words import read_only_flags
 NAME = "e2e_rlhf.py"
 _STEPS = {1: "step1_supervised_finetuning", 2: "step2_reward_model_finetuning", 3: "step3_rlhf_finetuning"}
 ACTORS, REWARDS = ("1.3b", "llama_8b", "llama_8b_lora"), ("350m", "llama_8b")
-_PUBLISHER = "facebook/opt-"  # the old version named models by their hub ids
+_PUBLISHER = "facebook/opt-"  # the old version took hub ids
 
 
 def _numbers(value: object) -> list[int]:
@@ -30,21 +30,21 @@ def _numbers(value: object) -> list[int]:
 
 
 ROWS: Mapping[str, Row] = by_name(
-    joint("step", [1, 2, 3], (), "which of the three", type=_numbers),
+    joint("step", [1, 2, 3], (), "steps to run", type=_numbers),
     joint("actor_model", "1.3b", (), f"{', '.join(ACTORS)}: the scripts that compat has", type=text),
     joint("reward_model", "350m", (), f"{', '.join(REWARDS)}: the scripts that compat has", type=text),
-    joint("actor_zero_stage", None, (), "the script's own where it is not given", type=whole),
-    joint("reward_zero_stage", None, (), "the script's own where it is not given", type=whole),
-    joint("output_dir", "./output", (), "actor-models, reward-models and step3-models lie in it", type=text),
+    joint("actor_zero_stage", None, (), "default: set by the script", type=whole),
+    joint("reward_zero_stage", None, (), "default: set by the script", type=whole),
+    joint("output_dir", "./output", (), "contains actor-models, reward-models and step3-models", type=text),
     joint("deployment_type", "single_node", (), "single_gpu or single_node", type=text),
-    joint("num_gpus", None, (), "the old way to say deployment_type: 1, or 8", type=whole),
+    joint("num_gpus", None, (), "older form of deployment_type: 1 or 8", type=whole),
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """step: 1, 2 or 3. script: below compat/deepspeed_chat. needs: folders of the models that it starts from.
-    environment: what the script reads there."""
+    """step: 1, 2 or 3. script: path below compat/deepspeed_chat. needs: folders of the models that it starts from.
+    environment: variables that the script reads."""
 
     step: int
     script: str
@@ -54,18 +54,18 @@ class Run:
 
 
 def runs_of(words: Sequence[str]) -> list[Run]:
-    """Raises InputError with every fault."""
+    """Return the runs that the flags ask for. Raises InputError with every fault."""
     flags = read_only_flags(words, lists=("step",))
     draft = Draft(Dialect(NAME, ROWS, ()), flags)
     actor, reward = (str(draft[f"{name}_model"]).removeprefix(_PUBLISHER) for name in ("actor", "reward"))
     for name, size, known in (("actor_model", actor, ACTORS), ("reward_model", reward, REWARDS)):
         if size not in known:
-            fix = f"use {', '.join(known)}, or a config of your own (surefoot migrate)"
+            fix = f"use {', '.join(known)}, or your own config (surefoot migrate)"
             draft.refuse(name, f"compat has no script for {size}", fix)
     if draft["deployment_type"] not in ("single_gpu", "single_node") or draft["num_gpus"] not in (None, 1, 8):
         draft.refuse("deployment_type", "compat's scripts start on one machine", "use single_gpu or single_node")
     if wrong := [step for step in draft["step"] if step not in _STEPS]:
-        draft.refuse("step", f"there is no step {wrong[0]}", "it has 1, 2 and 3")
+        draft.refuse("step", f"there is no step {wrong[0]}", "use 1, 2 and 3")
     for name in ROWS:
         draft.note(name, "carried")
     draft.finish("")
@@ -93,10 +93,10 @@ def claims(command: Command) -> bool:
 
 
 def from_command(command: Command, options: Options) -> Translation:
-    """Always an error: it says the three commands."""
+    """Raise an error that names the three commands."""
     lines = [shlex.join(["bash", run.script, *run.arguments]) for run in runs_of(command.arguments)]
-    what = "starts one run after another, and this reads one"
-    raise command_error(command.program, what, f"compat/deepspeed_chat/{NAME} does; its runs: {'; '.join(lines)}")
+    what = "starts several runs, and surefoot translates one at a time"
+    raise command_error(command.program, what, f"use compat/deepspeed_chat/{NAME}, or its runs: {'; '.join(lines)}")
 
 
 PIPELINE = Tool(f"DeepSpeed-Chat {NAME}", claims, from_command, rows=ROWS)

@@ -1,7 +1,7 @@
-"""What several of DeepSpeed-Chat's flags decide together, in its three steps.
+"""Rules for DeepSpeed-Chat flags that have to be translated together, in its three steps.
 
-What the original fixes in its code is written out as an assumption where surefoot's default differs: betas 0.9 and
-0.95, texts without a template, every token learned in step 1, the last weights saved, the constants of PPO.
+Constants in the original's code are written out as assumptions where surefoot's default differs: betas 0.9 and 0.95,
+texts without a template, loss on every token in step 1, the last weights saved, the constants of PPO.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from surefoot.interop.shared_rules import counted, set_warmup, switch
 from surefoot.interop.trainer import set_schedule_name
 
 OUTPUT = "./output"
-_ALONE = "one process holds all of it: nothing is shared out"
-ONE_OR_THE_OTHER = "the original trains all weights besides LoRA, and surefoot trains one or the other"
-_GROUPS = "one rate: with LoRA nothing else trains but a reward model's head"
-_AGAIN = "goes on from the newest checkpoint in output_dir, if any; the original began anew and wrote over it"
+_ALONE = "one process holds everything: nothing is sharded"
+ONE_OR_THE_OTHER = "the original trains all weights and LoRA; surefoot trains either"
+_GROUPS = "there is one rate, as with LoRA only a reward model's head trains as well"
+_AGAIN = "resumes from the newest checkpoint in output_dir, if any; the original starts over and overwrites it"
 
 
 def set_stage(step: Step) -> Callable[[Draft], None]:
     def rule(draft: Draft) -> None:
         draft.set("stage", step)
-        draft.set("optim.betas", [0.9, 0.95], why="fixed there")
-        draft.set("bos.prepend", "tokenizer", why="its texts begin as the tokenizer begins them")
-        draft.set("checkpoint.best", "none", why="the last weights are saved there")
+        draft.set("optim.betas", [0.9, 0.95], why="fixed in DeepSpeed-Chat")
+        draft.set("bos.prepend", "tokenizer", why="DeepSpeed-Chat leaves BOS to the tokenizer")
+        draft.set("checkpoint.best", "none", why="DeepSpeed-Chat saves the last weights")
         if step == "sft":
-            draft.set("data.train_on", "everything", why="the prompt is learned, too; data.train_on=responses does not")
-            draft.set("data.encoding", "whole", why="prompt and answer are one text there")
+            draft.set(
+                "data.train_on", "everything", why="prompts carry loss as well; data.train_on=responses masks them"
+            )
+            draft.set("data.encoding", "whole", why="DeepSpeed-Chat tokenizes prompt and answer as one text")
         if step == "reward":
             draft.set("reward.loss", "divergence", why="the mean over all positions from the first difference on")
 
@@ -62,16 +64,16 @@ def set_schedule(draft: Draft) -> None:
 
 
 def set_evaluation(draft: Draft) -> None:
-    """Steps 1 and 2 evaluate after every epoch; step 2 besides every so many steps, where it is asked to."""
+    """Set eval_every: every epoch in steps 1 and 2, or every eval_interval steps in step 2."""
     interval = draft["eval_interval"] if "eval_interval" in draft.rows else 0
     if interval < 0:
         draft.refuse("eval_interval", f"expected a number of steps from 0, got {interval}")
     elif interval:
-        why = "in place of the end of each epoch"
+        why = "instead of at the end of each epoch"
         draft.set("eval_every", counted(interval, "step"), "eval_interval", why=why)
     else:
         draft.set("eval_every", "1 epoch", *(["eval_interval"] if "eval_interval" in draft.rows else []),
-                  why="" if draft.given("eval_interval") else "it evaluates after every epoch")  # fmt: skip
+                  why="" if draft.given("eval_interval") else "DeepSpeed-Chat evaluates after every epoch")  # fmt: skip
 
 
 def set_padding(draft: Draft) -> None:
@@ -79,7 +81,7 @@ def set_padding(draft: Draft) -> None:
     if draft.given(name):
         draft.set("reward.num_padding_at_beginning", draft[name], name)
     else:
-        why = "its 1 is right for OPT alone; here the tokenizer is looked at"
+        why = "the default 1 fits only OPT; surefoot checks the tokenizer"
         draft.assume(f"{name}: auto", why, "reward.num_padding_at_beginning")
 
 
@@ -92,7 +94,7 @@ def set_seed(draft: Draft) -> None:
 def set_precision(draft: Draft) -> None:
     dtype = draft["dtype"]
     if dtype not in ("fp16", "bf16"):
-        draft.refuse("dtype", f"{dtype} is not a type of DeepSpeed-Chat's", "use fp16 or bf16")
+        draft.refuse("dtype", f"DeepSpeed-Chat has no dtype {dtype}", "use fp16 or bf16")
         return
     draft.set("precision.compute", dtype, "dtype")
 
@@ -102,29 +104,27 @@ def set_dropout(draft: Draft) -> None:
 
 
 def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...]) -> None:
-    """One share for the model's own layers. switches: old names of a share of 0."""
+    """Set model.dropout. shares: flags with a rate. switches: older flags for a rate of 0."""
     requested = {name: draft[name] for name in shares if draft[name] is not None}
     requested |= {name: 0.0 for name in switches if draft[name]}
-    draft.drop("asks for nothing", *(name for name in (*shares, *switches) if name not in requested))
+    draft.drop("is off or not set", *(name for name in (*shares, *switches) if name not in requested))
     if len(set(requested.values())) > 1:
         *_, last = requested
-        draft.refuse(
-            last, f"{' and '.join(requested)} differ, and one share is for all models of a run", "give one value"
-        )
+        draft.refuse(last, f"{' and '.join(requested)} differ, but a run has one rate for all models", "give one value")
     elif requested:
         value = next(iter(requested.values()))
         if not 0 <= value < 1:
-            draft.refuse(next(iter(requested)), f"expected a share below 1, got {value:g}")
+            draft.refuse(next(iter(requested)), f"expected a rate below 1, got {value:g}")
             return
         others = [
             name for name in shares if not any(name.endswith(given.removeprefix("disable_")) for given in requested)
         ]
-        both = f"for both models; there the one of {others[0]} keeps its own" if others else ""
+        both = f"for both models; in DeepSpeed-Chat the model of {others[0]} keeps its own" if others else ""
         draft.set("model.dropout", value, *requested, why=both)
     elif draft.written("stage") in ("reward", "dpo"):
-        draft.set("model.dropout", "own", *shares, why="as there, where --dropout is not given")
+        draft.set("model.dropout", "own", *shares, why="as in DeepSpeed-Chat without --dropout")
     elif draft.written("stage") == "ppo":
-        why = "the models' own dropout there; none here, where ratios compare log-probabilities"
+        why = "DeepSpeed-Chat keeps the models' dropout; surefoot uses none, as ratios compare log-probabilities"
         draft.assume(f"{' and '.join(shares)} not given", why, "model.dropout")
 
 
@@ -140,18 +140,18 @@ def set_adapter(draft: Draft) -> None:
         draft.set("optim.lr", draft["learning_rate"], "learning_rate")
         return
     draft.set("optim.lr", draft["lora_learning_rate"], "lora_learning_rate")
-    draft.note("learning_rate", "listed", f"lora_learning_rate is LoRA's; {_GROUPS}")
+    draft.note("learning_rate", "listed", f"with LoRA lora_learning_rate applies; {_GROUPS}")
 
 
 def set_lora(draft: Draft, prefix: str) -> None:
-    """LoRA of one model. prefix: of its flags, such as actor_."""
+    """Set the adapter of one model. prefix: prefix of its flags, such as actor_."""
     rank, place, alone = f"{prefix}lora_dim", f"{prefix}lora_module_name", "only_optimize_lora"
     rate = f"{prefix}lora_learning_rate"
     if draft[rank] < 0:
         draft.refuse(rank, f"expected a number from 0, got {draft[rank]}")
         return
     if draft[rank] == 0:
-        draft.drop(f"{rank} is 0: there is no LoRA", rank, place, rate, alone)
+        draft.drop(f"{rank} is 0, so there is no LoRA", rank, place, rate, alone)
         return
     if not draft[alone]:
         fix = f"add --{alone}, or leave out --{rank} to train all weights"
@@ -161,7 +161,7 @@ def set_lora(draft: Draft, prefix: str) -> None:
     draft.set("adapter.rank", draft[rank], rank)
     draft.set("adapter.alpha", 1.0, rank)
     draft.set("adapter.targets", [draft[place]], place)
-    draft.set("adapter.publish", "merged", why="it saves whole models only")
+    draft.set("adapter.publish", "merged", why="DeepSpeed-Chat saves whole models only")
 
 
 def set_parallel(draft: Draft) -> None:
@@ -169,7 +169,7 @@ def set_parallel(draft: Draft) -> None:
 
 
 def set_zero(draft: Draft, *stages: str) -> None:
-    """The engine of several processes; of one, nothing is shared out."""
+    """Set `parallel` for several processes; with one process nothing is sharded."""
     count, offload = processes(draft), draft["offload"]
     for name in stages:
         if draft[name] not in (0, 1, 2, 3):
@@ -179,14 +179,14 @@ def set_zero(draft: Draft, *stages: str) -> None:
         draft.drop(_ALONE, *stages, "offload")
         return
     highest = max(draft[name] for name in stages)
-    both = "one engine for both models, at the higher stage" if len({draft[name] for name in stages}) > 1 else ""
-    draft.set("parallel.nproc", count, why="as many as the launcher starts")
+    both = "both models use one engine, at the higher stage" if len({draft[name] for name in stages}) > 1 else ""
+    draft.set("parallel.nproc", count, why="the number that the launcher starts")
     draft.set("parallel.engine", "deepspeed" if highest else "ddp", *stages, why=both)
     if highest:
         draft.set("parallel.zero_stage", highest, *stages, why=both)
         draft.set("parallel.offload", {False: "none", True: "all" if highest == 3 else "optimizer"}[offload], "offload")
     else:
-        draft.drop("zero_stage is 0: nothing is shared out", "offload")
+        draft.drop("zero_stage is 0, so nothing is sharded", "offload")
 
 
 def set_tracking(draft: Draft) -> None:
@@ -194,13 +194,15 @@ def set_tracking(draft: Draft) -> None:
 
 
 def set_output(inside: str = "") -> Callable[[Draft], None]:
-    """inside: the folder below output_dir that holds the model there."""
+    """Return a rule that sets output. inside: subfolder of output_dir that holds the model."""
 
     def rule(draft: Draft) -> None:
         output = draft["output_dir"] or OUTPUT
-        why = "a run is always saved, and the original's scripts name it so" if not draft["output_dir"] else ""
+        why = "a run is always saved; the original's scripts use this name" if not draft["output_dir"] else ""
         folder = f"{output.rstrip('/')}/{inside}" if inside else output
-        draft.set("output", folder, "output_dir", why=f"the policy lies in {inside}/, as there" if inside else why)
+        draft.set(
+            "output", folder, "output_dir", why=f"the policy is in {inside}/, as in DeepSpeed-Chat" if inside else why
+        )
         draft.arguments.append("--resume")
         draft.assume("an earlier run", _AGAIN, "--resume")
 
@@ -212,16 +214,15 @@ COMMON = (set_precision, set_schedule, set_seed, set_tracking)
 
 EMA = 0.992
 _CONSTANTS = "kl_ctl 0.1, clip_reward 5, cliprange 0.2, cliprange_value 0.2, gamma 1, lam 0.95"
-_GREEDY = (
-    "drawn at temperature 1; the original asks for no sampling, and then the model's generation_config.json decides"
-)
-_LONG = "a longer prompt is left out, as by the original; none is cut"
+_GREEDY = "sampled at temperature 1; the original leaves sampling to the model's generation_config.json"
+_LONG = "longer prompts are dropped, not truncated, as in the original"
 
 
 def set_rollouts(draft: Draft) -> None:
-    """Steps of training batch x accumulation answers, out of rollouts of generation batch x generation batches.
+    """Set batch.* and ppo.rollout_batches: a step takes training batch x accumulation answers, and a rollout makes
+    generation batch x generation batches.
 
-    A step of several rollouts is one rollout: no weight moves between them.
+    A step over several rollouts becomes one rollout, as no weight changes between them.
     """
     names = (
         "per_device_training_batch_size", "gradient_accumulation_steps", "per_device_generation_batch_size",
@@ -235,9 +236,9 @@ def set_rollouts(draft: Draft) -> None:
     step, rollout = micro * passes, answered * batches
     count = processes(draft)
     if rollout % step and (step % rollout or draft["ppo_epochs"] > 1):
-        what = f"{rollout} answers of a rollout make no whole number of steps of {step}"
+        what = f"a rollout of {rollout} answers is not a whole number of steps of {step}"
         given = next((name for name in reversed(names) if draft.given(name)), names[2])
-        draft.refuse(given, what, "give as many answers as steps take, or a multiple")
+        draft.refuse(given, what, "make one a multiple of the other")
         return
     several = f"times {count} processes" if count > 1 else ""
     draft.set("batch.size", step * count, *names[:2], why=several)
@@ -255,7 +256,7 @@ def set_lengths(draft: Draft) -> None:
     draft.set("ppo.max_new_tokens", answer, "max_answer_seq_len")
     draft.assume(f"prompts above {prompt} tokens", _LONG, "data.max_length")
     draft.assume("do_sample", _GREEDY, "ppo.temperature")
-    draft.assume(_CONSTANTS, "fixed there, and surefoot's own defaults", "ppo.kl", "ppo.reward_clip", "ppo.ratio_clip",
+    draft.assume(_CONSTANTS, "fixed there, and surefoot's defaults", "ppo.kl", "ppo.reward_clip", "ppo.ratio_clip",
                  "ppo.value_clip", "ppo.gamma", "ppo.gae_lambda")  # fmt: skip
 
 
@@ -264,25 +265,25 @@ def set_actor_adapter(draft: Draft) -> None:
     actor = draft["actor_lora_dim"] > 0
     name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
     draft.set("optim.lr", draft[name], name)
-    draft.drop("actor_lora_learning_rate is LoRA's", *(["actor_learning_rate"] if actor else []))
+    draft.drop("with LoRA actor_lora_learning_rate applies", *(["actor_learning_rate"] if actor else []))
     _set_critic(draft, actor)
 
 
 def _set_critic(draft: Draft, actor: bool) -> None:
-    """Its adapter, which is as the actor's where that is not said otherwise."""
+    """Set the critic's adapter, which defaults to the actor's in surefoot."""
     words = rank, place, rate = "critic_lora_dim", "critic_lora_module_name", "critic_lora_learning_rate"
     key, alone = "ppo.critic_adapter", "only_optimize_lora"
     if draft[rank] < 0:
         draft.refuse(rank, f"expected a number from 0, got {draft[rank]}")
         return
     if draft[rank] == 0:
-        draft.drop(f"{rank} is 0: all of the critic trains", *words)
+        draft.drop(f"{rank} is 0, so all of the critic trains", *words)
         draft.set("ppo.critic_lr", draft["critic_learning_rate"], "critic_learning_rate")
         if actor:
-            draft.set(key, "none", rank, why="all of the critic trains where it has no LoRA, as there")
+            draft.set(key, "none", rank, why="without LoRA all of the critic trains, as in DeepSpeed-Chat")
         return
     draft.set("ppo.critic_lr", draft[rate], rate)
-    draft.drop(f"{rate} is LoRA's", "critic_learning_rate")
+    draft.drop(f"with LoRA {rate} applies", "critic_learning_rate")
     if actor and all(draft[f"actor_{word}"] == draft[f"critic_{word}"] for word in ("lora_dim", "lora_module_name")):
         draft.note(rank, "carried", "", key)
         draft.note(place, "carried", "", key)
@@ -322,7 +323,7 @@ def set_unsupervised(draft: Draft) -> None:
 
 
 def set_stop(draft: Draft) -> None:
-    """enable_test_mode ends the run after so many steps."""
+    """Set duration: enable_test_mode ends the run after test_stop_step steps."""
     if not draft["enable_test_mode"]:
         draft.drop("belongs to enable_test_mode", "test_stop_step")
         set_length(draft)
@@ -332,7 +333,7 @@ def set_stop(draft: Draft) -> None:
         draft.refuse("enable_test_mode", what, "give --test_stop_step")
         return
     draft.set("duration", counted(draft["test_stop_step"], "step"), "enable_test_mode", "test_stop_step")
-    draft.drop("test_stop_step goes before it", "num_train_epochs")
+    draft.drop("test_stop_step takes precedence", "num_train_epochs")
 
 
 PPO_RULES = (

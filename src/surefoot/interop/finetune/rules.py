@@ -1,10 +1,10 @@
-"""Which program called `finetune.py` a command means, and how its flags and what its text fixes become a config.
+"""Recognize which `finetune.py` a command runs, and translate its flags and the constants in its code.
 
-    source = read_source("finetune.py", text)        # None: a script of another kind
+    source = read_source("finetune.py", text)        # None for any other script
     source.name, source.defaults["weight_decay"]     # "DoRA", 0.0
 
-The programs are told apart by the arguments of `train(…)`. Its defaults and the literals of its TrainingArguments are
-read from the syntax tree, so a copy with numbers of its own trains with these; nothing is executed.
+The programs are recognized by the arguments of `train(…)`. Its defaults and the literals in its TrainingArguments are
+read from the syntax tree, so a modified copy trains with its own numbers. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
     ORIGINAL: _SHARED,
     ALPACA_LORA: _SHARED | {"weight_decay": 0.0, "eval_steps": 200, "save_steps": 200},
 }
-"""Settings of TrainingArguments that no flag of the program decides, where its text is not at hand."""
+"""TrainingArguments that no flag of the program sets, used if its file cannot be read."""
 _TRANSFORMERS_DEFAULTS = {
     "warmup_steps": 0,
     "lr_scheduler_type": "linear",
@@ -43,19 +43,19 @@ _TRANSFORMERS_DEFAULTS |= {
     "fp16": False,
     "bf16": False,
     "weight_decay": 0.0,
-}  # transformers' own defaults
+}
 _OF_FLAGS = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
     *("learning_rate", "output_dir", "evaluation_strategy", "eval_strategy", "save_strategy", "report_to", "run_name"),
     *("load_best_model_at_end", "group_by_length", "ddp_find_unused_parameters", "seed", "remove_unused_columns"),
     *("dataloader_num_workers", "dataloader_pin_memory", "save_safetensors", "logging_dir", "logging_first_step"),
 )
-_UNREAD = "is not read: no flag of finetune.py says it, and surefoot does not know what it changes"
+_UNREAD = "is not read: no flag of finetune.py sets it, and surefoot does not know its effect"
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """where: the place that says it, or the program that does."""
+    """A constant in the code. where: its place, or the program it is known from."""
 
     value: Any
     where: str
@@ -63,8 +63,13 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Source:
-    """where: what says it. defaults: of the arguments of `train`, where they are literals. notes: what of it is not
-    read."""
+    """A recognized program.
+
+    where: its file, or its name if there is no file.
+    fixed: TrainingArguments name -> constant.
+    defaults: literal defaults of the arguments of `train`.
+    notes: notes on code that is not read.
+    """
 
     name: str
     where: str
@@ -74,13 +79,13 @@ class Source:
 
 
 def known_source(name: str) -> Source:
-    """What a program is known to do."""
+    """Return what is known of a program without its file."""
     where = f"the finetune.py of {name}"
     return Source(name, where, {argument: Fixed(value, where) for argument, value in FIXED[name].items()})
 
 
 def read_source(path: str, text: str) -> Source | None:
-    """Raises InputError where it is no Python."""
+    """Recognize a program by its code; None for any other script. Raises InputError if it is not valid Python."""
     script = Script.parse(text, path)
     functions = [node for node in ast.walk(script.tree) if isinstance(node, ast.FunctionDef) and node.name == "train"]
     imported = {node.module or "" for node in ast.walk(script.tree) if isinstance(node, ast.ImportFrom)}
@@ -95,8 +100,8 @@ def read_source(path: str, text: str) -> Source | None:
     fixed |= {argument: Fixed(value, "transformers, by default") for argument, value in _TRANSFORMERS_DEFAULTS.items()}
     notes: list[Note] = []
     for word in _training_arguments(script):
-        said = word.value.body if isinstance(word.value, ast.IfExp) else word.value  # 200 if val_set_size > 0 else None
-        value, where = script.value(said), script.where(said)
+        node = word.value.body if isinstance(word.value, ast.IfExp) else word.value  # 200 if val_set_size > 0 else None
+        value, where = script.value(node), script.where(node)
         if word.arg in fixed and not isinstance(value, Unread):
             fixed[word.arg] = Fixed(value, where)
         elif not _decided_by_flags(word, arguments) and (word.arg, value) != ("optim", "adamw_torch"):
@@ -115,7 +120,7 @@ def _name(arguments: Collection[str]) -> str | None:
 
 
 def _arguments(function: ast.FunctionDef) -> dict[str, ast.expr | None]:
-    """Name -> default."""
+    """Return argument name -> default."""
     given = function.args
     plain = [*given.posonlyargs, *given.args]
     defaults = [*[None] * (len(plain) - len(given.defaults)), *given.defaults]
@@ -135,7 +140,7 @@ def _training_arguments(script: Script) -> list[ast.keyword]:
 
 
 def _decided_by_flags(word: ast.keyword, arguments: Collection[str]) -> bool:
-    """Whether a flag decides it, alone or with `if`; per_device_train_batch_size=micro_batch_size, say."""
+    """Return whether a flag sets it, as in per_device_train_batch_size=micro_batch_size, also within an `if`."""
     used = {node.id for node in ast.walk(word.value) if isinstance(node, ast.Name)}
     return word.arg in _OF_FLAGS or bool(used & set(arguments))
 
@@ -144,11 +149,11 @@ MICRO = ("per_device_train_batch_size", "micro_batch_size")
 Rule = Callable[[Draft], None]
 
 _GUIDES_PROMPTS = (
-    "LLM-Adapters' prompts, byte for byte; the guide's code had another, which is data.template=commonsense-sentence"
+    "LLM-Adapters' prompts, byte for byte; the guide's code has another: data.template=commonsense-sentence"
 )
-_ONE_TEXT = "prompt and answer are one text there, and what is too long loses its end"
-_STRADDLING = "a token that holds the end of the prompt and the begin of the answer is learned here, and was not there"
-_EIGHT_BITS = "here in 16 bits: more exact, and twice the memory (precision.base: int8 holds them in 8)"
+_ONE_TEXT = "prompt and answer are tokenized as one text, and truncated at the end"
+_STRADDLING = "a token that spans the end of the prompt and the start of the answer carries loss here, but not there"
+_EIGHT_BITS = "16 bits here: more exact, with twice the memory (precision.base: int8 keeps 8 bits)"
 
 
 def _schedule(value: Any) -> str:
@@ -196,7 +201,7 @@ def _fixed_rule(source: Source) -> Rule:
                 draft.faults.append(
                     setting_fault(fixed.where, f"{argument}={fixed.value!r}: {error}", "change it there")
                 )
-        draft.set("optim.warmup_from_zero", True, why="a warm-up of transformers")
+        draft.set("optim.warmup_from_zero", True, why="transformers warms up from 0")
         if source.name == GUIDE:
             draft.set("data.template", "commonsense", why=_GUIDES_PROMPTS)
             _set_base(draft, "fp32", "the guide loads weights in fp32")
@@ -208,13 +213,13 @@ def _fixed_rule(source: Source) -> Rule:
 
 def _original_rule(source: Source) -> Rule:
     def rule(draft: Draft) -> None:
-        said = source.fixed["bf16"] if source.fixed["bf16"].value else source.fixed["fp16"]
-        compute = "fp32" if not said.value else "bf16" if said is source.fixed["bf16"] else "fp16"
-        draft.set("precision.compute", compute, why=f"fixed in {said.where}")
-        _set_base(draft, compute, "weights are loaded in 16 bits there")
+        fixed = source.fixed["bf16"] if source.fixed["bf16"].value else source.fixed["fp16"]
+        compute = "fp32" if not fixed.value else "bf16" if fixed is source.fixed["bf16"] else "fp16"
+        draft.set("precision.compute", compute, why=f"fixed in {fixed.where}")
+        _set_base(draft, compute, "the original loads weights in 16 bits")
         draft.set("data.encoding", "whole", why=_ONE_TEXT)
         if source.name == ALPACA_LORA:
-            draft.set("adapter.kind", "lora", why="it has no other adapter")
+            draft.set("adapter.kind", "lora", why="alpaca-lora has no other adapter")
             draft.add_note(Note("load_in_8bit=True", "changed", (), _EIGHT_BITS, source.where))
         else:
             draft.set("data.template", "commonsense", why="its prompts, byte for byte")
@@ -222,18 +227,18 @@ def _original_rule(source: Source) -> Rule:
     return rule
 
 
-def _set_base(draft: Draft, held: str, why: str) -> None:
+def _set_base(draft: Draft, dtype: str, why: str) -> None:
     if "load_8bit" not in draft.rows:
-        draft.set("precision.base", held, why=why)
+        draft.set("precision.base", dtype, why=why)
     elif draft["load_8bit"]:
         draft.set("precision.base", "int8", "load_8bit", why=EIGHT_BITS)
     else:
-        draft.set("precision.base", held, "load_8bit", why=why)
+        draft.set("precision.base", dtype, "load_8bit", why=why)
 
 
 def _attention_kernels(draft: Draft) -> None:
     for name, key in (("disable_cudnn_sdpa", "cudnn"), ("disable_flash_sdpa", "flash")):
-        allowed = "allowed, and taken only where it passes the accuracy check"
+        allowed = "allowed, but used only if it passes the accuracy check"
         draft.set(f"attention.{key}", "off" if draft[name] else "auto", name, why="" if draft[name] else allowed)
     draft.set("compile", "default" if draft["enable_torch_compile"] else "off", "enable_torch_compile")
 
@@ -242,7 +247,7 @@ def _batch(draft: Draft) -> None:
     names = [name for name in MICRO if name in draft.rows]
     given = [name for name in names if draft.given(name)]
     if len(given) == 2 and draft[names[0]] != draft[names[1]]:
-        draft.refuse(names[1], f"{names[0]} says {draft[names[0]]}", "give one of them")
+        draft.refuse(names[1], f"{names[0]} says {draft[names[0]]}", "give only one of them")
         return
     micro = given[0] if given else names[0]
     for name in ("batch_size", micro):
@@ -251,12 +256,10 @@ def _batch(draft: Draft) -> None:
             return
     size, examples = draft["batch_size"], draft[micro]
     if examples > size:
-        what = f"is {examples}, and batch_size, the examples of a whole step, is {size}"
+        what = f"is {examples}, but batch_size, the examples per step, is {size}"
         draft.refuse(micro, what, f"use at most {size}")
         return
-    short = (
-        size % examples and f"exactly {size} examples, where the original silently took {size // examples * examples}"
-    )
+    short = size % examples and f"exactly {size} examples; the original silently uses {size // examples * examples}"
     draft.set("batch.size", size, "batch_size", why=short or "")
     draft.set("batch.micro", examples, *(given or [micro]))
 
@@ -272,8 +275,8 @@ def _lengths(draft: Draft) -> None:
         if draft[name] < 1:
             draft.refuse(name, f"expected a number of steps from 1, got {draft[name]}")
             return
-    if held := draft["val_set_size"]:
-        draft.set("data.eval", held, "val_set_size")
+    if held_out := draft["val_set_size"]:
+        draft.set("data.eval", held_out, "val_set_size")
         if names:
             draft.set("eval_every", counted(draft["eval_step"], "step"), "eval_step")
     else:
@@ -306,9 +309,9 @@ def _data(draft: Draft) -> None:
 
 def _tracking(draft: Draft) -> None:
     of_the_environment = draft.environment.get("WANDB_PROJECT", "")
-    project = draft["wandb_project"] or of_the_environment  # the original looked there too
+    project = draft["wandb_project"] or of_the_environment  # as in the original
     if not project:
-        draft.drop("no W&B project is named, so nothing is sent", "wandb_project", "wandb_run_name", "wandb_online")
+        draft.drop("without a W&B project nothing is logged there", "wandb_project", "wandb_run_name", "wandb_online")
         return
     why = "" if draft["wandb_project"] else "WANDB_PROJECT"
     draft.set("report_to", ["wandb"], "wandb_project", why=why)

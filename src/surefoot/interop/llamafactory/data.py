@@ -1,7 +1,7 @@
-"""LLaMA-Factory's data settings: described sets become sources, and template names become rows of ours.
+"""Translate LLaMA-Factory's data settings: dataset descriptions become sources, template names become surefoot's.
 
-Facts: that tool's src/llamafactory/data/template.py and its list of names. `tests/equality` compares token ids and
-label masks with those that the tool makes.
+Facts: src/llamafactory/data/template.py and its list of names. `tests/equality` compares token ids and label masks
+with those of LLaMA-Factory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
 from surefoot.system.messages import nearest_words
 
 _MIXES = ("concat", "interleave_under", "interleave_over", "interleave_once")
-_EPOCH = "an epoch is as long as all sets together, shared out by weight"
+_EPOCH = "an epoch is as long as all datasets together, sampled by weight"
 
 
 def set_data(draft: Draft) -> None:
     train, evaluation = draft["dataset"], draft["eval_dataset"]
     if train is None:
-        fix = "name a set of dataset_info.json"
+        fix = "give a name from dataset_info.json"
         draft.refuse("dataset", "is required", fix)
         draft.drop("there is no training data", "dataset_dir", "streaming", "mix_strategy", "interleave_probs")
         draft.drop("there is no training data", "eval_dataset", "val_size", "max_samples", "tokenized_path")
         return
     if str(draft["dataset_dir"]).startswith("REMOTE:"):
-        draft.refuse("dataset_dir", "surefoot reads descriptions on this machine only", "download the folder")
+        draft.refuse("dataset_dir", "surefoot reads dataset descriptions on this machine only", "download the folder")
         return
-    draft.drop("tokenised data are cached by their content", "tokenized_path")
+    draft.drop("tokenized data are cached by content", "tokenized_path")
     sources = [_source(draft, name) for name in train]
     names = _mix(draft, sources)
     _stream(draft, sources)
@@ -49,18 +49,18 @@ def _source(draft: Draft, name: str) -> dict[str, Any]:
     if folder == "ONLINE":
         return {"path": name}
     found = None
-    if stage == "pt" or stage in LAYOUTS:  # the other stages read the description when they prepare data
+    if stage == "pt" or stage in LAYOUTS:  # in other stages the description is read when data is prepared
         entry = _entry(folder, name, draft.options.read)
         found = _texts(folder, entry) if stage == "pt" else _compared(folder, entry, LAYOUTS[stage])
     return found or {"path": folder, "name": name}
 
 
 def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
-    """A hub data set is read from its train split, also to evaluate on; a described set has a split of its own."""
+    """Return the evaluation source: a hub dataset uses its train split, a described dataset its own split."""
     return source if "name" in source or source["path"].endswith(DATA_SUFFIXES) else {"split": "train"} | source
 
 
-# stage -> the format of its data, and what its description may call columns that are no column of an answer's.
+# Stages whose descriptions are translated here -> data format; then names of columns in a description -> ours.
 LAYOUTS = {"rm": "preference", "dpo": "preference", "kto": "judged"}
 _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
@@ -69,7 +69,7 @@ _COLUMNS = {
 
 
 def _compared(folder: str, entry: dict[str, Any] | None, layout: str) -> dict[str, Any] | None:
-    """A described set of pairs or judged answers: the file itself, with its columns."""
+    """Return the source of a described dataset of pairs or judged answers; None if it cannot be expressed."""
     if entry is None or entry.get("tags"):
         return None
     style = entry.get("formatting", "alpaca")
@@ -81,7 +81,7 @@ def _compared(folder: str, entry: dict[str, Any] | None, layout: str) -> dict[st
 
 
 def _entry(folder: str, name: str, read: Callable[[str], str]) -> dict[str, Any] | None:
-    """The set's description in dataset_info.json; None where it cannot be read."""
+    """Return the dataset's description in dataset_info.json, or None if it cannot be read."""
     try:
         entry = json.loads(read(f"{folder}/{DESCRIPTION}")).get(name)
     except (InputError, ValueError, AttributeError, RecursionError):
@@ -99,7 +99,7 @@ def _located(entry: dict[str, Any], folder: str, more: dict[str, Any]) -> dict[s
 
 
 def _texts(folder: str, entry: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A described set of plain texts: the file itself, whose column the description calls prompt."""
+    """Return the source of a described dataset of plain texts; the description calls its text column prompt."""
     if entry is None or "columns" not in entry:
         return None
     column = entry["columns"].get("prompt", "text")
@@ -107,17 +107,17 @@ def _texts(folder: str, entry: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:
-    """Give the sources their weights; returns the words that did."""
+    """Set the weights of the sources. Returns the settings that decide them."""
     strategy, shares = draft["mix_strategy"], draft["interleave_probs"]
     if strategy not in _MIXES:
-        draft.refuse("mix_strategy", f"LLaMA-Factory has no {strategy}", f"it has {', '.join(_MIXES)}")
+        draft.refuse("mix_strategy", f"LLaMA-Factory has no {strategy}", f"choose from {', '.join(_MIXES)}")
     elif strategy in ("interleave_under", "interleave_over") and len(sources) > 1:
         try:
             weights = [1.0] * len(sources) if shares is None else [float(share) for share in shares]
         except ValueError:
             weights = []
         if len(weights) != len(sources) or any(weight <= 0 for weight in weights):
-            draft.refuse("interleave_probs", f"expected {len(sources)} numbers above 0, one for each set")
+            draft.refuse("interleave_probs", f"expected {len(sources)} numbers above 0, one per dataset")
             return []
         for source, weight in zip(sources, weights, strict=True):
             source["weight"] = weight
@@ -125,8 +125,8 @@ def _mix(draft: Draft, sources: list[dict[str, Any]]) -> list[str]:
             draft.note(name, "changed", _EPOCH, "data.train")
         return ["mix_strategy", "interleave_probs"]
     else:
-        draft.note("mix_strategy", "carried", "every record once per epoch, all shuffled together", "data.train")
-        draft.drop(f"mix_strategy is {strategy}" if len(sources) > 1 else "there is one set", "interleave_probs")
+        draft.note("mix_strategy", "carried", "each record once per epoch, all shuffled together", "data.train")
+        draft.drop(f"mix_strategy is {strategy}" if len(sources) > 1 else "there is one dataset", "interleave_probs")
     return []
 
 
@@ -134,23 +134,23 @@ def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
     if not draft["streaming"]:
         return
     if draft["max_steps"] <= 0:
-        draft.refuse("streaming", "needs max_steps", "a stream has no end of its own")
+        draft.refuse("streaming", "needs max_steps", "a stream has no known length")
         return
     if draft["max_samples"] is not None:
         draft.refuse("max_samples", "excludes streaming", "leave it out")
         return
     if draft["dataset_dir"] != "ONLINE":
-        draft.drop("described sets are read whole; the outcome is the same", "streaming")
+        draft.drop("described datasets are read whole, with the same result", "streaming")
         return
     size = draft["per_device_train_batch_size"] * draft["gradient_accumulation_steps"]
-    held = draft["val_size"]
-    if 0 < held < 1:
-        draft.refuse("val_size", "a share of a stream is not known", "give a number of examples, as LLaMA-Factory asks")
+    held_out = draft["val_size"]
+    if 0 < held_out < 1:
+        draft.refuse("val_size", "a stream has no known length", "give a number of examples, as LLaMA-Factory requires")
         return
     for source in sources:
-        source |= {"streaming": True, "max_samples": draft["max_steps"] * size + int(held)}
-    taken = "max_steps and val_size take" if held else "max_steps takes"
-    draft.note("streaming", "changed", f"as many records are read as {taken}", "data.train")
+        source |= {"streaming": True, "max_samples": draft["max_steps"] * size + int(held_out)}
+    taken = "max_steps and val_size take" if held_out else "max_steps takes"
+    draft.note("streaming", "changed", f"reads as many records as {taken}", "data.train")
 
 
 def _set_evaluation(draft: Draft, evaluation: list[str] | None) -> None:
@@ -162,10 +162,10 @@ def _set_evaluation(draft: Draft, evaluation: list[str] | None) -> None:
         if (most := draft["max_samples"]) is not None:
             sources = [source | {"max_samples": most} for source in sources]
         draft.set("data.eval", sources[0] if len(sources) == 1 else sources, "eval_dataset", "dataset_dir")
-        draft.drop("eval_dataset goes before it", "val_size")
+        draft.drop("eval_dataset takes precedence", "val_size")
     elif share:
         if share < 0 or (share > 1 and share != int(share)):
-            draft.refuse("val_size", f"expected a share below 1 or a count, got {share:g}")
+            draft.refuse("val_size", f"expected a fraction below 1 or a count, got {share:g}")
             return
         draft.set("data.eval", int(share) if share >= 1 else share, "val_size")
     else:
@@ -174,7 +174,7 @@ def _set_evaluation(draft: Draft, evaluation: list[str] | None) -> None:
 
 UNTHINKING = "qwen3-unthinking"  # qwen3 with enable_thinking: false
 _ROWS = {row.name.removeprefix(PREFIX): row for row in LLAMAFACTORY}
-_LIKE = {"gemma3": "gemma", "yi": "chatml", "smollm": "chatml"}  # names for the same words
+_LIKE = {"gemma3": "gemma", "yi": "chatml", "smollm": "chatml"}  # templates with the same text
 SAME = {
     **{name: row for name, row in _ROWS.items() if name != UNTHINKING},
     **{name: _ROWS[other] for name, other in _LIKE.items()},
@@ -197,17 +197,17 @@ NAMES = (*SAME, *OTHERS)
 
 
 def writes_bos(name: str) -> bool:
-    """Whether the template begins with BOS."""
+    """Return whether the template starts with BOS."""
     row = SAME[name]
     return "{bos}" in row.prefix + row.user
 
 
 def why_not(name: str) -> tuple[str, str]:
-    """Of a template without a counterpart: what is wrong with it, and what to do."""
+    """Return (what, fix) for a template without a counterpart."""
     if name in OTHERS:
         near = nearest_words(name, SAME, 2)
         also = f", or {' or '.join(near)} if that is the model's" if near else ""
-        return f"surefoot has no template {name}", f"template: null takes the tokenizer's own{also}"
+        return f"surefoot has no template {name}", f"template: null uses the tokenizer's own{also}"
     near = nearest_words(name, NAMES, 2)
-    known = f"did you mean {' or '.join(near)}?" if near else f"surefoot reads {', '.join(SAME)}"
+    known = f"did you mean {' or '.join(near)}?" if near else f"surefoot supports {', '.join(SAME)}"
     return f"LLaMA-Factory has no template {name}", known

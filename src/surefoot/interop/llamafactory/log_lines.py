@@ -1,4 +1,4 @@
-"""What LLaMA-Factory, and its fork that scales the BOS embedding, print while they train."""
+"""Print the log lines of LLaMA-Factory, and of its fork that scales the BOS embedding."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from surefoot.interop.llamafactory.data import SAME, writes_bos
 from surefoot.interop.tool_log import End, Lines, RunFacts, ToolLog, trainer_row
 from surefoot.interop.translation import Translation
 
-_IGNORED = -100  # label of a token without loss
+_IGNORED = -100  # label of tokens without loss
 _BOS_FILE = "bos_zero_config.json"
 
 
 def log_lines(translation: Translation) -> ToolLog:
     bos = bool(translation.given.get("use_bos_zero_training"))
     template = str(translation.given.get("template"))
-    adds = template in SAME and not writes_bos(template)  # else the template has written it, and nothing was added
+    adds = template in SAME and not writes_bos(template)  # otherwise the template itself writes BOS
 
     def ready(facts: RunFacts) -> Lines:
         return [*_example(facts), *_attention(facts), *_bos(facts, adds=adds)]

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's own settings, group by group as its documentation has them; Trainer's stand in `interop.trainer`."""
+"""Rows for LLaMA-Factory's own settings, grouped as in its documentation; Trainer's are in `interop.trainer_rows`."""
 
 from __future__ import annotations
 
@@ -22,76 +22,79 @@ from surefoot.interop.settings import (
 )
 from surefoot.interop.shared_rules import module_names
 
-_GENERATING = "is about answering; surefoot generate and chat have flags for it"
-_PREPROCESSING = "data are prepared once and cached by their content"
-_EXPORT = "is a word of `llamafactory-cli export`"
+_GENERATING = "applies to generation; surefoot generate and chat have flags for it"
+_PREPROCESSING = "data is prepared once and cached by content"
+_EXPORT = "is a setting of `llamafactory-cli export`"
 _SWANLAB = "SwanLab is not one of surefoot's trackers"
-_VLLM = "is about answering with vLLM"
-_EVALUATION = "is a word of `llamafactory-cli eval`"
-_OWN_SPEED = "is about speed; surefoot chooses its kernels itself"
-_MEDIA = "pictures are looked for beside the data file"
-_FILM = "is about video and sound; surefoot learns texts and pictures"
+_VLLM = "applies to generation with vLLM"
+_EVALUATION = "is a setting of `llamafactory-cli eval`"
+_OWN_SPEED = "affects speed only; surefoot chooses its own kernels"
+_MEDIA = "image paths are relative to the data file"
+_FILM = "is for video and audio; surefoot trains on text and images"
 _OF_FILES = "set it in the model's preprocessor_config.json, or leave it out"
 _ATTENTION = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
 def _attention(value: Any) -> str:
     if (found := _ATTENTION.get(str(value))) is None:
-        raise Refusal(f"surefoot has no {value}", f"it reads {', '.join(_ATTENTION)}")
+        raise Refusal(f"surefoot has no {value}", f"supported: {', '.join(_ATTENTION)}")
     return found
 
 
 def _attention_word(value: Any) -> str:
-    """Very old configs say true or false."""
+    """Read flash_attn; very old configs use true or false."""
     return {True: "fa2", False: "disabled"}[value] if isinstance(value, bool) else str(value)
 
 
 MODEL = (
     joint("model_name_or_path", None, ("model.path",), type=text),
-    joint("adapter_name_or_path", None, (), "training on from an adapter is refused; export merges it", type=text),
-    listed("adapter_folder", None, "is for adapters on the hub that are loaded, and training loads none"),
-    listed("cache_dir", None, "the cache is Hugging Face's; HF_HOME moves it"),
-    listed("use_fast_tokenizer", True, "surefoot takes the fast tokenizer"),
-    refused("resize_vocab", False, "surefoot adds no rows but a PAD's", "use tokenizer: {pad: add}, or leave it out"),
-    refused("split_special_tokens", False, "surefoot reads special tokens in the data as text or refuses them"),
-    refused("add_tokens", None, "surefoot adds no tokens but a PAD", "add them to the model's folder first"),
-    refused("add_special_tokens", None, "surefoot adds no tokens but a PAD", "add them to the model's folder first"),
-    refused("new_special_tokens_config", None, "surefoot adds no tokens but a PAD", "leave it out"),
-    listed("init_special_tokens", "noise_init", "is for added tokens"),
-    joint("model_revision", "main", ("model.revision",), type=text),
-    listed("low_cpu_mem_usage", True, "weights are read one at a time"),
+    joint("adapter_name_or_path", None, (), "training cannot continue an adapter; export merges it", type=text),
+    listed("adapter_folder", None, "is for loading adapters from the hub, which training does not do"),
+    listed("cache_dir", None, "surefoot uses Hugging Face's cache; HF_HOME moves it"),
+    listed("use_fast_tokenizer", True, "surefoot uses the fast tokenizer"),
     refused(
-        "rope_scaling", None, "surefoot trains a model with its own positions", "set it in the model's config.json"
+        "resize_vocab",
+        False,
+        "surefoot adds no embedding rows except for PAD",
+        "use tokenizer: {pad: add}, or leave it out",
     ),
+    refused("split_special_tokens", False, "surefoot treats special tokens in the data as text or refuses them"),
+    refused("add_tokens", None, "surefoot adds no tokens except PAD", "add them to the model's folder first"),
+    refused("add_special_tokens", None, "surefoot adds no tokens except PAD", "add them to the model's folder first"),
+    refused("new_special_tokens_config", None, "surefoot adds no tokens except PAD", "leave it out"),
+    listed("init_special_tokens", "noise_init", "applies to added tokens"),
+    joint("model_revision", "main", ("model.revision",), type=text),
+    listed("low_cpu_mem_usage", True, "weights are loaded one at a time"),
+    refused("rope_scaling", None, "surefoot keeps the model's position encoding", "set it in the model's config.json"),
     carried("flash_attn", "auto", "attention.implementation", _attention, type=_attention_word),
-    refused("shift_attn", False, "surefoot's attention is the model's own", "leave it out"),
-    refused("mixture_of_depths", None, "surefoot changes no model's layers", "leave it out"),
+    refused("shift_attn", False, "surefoot keeps the model's attention", "leave it out"),
+    refused("mixture_of_depths", None, "surefoot does not change a model's layers", "leave it out"),
     *all_listed(_OWN_SPEED, use_unsloth=False, use_unsloth_gc=False, enable_liger_kernel=False, use_v1_kernels=False),
     refused("moe_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out"),
     joint("disable_gradient_checkpointing", False, ("gradient_checkpointing",), "on by default there"),
-    listed("use_reentrant_gc", True, "every kind gives the same gradients"),
-    refused("upcast_layernorm", False, "a frozen base has one type", "use precision: {base: fp32}, or leave it out"),
+    listed("use_reentrant_gc", True, "all variants give the same gradients"),
+    refused("upcast_layernorm", False, "a frozen base has one dtype", "use precision: {base: fp32}, or leave it out"),
     listed("upcast_lmhead_output", False, "the loss is computed in fp32"),
-    refused("train_from_scratch", False, "surefoot starts from weights", "write the random model to a folder first"),
+    refused(
+        "train_from_scratch", False, "surefoot starts from existing weights", "write the random model to a folder first"
+    ),
     listed("infer_backend", "huggingface", _GENERATING),
-    listed("offload_folder", "offload", "surefoot moves no weights to the disk"),
+    listed("offload_folder", "offload", "surefoot offloads no weights to disk"),
     *all_listed(_GENERATING, use_kv_cache=True, infer_dtype="auto"),
-    listed("hf_hub_token", None, "surefoot takes HF_TOKEN, or `hf auth login`", secret=True),
-    listed("ms_hub_token", None, "surefoot does not read ModelScope", secret=True),
-    listed("om_hub_token", None, "surefoot does not read Modelers", secret=True),
-    listed("print_param_status", False, "`surefoot plan` shows what trains"),
-    listed("trust_remote_code", False, "surefoot runs no code of a model or data set"),
+    listed("hf_hub_token", None, "surefoot uses HF_TOKEN or `hf auth login`", secret=True),
+    listed("ms_hub_token", None, "surefoot does not support ModelScope", secret=True),
+    listed("om_hub_token", None, "surefoot does not support Modelers", secret=True),
+    listed("print_param_status", False, "`surefoot plan` shows which parameters train"),
+    listed("trust_remote_code", False, "surefoot runs no code from a model or dataset repository"),
     joint("quantization_method", "bnb", ("precision.base",), type=text),
     joint("quantization_bit", None, ("precision.base",), "4 with nf4, or 8", type=whole),
     joint("quantization_type", "nf4", ("precision.base",), type=text),
     joint("double_quantization", True, ("precision.base",)),
-    listed("quantization_device_map", None, "the model lies on one device"),
-    joint(
-        "image_max_pixels", 768 * 768, ("data.max_pixels",), "where it is named; left out, the model's processor says"
-    ),
-    listed("image_min_pixels", 32 * 32, "small pictures are for the model's processor to enlarge"),
-    refused("image_do_pan_and_scan", False, "the processor's files say so", _OF_FILES),
-    refused("crop_to_patches", False, "the processor's files say so", _OF_FILES),
+    listed("quantization_device_map", None, "the model is on one device"),
+    joint("image_max_pixels", 768 * 768, ("data.max_pixels",), "if given; otherwise the model's processor decides"),
+    listed("image_min_pixels", 32 * 32, "the model's processor enlarges small images"),
+    refused("image_do_pan_and_scan", False, "the processor's files decide", _OF_FILES),
+    refused("crop_to_patches", False, "the processor's files decide", _OF_FILES),
     *all_listed(_FILM, video_max_pixels=256 * 256, video_min_pixels=16 * 16, video_fps=2.0, video_maxlen=128),
     *all_listed(_FILM, use_audio_in_video=False, audio_sampling_rate=16000),
     *all_listed(_EXPORT, export_dir=None, export_size=5, export_device="cpu", export_quantization_bit=None),
@@ -102,38 +105,44 @@ MODEL = (
 )
 
 DATA = (
-    joint("template", None, ("data.template", "bos.prepend"), "the table below; null: the tokenizer's own", type=text),
+    joint(
+        "template", None, ("data.template", "bos.prepend"), "see the table below; null: the tokenizer's own", type=text
+    ),
     joint("dataset", None, ("data.train",), "names in dataset_dir/dataset_info.json", type=names),
     joint("eval_dataset", None, ("data.eval",), "names in dataset_dir/dataset_info.json", type=names),
-    joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: the names are hub data sets", type=text),
+    joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: names are hub datasets", type=text),
     listed("media_dir", None, _MEDIA),
-    joint("cutoff_len", 2048, ("data.max_length",), "2048 is auto's length, too, where a model has as many positions"),
+    joint("cutoff_len", 2048, ("data.max_length",), "surefoot's auto is also 2048 if the model has as many positions"),
     joint("train_on_prompt", False, ("data.train_on",)),
     joint("mask_history", False, ("data.train_on",)),
-    joint("streaming", False, ("data.train",), "hub data sets only"),
-    listed("buffer_size", 16384, "a stream's records are shuffled all together"),
+    joint("streaming", False, ("data.train",), "hub datasets only"),
+    listed("buffer_size", 16384, "all records of a stream are shuffled together"),
     joint("mix_strategy", "concat", ("data.train",), type=text),
     joint("interleave_probs", None, ("data.train",), "weights of the sources", type=names),
     *all_listed(_PREPROCESSING, overwrite_cache=False, preprocessing_batch_size=1000, preprocessing_num_workers=None),
-    joint("max_samples", None, ("data.max_samples", "data.eval"), "of every set, training and evaluation", type=whole),
+    joint(
+        "max_samples", None, ("data.max_samples", "data.eval"), "per dataset, for training and evaluation", type=whole
+    ),
     listed("eval_num_beams", None, _GENERATING),
     refused("ignore_pad_token_for_loss", True, "padding never carries loss", "leave it out"),
-    joint("val_size", 0.0, ("data.eval",), "a share below 1, or a count"),
-    refused("eval_on_each_dataset", False, "surefoot evaluates on all sets together", "leave it out"),
-    joint("packing", None, (), "refused: a step is counted in examples"),
+    joint("val_size", 0.0, ("data.eval",), "a fraction below 1, or a count"),
+    refused("eval_on_each_dataset", False, "surefoot evaluates on all datasets together", "leave it out"),
+    joint("packing", None, (), "refused: batch sizes count examples"),
     refused("neat_packing", False, PACKED, UNPACKED),
-    refused("tool_format", None, "a template has its own form for tools", "leave it out"),
-    joint("default_system", None, (), "only the template's own", type=text),
+    refused("tool_format", None, "the template decides the format of tools", "leave it out"),
+    joint("default_system", None, (), "only the template's default", type=text),
     joint(
         "enable_thinking",
         True,
         ("data.template",),
         "qwen3 only",
-        null=Refusal("null keeps thoughts and learns no empty ones, which surefoot does not do", "use true or false"),
+        null=Refusal(
+            "null keeps thoughts and adds no empty ones, which surefoot does not support", "use true or false"
+        ),
     ),
-    refused("preserve_thinking", False, "a template says itself what stays of earlier turns", "leave it out"),
+    refused("preserve_thinking", False, "the template decides what is kept of earlier turns", "leave it out"),
     joint("tokenized_path", None, (), "refused without dataset", type=text),
-    listed("data_shared_file_system", False, "surefoot starts its processes itself"),
+    listed("data_shared_file_system", False, "surefoot starts its own processes"),
 )
 
 FINETUNING = (
@@ -144,35 +153,35 @@ FINETUNING = (
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
     refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
     refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
-    refused("use_hyper_parallel", False, "surefoot says it with parallel.engine", "leave it out"),
-    *all_listed("is about several processes", hyper_parallel_args=None, hyper_parallel_cp_size=1),
+    refused("use_hyper_parallel", False, "surefoot configures this with parallel.engine", "leave it out"),
+    *all_listed("is for several processes", hyper_parallel_args=None, hyper_parallel_cp_size=1),
     joint("use_muon", False, ("optim.name",)),
-    refused("use_dft_loss", False, "surefoot has the plain loss only", "leave it out"),
-    refused("use_asft_loss", False, "surefoot has the plain loss only", "leave it out"),
+    refused("use_dft_loss", False, "surefoot supports only the standard loss", "leave it out"),
+    refused("use_asft_loss", False, "surefoot supports only the standard loss", "leave it out"),
     listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
-    refused("use_eaft_loss", False, "surefoot has the plain loss only", "leave it out"),
+    refused("use_eaft_loss", False, "surefoot supports only the standard loss", "leave it out"),
     listed("eaft_alpha", 1.0, "belongs to use_eaft_loss"),
-    joint("freeze_vision_tower", True, ("vision.tower",), "finetuning_type full alone"),
-    joint("freeze_multi_modal_projector", True, ("vision.projector",), "finetuning_type full alone"),
-    refused("freeze_language_model", False, "the language model trains, or an adapter on it", "leave it out"),
+    joint("freeze_vision_tower", True, ("vision.tower",), "only with finetuning_type: full"),
+    joint("freeze_multi_modal_projector", True, ("vision.projector",), "only with finetuning_type: full"),
+    refused("freeze_language_model", False, "surefoot trains the language model or an adapter on it", "leave it out"),
     listed("compute_accuracy", False, "token accuracy is always measured"),
-    refused("disable_shuffling", False, "the order of the data follows the seed", "leave it out"),
+    refused("disable_shuffling", False, "data order follows the seed", "leave it out"),
     joint("early_stopping_steps", None, ("early_stopping.patience",), "needs evaluation data", type=whole),
     listed("plot_loss", False, "the curves are always drawn"),
     listed("include_effective_tokens_per_second", False, "tokens per second are always logged"),
     joint("additional_target", None, ("adapter.modules_to_save",), type=module_names),
-    joint("lora_alpha", None, ("adapter.alpha",), "twice lora_rank where it is not given", type=whole),
+    joint("lora_alpha", None, ("adapter.alpha",), "default: twice lora_rank", type=whole),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("lora_rank", 8, ("adapter.rank",)),
     joint("lora_target", "all", ("adapter.targets",), type=module_names),
-    refused("loraplus_lr_ratio", None, "A and B have one learning rate here", "leave it out"),
+    refused("loraplus_lr_ratio", None, "A and B share one learning rate", "leave it out"),
     listed("loraplus_lr_embedding", 1e-6, "belongs to loraplus_lr_ratio"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",)),
-    refused("pissa_init", False, "surefoot's adapters begin at zero", "leave it out"),
+    refused("pissa_init", False, "surefoot's adapters start at zero", "leave it out"),
     listed("pissa_iter", 16, "belongs to pissa_init"),
-    refused("pissa_convert", False, "belongs to pissa_init, which surefoot has not", "leave it out"),
-    listed("create_new_adapter", False, "a run begins with a new adapter"),
+    refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support", "leave it out"),
+    listed("create_new_adapter", False, "a run starts with a new adapter"),
     listed("freeze_trainable_layers", 2, "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_trainable_modules", "all", "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_extra_modules", None, "belongs to finetuning_type: freeze, which is refused"),
@@ -212,17 +221,17 @@ FINETUNING = (
     listed("swanlab_logdir", None, _SWANLAB),
     listed("swanlab_lark_webhook_url", None, _SWANLAB, secret=True),
     listed("swanlab_lark_secret", None, _SWANLAB, secret=True),
-    joint("use_bos_zero_training", False, ("bos.prepend", "bos.scale"), "of the fork that scales the BOS embedding"),
-    joint("bos_scaling_factor", 0.1, ("bos.scale",), "of the fork; needs use_bos_zero_training"),
+    joint("use_bos_zero_training", False, ("bos.prepend", "bos.scale"), "from the fork that scales the BOS embedding"),
+    joint("bos_scaling_factor", 0.1, ("bos.scale",), "from the fork; needs use_bos_zero_training"),
 )
 
 GENERATING = (
     listed("do_sample", True, _GENERATING),
-    joint("temperature", 0.95, ("ppo.temperature",), "stage ppo; else is about answering"),
-    joint("top_p", 0.7, ("ppo.top_p",), "stage ppo; else is about answering"),
-    joint("top_k", 50, ("ppo.top_p",), "stage ppo; else is about answering"),
+    joint("temperature", 0.95, ("ppo.temperature",), "stage ppo; otherwise applies to generation"),
+    joint("top_p", 0.7, ("ppo.top_p",), "stage ppo; otherwise applies to generation"),
+    joint("top_k", 50, ("ppo.top_p",), "stage ppo; otherwise applies to generation"),
     *all_listed(_GENERATING, num_beams=1, max_length=1024),
-    joint("max_new_tokens", 1024, ("ppo.max_new_tokens",), "stage ppo; else is about answering"),
+    joint("max_new_tokens", 1024, ("ppo.max_new_tokens",), "stage ppo; otherwise applies to generation"),
     *all_listed(_GENERATING, repetition_penalty=1.0, length_penalty=1.0, skip_special_tokens=True),
 )
 
@@ -232,8 +241,8 @@ EVALUATION = (
 )
 
 PROCESSES = (
-    *all_listed("surefoot starts its processes itself", ray_num_workers=1, ray_init_kwargs=None, master_addr=None),
-    *all_listed("surefoot starts its processes itself", master_port=None),
+    *all_listed("surefoot starts its own processes", ray_num_workers=1, ray_init_kwargs=None, master_addr=None),
+    *all_listed("surefoot starts its own processes", master_port=None),
     refused("fp8", False, "surefoot computes in fp32, bf16 or fp16", "use bf16: true"),
     *all_listed("belongs to fp8", fp8_backend="auto", fp8_enable_fsdp_float8_all_gather=False),
 )

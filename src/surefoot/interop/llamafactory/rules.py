@@ -1,6 +1,6 @@
-"""What several of LLaMA-Factory's settings decide together, in each of its stages, and which exclude each other.
+"""Rules for LLaMA-Factory settings that have to be translated together, stage by stage.
 
-Facts: its trainers for rm, dpo and kto; of PPO the constants of TRL's PPOTrainer 0.8 to 0.9, which it calls.
+Facts: its trainers for rm, dpo and kto; for PPO the constants of TRL's PPOTrainer 0.8 to 0.9, which it calls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _READ = {
     "kto": {"pref_beta", *_JUDGED, *_REFERENCE},
     "ppo": {*_PPO, *_REFERENCE, *ANSWERING},
 }
-_ASKS_NOTHING = ("ref_model_adapters", "ref_model_quantization_bit", "reward_model_adapters",
+_UNSUPPORTED = ("ref_model_adapters", "ref_model_quantization_bit", "reward_model_adapters",
                  "reward_model_quantization_bit", "ld_alpha")  # fmt: skip
-_FTX = "the mean over the tokens of the step's better answers; there each answer's mean counts alike"
+_FTX = "a mean over all tokens of the step's chosen answers; LLaMA-Factory averages the means of the answers"
 
 
 def set_method(draft: Draft) -> None:
@@ -38,28 +38,28 @@ def set_method(draft: Draft) -> None:
     draft.drop(f"stage is {stage}", *(name for name in OWN if name not in read and not _needs_refusal(draft, name)))
     {"rm": _rm, "dpo": _dpo, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
     if stage in _READ:
-        _check_absent(draft)
+        _check_unsupported(draft)
 
 
 def _needs_refusal(draft: Draft, name: str) -> bool:
     return draft["stage"] == "dpo" and name == "pref_bco_weight"
 
 
-def _check_absent(draft: Draft) -> None:
-    for name in _ASKS_NOTHING:
+def _check_unsupported(draft: Draft) -> None:
+    for name in _UNSUPPORTED:
         if draft[name] is not None:
             fix = "merge adapters first (surefoot export)" if name.endswith("adapters") else "leave it out"
-            draft.refuse(name, "surefoot has no such part of the method", fix)
+            draft.refuse(name, "surefoot does not support this part of the method", fix)
 
 
 def _rm(draft: Draft) -> None:
-    draft.set("model.dropout", "own", why="LLaMA-Factory leaves it on in this stage, and off in dpo and kto")
+    draft.set("model.dropout", "own", why="LLaMA-Factory keeps dropout on in this stage, unlike dpo and kto")
 
 
 def _dpo(draft: Draft) -> None:
     loss = draft["pref_loss"]
     if draft["pref_bco_weight"]:
-        draft.refuse("pref_bco_weight", "surefoot has no binary classifier beside its losses", "leave it out")
+        draft.refuse("pref_bco_weight", "surefoot has no BCO loss", "leave it out")
     if loss not in ("sigmoid", "hinge", "ipo", "orpo", "simpo"):
         fix = "use stage: kto with judged answers, or sigmoid, hinge, ipo, orpo or simpo"
         draft.refuse("pref_loss", f"surefoot has no {loss}", fix)
@@ -79,7 +79,7 @@ def _dpo(draft: Draft) -> None:
     else:
         draft.drop(f"pref_loss is {loss}", "simpo_gamma")
     if loss in ("orpo", "simpo"):
-        draft.drop(f"{loss} compares with no reference", "ref_model")
+        draft.drop(f"{loss} has no reference model", "ref_model")
     else:
         _reference(draft)
 
@@ -90,7 +90,7 @@ def _kto(draft: Draft) -> None:
     draft.set("alignment.bad", draft["kto_rejected_weight"], "kto_rejected_weight")
     _reference(draft)
     if draft["pref_ftx"]:
-        draft.refuse("pref_ftx", "surefoot adds no cross entropy to KTO", "leave it out")
+        draft.refuse("pref_ftx", "surefoot's KTO has no cross-entropy term", "leave it out")
 
 
 def _reference(draft: Draft) -> None:
@@ -104,48 +104,53 @@ def _ppo(draft: Draft) -> None:
         return
     kind = draft["reward_model_type"]
     if kind not in ("lora", "full"):
-        what = "a service that surefoot calls gets prompts and responses, not LLaMA-Factory's messages"
-        draft.refuse("reward_model_type", what, "write ppo.reward: http://… in a config of surefoot's own")
+        what = "surefoot sends prompts and responses to a reward service, not LLaMA-Factory's messages"
+        draft.refuse("reward_model_type", what, "write ppo.reward: http://… in a surefoot config")
         return
     draft.set("ppo.reward", draft["reward_model"], "reward_model", "reward_model_type")
     draft.set("ppo.epochs", draft["ppo_epochs"], "ppo_epochs")
     draft.set("ppo.rollout_batches", draft["ppo_buffer_size"], "ppo_buffer_size")
     draft.set("ppo.kl_target", draft["ppo_target"], "ppo_target")
-    draft.set("ppo.kl", 0.2, why="TRL's first value, which LLaMA-Factory keeps")
-    draft.set("ppo.reward_clip", None, why="scores are not clipped there")
+    draft.set("ppo.kl", 0.2, why="TRL's initial value, which LLaMA-Factory keeps")
+    draft.set("ppo.reward_clip", None, why="LLaMA-Factory does not clip scores")
     draft.set("ppo.whiten", True, why="TRL always whitens advantages")
-    draft.set("ppo.critic_lr", draft["learning_rate"], "learning_rate", why="the critic's as well: one optimizer there")
+    draft.set(
+        "ppo.critic_lr",
+        draft["learning_rate"],
+        "learning_rate",
+        why="also for the critic: LLaMA-Factory has one optimizer",
+    )
     for name in ("ppo_score_norm", "ppo_whiten_rewards"):
         if draft[name]:
-            draft.refuse(name, "surefoot clips scores (ppo.reward_clip) and whitens advantages alone", "leave it out")
+            draft.refuse(name, "surefoot clips scores (ppo.reward_clip) and whitens only advantages", "leave it out")
     if draft["ref_model"] is not None:
-        draft.refuse("ref_model", "the reference of PPO is the policy before step 1", "leave it out")
+        draft.refuse("ref_model", "the reference of PPO is the initial policy", "leave it out")
     draft.set("ppo.max_new_tokens", draft["max_new_tokens"], "max_new_tokens")
     draft.set("ppo.temperature", draft["temperature"], "temperature")
     draft.set("ppo.top_p", draft["top_p"], "top_p")
-    all_of_them = "draws from all tokens that top_p leaves, not from the likeliest so many"
+    no_top_k = "samples from all tokens within top_p, without a top_k limit"
     if draft["top_k"] in (0, -1):
         draft.note("top_k", "carried")
     elif draft.given("top_k"):
-        draft.note("top_k", "changed", all_of_them, "ppo.top_p")
+        draft.note("top_k", "changed", no_top_k, "ppo.top_p")
     else:
-        draft.assume(f"top_k: {draft['top_k']}", all_of_them, "ppo.top_p")
+        draft.assume(f"top_k: {draft['top_k']}", no_top_k, "ppo.top_p")
 
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
-_PRECISION = "it computes in the type of the checkpoint; surefoot takes the fastest that is safe on this machine"
+_PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
 
 
 def set_stage(draft: Draft) -> None:
     stage = str(draft["stage"])
     if stage not in STAGES:
-        draft.refuse("stage", f"LLaMA-Factory has no stage {stage}", "it has pt, sft, rm, ppo, dpo, kto")
+        draft.refuse("stage", f"LLaMA-Factory has no stage {stage}", "choose from pt, sft, rm, ppo, dpo, kto")
         return
     draft.set("stage", STAGES[stage], "stage")
     if not draft["do_train"]:
         fix = "write do_train: true; `surefoot evaluate` measures a model"
-        draft.refuse("do_train", "without it LLaMA-Factory trains nothing", fix)
-    draft.note("do_train", "carried", "a run trains")
+        draft.refuse("do_train", "without it LLaMA-Factory does not train", fix)
+    draft.note("do_train", "carried", "a run always trains")
 
 
 def set_model(draft: Draft) -> None:
@@ -156,10 +161,10 @@ def set_model(draft: Draft) -> None:
     draft.set("model.path", model, "model_name_or_path")
     if draft["model_revision"] != "main":
         draft.set("model.revision", draft["model_revision"], "model_revision")
-    draft.note("model_revision", "carried", "the hub's own default")
+    draft.note("model_revision", "carried", "the hub's default")
     if draft["adapter_name_or_path"] is not None:
         fix = "merge it first (surefoot export), or leave it out for a new adapter"
-        draft.refuse("adapter_name_or_path", "surefoot begins every run with a new adapter", fix)
+        draft.refuse("adapter_name_or_path", "surefoot starts every run with a new adapter", fix)
 
 
 def set_adapter(draft: Draft) -> None:
@@ -184,7 +189,9 @@ def set_adapter(draft: Draft) -> None:
     twice = "" if alpha is not None else "twice lora_rank, the default of LLaMA-Factory"
     draft.set("adapter.alpha", float(rank * 2 if alpha is None else alpha), "lora_alpha", why=twice)
     if draft["stage"] in ("dpo", "kto"):
-        draft.drop("its trainer of this stage turns every dropout off, the adapter's too", "lora_dropout")
+        draft.drop(
+            "LLaMA-Factory's trainer for this stage disables all dropout, including the adapter's", "lora_dropout"
+        )
     else:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     targets = draft["lora_target"]
@@ -197,14 +204,14 @@ def set_adapter(draft: Draft) -> None:
 def set_vision(draft: Draft) -> None:
     for name, part in (("freeze_vision_tower", "tower"), ("freeze_multi_modal_projector", "projector")):
         if draft[name]:
-            draft.note(name, "carried", "frozen here, too")
+            draft.note(name, "carried", "also frozen here")
         elif draft["finetuning_type"] == "full":
             draft.set(f"vision.{part}", "trained", name)
         elif part == "tower":
             fix = "leave it out, or set vision.tower: trained in surefoot's config"
-            draft.refuse(name, "LLaMA-Factory puts LoRA into the tower; surefoot trains a tower whole", fix)
+            draft.refuse(name, "LLaMA-Factory adds LoRA to the tower; surefoot trains the whole tower", fix)
         else:
-            draft.drop("with LoRA it changes nothing in LLaMA-Factory", name)
+            draft.drop("has no effect with LoRA in LLaMA-Factory", name)
     if draft.given("image_max_pixels"):
         draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels")
 
@@ -213,18 +220,18 @@ def set_quantisation(draft: Draft) -> None:
     words = ("quantization_method", "quantization_type", "double_quantization")
     bits = draft["quantization_bit"]
     if bits is None:
-        draft.drop("nothing is quantised", *words)
+        draft.drop("nothing is quantized", *words)
         return
     method = str(draft["quantization_method"]).lower()
     if method not in ("bnb", "bitsandbytes"):
-        draft.refuse("quantization_method", f"surefoot quantises with bitsandbytes, not {method}", "leave it out")
+        draft.refuse("quantization_method", f"surefoot quantizes with bitsandbytes, not {method}", "leave it out")
     elif draft["finetuning_type"] != "lora":
         draft.refuse("quantization_bit", f"{bits}-bit weights cannot train", "use finetuning_type: lora")
     elif bits == 8:
         draft.set("precision.base", "int8", "quantization_bit", "quantization_method", why=EIGHT_BITS)
-        draft.drop("is about 4 bits", *words[1:])
+        draft.drop("applies to 4 bits", *words[1:])
     elif bits != 4 or draft["quantization_type"] != "nf4" or not draft["double_quantization"]:
-        what = "surefoot holds a base in 8 bits or in 4-bit nf4 with double quantisation, and in no other form"
+        what = "surefoot supports 8-bit weights, and 4-bit nf4 with double quantization"
         draft.refuse("quantization_bit", what, "quantization_bit: 4 or 8, or leave it out")
     else:
         draft.set("precision.base", "nf4", "quantization_bit", *words)
@@ -238,28 +245,28 @@ def set_template(draft: Draft) -> None:
     if name is None:
         draft.set("data.template", "tokenizer", "template", why="the tokenizer's chat template")
         if draft.given("default_system"):
-            draft.refuse("default_system", "surefoot writes no system text of its own", "put it into the data")
+            draft.refuse("default_system", "surefoot adds no system prompt", "put it into the data")
         _check_thinking(draft)
         return
     if name not in SAME:
         draft.refuse("template", *why_not(name))
-        draft.drop("the template is refused", "default_system", "enable_thinking")
+        draft.drop("the template is not supported", "default_system", "enable_thinking")
         return
     unthinking = name == "qwen3" and not draft["enable_thinking"]
     draft.set("data.template", PREFIX + UNTHINKING if unthinking else SAME[name].name, "template")
     if not draft["use_bos_zero_training"]:
         draft.set("bos.prepend", "on" if writes_bos(name) else "off", "template")
     if (system := draft["default_system"]) is not None and system != SAME[name].default_system:
-        draft.refuse("default_system", "surefoot writes no system text but the template's", "put it into the data")
-    draft.note("default_system", "carried", "the template's own")
-    draft.note("enable_thinking", "carried", "no matter to this template" if name != "qwen3" else "")
+        draft.refuse("default_system", "surefoot adds no system prompt except the template's", "put it into the data")
+    draft.note("default_system", "carried", "the template's default")
+    draft.note("enable_thinking", "carried", "has no effect with this template" if name != "qwen3" else "")
 
 
 def _check_thinking(draft: Draft) -> None:
     if not draft["enable_thinking"]:
-        what = "the tokenizer's chat template says itself where thoughts stand"
+        what = "the tokenizer's chat template decides where thoughts go"
         draft.refuse("enable_thinking", what, "leave it out, or name a template")
-    draft.note("enable_thinking", "carried", "no matter to this template")
+    draft.note("enable_thinking", "carried", "has no effect with this template")
 
 
 def set_learned(draft: Draft) -> None:
@@ -281,9 +288,9 @@ def set_packing(draft: Draft) -> None:
     if packing in (True, "true", "True"):
         draft.refuse("packing", PACKED, UNPACKED)
         return
-    draft.drop("asks for nothing", "packing")
+    draft.drop("is off or not set", "packing")
     if draft["stage"] == "pt" and packing is None:
-        joined = "LLaMA-Factory joins texts in this stage, so a batch counts rows of cutoff_len there and texts here"
+        joined = "LLaMA-Factory concatenates texts in this stage: batches count rows of cutoff_len there, texts here"
         draft.note("stage", "changed", joined, "batch.size")
 
 
@@ -292,7 +299,7 @@ def set_precision(draft: Draft) -> None:
 
 
 def set_checkpointing(draft: Draft) -> None:
-    """On unless told otherwise, whatever Trainer's own setting says."""
+    """Set gradient_checkpointing: on by default in LLaMA-Factory, whatever Trainer's own setting is."""
     off = draft["disable_gradient_checkpointing"]
     value = "off" if off else "on"
     draft.set("gradient_checkpointing", value, "disable_gradient_checkpointing", why="")
@@ -303,7 +310,7 @@ def set_stopping(draft: Draft) -> None:
     if (patience := draft["early_stopping_steps"]) is None:
         return
     if draft.written("data.eval") is None:
-        draft.refuse("early_stopping_steps", "there is nothing to evaluate on", "give val_size or eval_dataset")
+        draft.refuse("early_stopping_steps", "there is no evaluation data", "give val_size or eval_dataset")
         return
     draft.set("early_stopping.patience", patience, "early_stopping_steps")
 
@@ -311,15 +318,15 @@ def set_stopping(draft: Draft) -> None:
 def set_muon(draft: Draft) -> None:
     if draft["use_muon"]:
         draft.config.setdefault("optim", {}).pop("betas", None)
-        draft.set("optim.name", "muon", "use_muon", why="AdamW for embeddings, head and vectors, as there")
-        draft.drop("use_muon goes before it", "optim")
+        draft.set("optim.name", "muon", "use_muon", why="AdamW for embeddings, head and vectors, as in LLaMA-Factory")
+        draft.drop("use_muon takes precedence", "optim")
 
 
 def set_bos(draft: Draft) -> None:
     if not draft["use_bos_zero_training"]:
         if draft.given("bos_scaling_factor"):
             fix = "add use_bos_zero_training: true, or leave it out"
-            draft.refuse("bos_scaling_factor", "scales nothing without use_bos_zero_training", fix)
+            draft.refuse("bos_scaling_factor", "has no effect without use_bos_zero_training", fix)
         return
     draft.set("bos.prepend", "on", "use_bos_zero_training")
     draft.set("bos.scale", draft["bos_scaling_factor"], "bos_scaling_factor", "use_bos_zero_training")
@@ -328,16 +335,16 @@ def set_bos(draft: Draft) -> None:
 def set_trackers(draft: Draft) -> None:
     trainer.set_trackers(draft)
     if "wandb" in (draft.written("report_to") or ()) and draft.written("tracking.project") is None:
-        draft.set("tracking.project", "llamafactory", why="its project at W&B where WANDB_PROJECT names none")
+        draft.set("tracking.project", "llamafactory", why="LLaMA-Factory's W&B project if WANDB_PROJECT is not set")
 
 
 def set_output(draft: Draft) -> None:
-    """A folder with checkpoints is gone on with unless it shall be overwritten."""
+    """Set the output; LLaMA-Factory resumes from checkpoints in it unless overwrite_output_dir is on."""
     trainer.set_output(draft)
     if not draft.arguments:
         draft.arguments.append("--resume")
         draft.assume(
-            "overwrite_output_dir: false", "goes on from the newest checkpoint in output_dir, if any", "--resume"
+            "overwrite_output_dir: false", "resumes from the newest checkpoint in output_dir, if any", "--resume"
         )
 
 

@@ -1,7 +1,7 @@
-"""LLaMA-Factory's commands and files: `llamafactory-cli train run.yaml lora_rank=8`, flags, and YAML or JSON alone.
+"""Translate LLaMA-Factory: `llamafactory-cli train run.yaml lora_rank=8`, flags, and YAML or JSON files.
 
-`llamafactory-cli export` and `chat` become words of `surefoot export` and `surefoot chat`. Facts: its README and the
-docstrings of its argument classes, as of version 0.9.
+`llamafactory-cli export` and `chat` become arguments of `surefoot export` and `surefoot chat`. Facts: its README and
+the docstrings of its argument classes, as of version 0.9.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from surefoot.system.errors import InputError
 NAME = "LLaMA-Factory"
 DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES)
 _PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher")
-_SCRIPTS = ("train.py", "train_bash.py")  # how it was started before it had a command
+_SCRIPTS = ("train.py", "train_bash.py")  # names from before it had a command
 _SWITCHES = frozenset(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _SUFFIXES = (".yaml", ".yml", ".json")
-# By these a file is known: each is a word of LLaMA-Factory's that neither surefoot nor the other tools have.
+# Settings that identify a file or command: neither surefoot nor the other tools have them.
 _FLAGS = ("--stage", "--finetuning_type", "--dataset_dir", "--cutoff_len")
 _OWN = ("finetuning_type", "dataset_dir", "cutoff_len", "lora_target", "export_dir", "template", "stage", "dataset")
 _OF_A_TRAINING = {"dataset", "do_train", "output_dir", "learning_rate", "per_device_train_batch_size"}
 _LISTS = ("lora_target", "additional_target")
 _ELSEWHERE = {
     "eval": "`surefoot evaluate` measures models",
-    "api": "surefoot serves no API; `surefoot generate` answers files of prompts",
+    "api": "surefoot serves no API; use `surefoot generate` with a file of prompts",
     "webui": "`surefoot board` shows runs; `surefoot init` writes a config",
-    "webchat": "`surefoot chat` talks in the terminal",
+    "webchat": "`surefoot chat` runs in the terminal",
     "env": "`surefoot --version` lists versions",
     "version": "`surefoot --version` lists versions",
     "help": "`surefoot --help` lists commands",
 }
 _ENVIRONMENT = {
-    "FORCE_TORCHRUN": "surefoot starts its processes itself",
-    "NNODES": "one machine",
-    "NODE_RANK": "one machine",
-    "NPROC_PER_NODE": "as many processes (parallel.nproc)",
-    "MASTER_ADDR": "surefoot picks one on this machine",
-    "MASTER_PORT": "surefoot picks one on this machine",
+    "FORCE_TORCHRUN": "surefoot starts its own processes",
+    "NNODES": "surefoot runs on one machine",
+    "NODE_RANK": "surefoot runs on one machine",
+    "NPROC_PER_NODE": "the number of processes (parallel.nproc)",
+    "MASTER_ADDR": "surefoot chooses it",
+    "MASTER_PORT": "surefoot chooses it",
     "MAX_RESTARTS": "surefoot resumes with --resume",
-    "RDZV_ID": "processes on one machine need no meeting point",
-    "MIN_NNODES": "one machine",
-    "MAX_NNODES": "one machine",
+    "RDZV_ID": "processes on one machine need no rendezvous",
+    "MIN_NNODES": "surefoot runs on one machine",
+    "MAX_NNODES": "surefoot runs on one machine",
     "DISABLE_VERSION_CHECK": "surefoot has no such check",
-    "LLAMAFACTORY_VERBOSITY": "surefoot's own lines are few",
+    "LLAMAFACTORY_VERBOSITY": "surefoot prints few lines",
     "RECORD_VRAM": "peak memory is always logged",
-    "OPTIM_TORCH": "surefoot starts itself",
-    "USE_RAY": "surefoot starts its processes itself",
-    "ALLOW_EXTRA_ARGS": "words that LLaMA-Factory does not know are listed, not refused",
+    "OPTIM_TORCH": "surefoot starts its own processes",
+    "USE_RAY": "surefoot starts its own processes",
+    "ALLOW_EXTRA_ARGS": "unknown settings are listed, not refused",
 }
 _REFUSED_SWITCHES = {
-    "USE_MODELSCOPE_HUB": "surefoot does not read ModelScope",
-    "USE_OPENMIND_HUB": "surefoot does not read Modelers",
+    "USE_MODELSCOPE_HUB": "surefoot does not support ModelScope",
+    "USE_OPENMIND_HUB": "surefoot does not support Modelers",
     "USE_MCA": "surefoot has no Megatron",
 }
 
@@ -78,9 +78,11 @@ _REFUSED_SWITCHES = {
 def from_command(command: Command, options: Options) -> Translation:
     verb, words = _split(command)
     if verb in _ELSEWHERE:
-        raise command_error(f"{command.name} {verb}", "has no counterpart here", _ELSEWHERE[verb])
+        raise command_error(f"{command.name} {verb}", "has no counterpart in surefoot", _ELSEWHERE[verb])
     if verb not in ("train", "export", "chat"):
-        raise command_error(f"{command.name} {verb}", "is not a command of LLaMA-Factory", "it has train, export, chat")
+        raise command_error(
+            f"{command.name} {verb}", "is not a command of LLaMA-Factory", "choose from train, export, chat"
+        )
     _check_processes(command.environment)
     given = _words(words, options)
     if plain_truth(command.environment.get("ALLOW_EXTRA_ARGS", False)):
@@ -120,11 +122,11 @@ def claims_file(path: str, text: str) -> bool:
 
 
 def _split(command: Command) -> tuple[str, Sequence[str]]:
-    """The verb and what follows it. The file that torchrun is given stands for `train`."""
+    """Return the verb and the words after it. A file started by torchrun means `train`."""
     if command.program.endswith("launcher.py") or command.name in ("llamafactory.launcher", "run_exp.py", *_SCRIPTS):
         return "train", command.arguments
     if not command.arguments:
-        raise command_error(command.name, "names no command", "it has train, export, chat")
+        raise command_error(command.name, "names no command", "choose from train, export, chat")
     return command.arguments[0], command.arguments[1:]
 
 
@@ -140,13 +142,13 @@ def _train(words: Sequence[Word], options: Options, command: Command) -> Transla
     command = replace(command, facts={**command.facts, "processes": devices})
     draft = Draft(DIALECT, words, command, options)
     if devices > 1:
-        whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples in a step"
+        whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples per step"
         draft.assume(f"{devices} processes", whole, "batch.size", "parallel.nproc")
     return in_processes(draft.finish("train"), devices, command.engine)
 
 
 def _processes(command: Command, options: Options) -> int:
-    """One on each device, unless a launcher or the environment says how many."""
+    """Return the number of processes: one per device, unless a launcher or the environment sets it."""
     if command.launcher or "processes" in command.facts:
         return command.facts.get("processes", 1)
     requested = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
@@ -157,17 +159,17 @@ def _check_processes(environment: Mapping[str, str]) -> None:
     for name in ("NNODES", "MIN_NNODES", "MAX_NNODES"):
         value = environment.get(name, "1").strip()
         if value not in ("", "1"):
-            raise command_error(name, f"asks for {value}, and surefoot starts processes on one machine", MORE)
+            raise command_error(name, f"asks for {value} machines, but surefoot runs on one", MORE)
     value = environment.get("NPROC_PER_NODE", "").strip()
     if value not in ("", "gpu", "auto") and plain_count(value) is None:
         raise setting_error("NPROC_PER_NODE", f"expected a number of processes, got {value!r}")
     for name, reason in _REFUSED_SWITCHES.items():
         if plain_truth(environment.get(name, False)):
-            raise command_error(name, reason, "leave it out, and name what lies on this machine or the hub")
+            raise command_error(name, reason, "leave it out, and use files on this machine or the Hugging Face hub")
 
 
 def environment_note(note: Note) -> Note:
-    """LLaMA-Factory's own names say what becomes of them."""
+    """Replace the reason for LLaMA-Factory's own environment variables."""
     reason = _ENVIRONMENT.get(note.where)
     return note if reason is None else replace(note, outcome="listed", why=reason)
 
@@ -216,8 +218,8 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
-    """verb: export or chat. Every other word is about training and is listed."""
-    rows = {  # none speaks for itself here
+    """Translate `export` or `chat`, given as verb. Settings about training are listed."""
+    rows = {  # no row is translated on its own here
         name: replace(row, kind="joint", type=_TYPES.get(name, row.type)) for name, row in ROWS.items()
     }
     draft = Draft(Dialect(NAME, rows, (), trainer.ALIASES), words, None, options)
@@ -225,7 +227,7 @@ def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
         name = trainer.ALIASES.get(word.name, word.name)
         if name not in _READ and name in ROWS:
             row = ROWS[name]
-            other = "is not about exporting" if verb == "export" else "is not about a conversation"
+            other = "does not apply to export" if verb == "export" else "does not apply to chat"
             draft.drop(row.about if row.kind == "listed" else other, name)
     model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]
     if not model:
@@ -233,7 +235,7 @@ def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
         return draft.finish(verb)
     chain = names(adapters) if adapters is not None else []
     if len(chain) > 1 and verb == "chat":
-        draft.refuse("adapter_name_or_path", "surefoot talks to one adapter", "export them merged first")
+        draft.refuse("adapter_name_or_path", "surefoot chat takes one adapter", "merge them with export first")
     draft.note("model_name_or_path", "carried", "", "MODEL")
     draft.arguments = [model]
     if chain:
@@ -242,13 +244,13 @@ def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
             draft.arguments += ["--adapter", adapter]
     else:
         draft.drop("names no adapter", "adapter_name_or_path")
-    draft.drop("is seen from the folder", "finetuning_type", "stage")
+    draft.drop("is detected from the folder", "finetuning_type", "stage")
     draft.drop("is read from the tokenizer and the run", "template")
     if draft.given("model_revision") and draft["model_revision"] != "main":
-        draft.refuse("model_revision", f"{verb} reads what lies on this machine", "download the revision first")
-    draft.note("model_revision", "carried", "the hub's own default")
+        draft.refuse("model_revision", f"{verb} reads models on this machine", "download the revision first")
+    draft.note("model_revision", "carried", "the hub's default")
     if draft["quantization_bit"] is not None:
-        draft.refuse("quantization_bit", "weights are merged into the un-quantised base", "leave it out")
+        draft.refuse("quantization_bit", "adapters are merged into the unquantized base", "leave it out")
     (_export if verb == "export" else _chat)(draft, bool(chain))
     return draft.finish(verb)
 
@@ -256,7 +258,7 @@ def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
 def _export(draft: Draft, merged: bool) -> None:
     target = draft["export_dir"]
     if not target:
-        draft.refuse("export_dir", "is required", "name the folder of the merged model")
+        draft.refuse("export_dir", "is required", "give the folder for the merged model")
         return
     if merged:
         draft.arguments.append("--merge")
@@ -276,7 +278,7 @@ def _export(draft: Draft, merged: bool) -> None:
         draft.arguments += ["--dtype", _DTYPES[dtype]]
         draft.note("infer_dtype", "carried", "", "--dtype")
     else:
-        draft.drop("the type of the base", "infer_dtype")
+        draft.drop("the dtype of the base", "infer_dtype")
     device = draft["export_device"]
     if device not in ("cpu", "auto"):
         draft.refuse("export_device", f"expected cpu or auto, got {device}")
@@ -284,12 +286,12 @@ def _export(draft: Draft, merged: bool) -> None:
     draft.arguments += ["--device", device] if draft.given("export_device") else []
     draft.note("export_device", "carried", "", "--device")
     if draft["export_legacy_format"]:
-        draft.refuse("export_legacy_format", "surefoot writes safetensors and pickles nothing", "leave it out")
+        draft.refuse("export_legacy_format", "surefoot only writes safetensors", "leave it out")
     if draft["export_quantization_bit"] is not None:
-        draft.refuse("export_quantization_bit", "surefoot quantises no exported model", "quantise the merged folder")
+        draft.refuse("export_quantization_bit", "surefoot does not quantize exports", "quantize the merged folder")
     if draft["export_hub_model_id"] is not None:
         draft.refuse("export_hub_model_id", "export writes a folder", "upload it afterwards: surefoot push")
-    draft.drop("is about answering", "max_new_tokens", "temperature", "top_p")
+    draft.drop("applies to generation", "max_new_tokens", "temperature", "top_p")
 
 
 def _chat(draft: Draft, merged: bool) -> None:
@@ -297,6 +299,6 @@ def _chat(draft: Draft, merged: bool) -> None:
         value = draft[name]
         draft.arguments += [flag, f"{value:g}" if name != "max_new_tokens" else str(value)]
         draft.note(name, "carried", "", flag)
-    draft.assume("temperature: 0.95, top_p: 0.7, max_new_tokens: 1024", "where the words give no others")
+    draft.assume("temperature: 0.95, top_p: 0.7, max_new_tokens: 1024", "used if not given")
     exports = [name for name in _READ if name.startswith("export_")]
-    draft.drop("is not about a conversation", "infer_dtype", *exports)
+    draft.drop("does not apply to chat", "infer_dtype", *exports)

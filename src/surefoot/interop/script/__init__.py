@@ -1,10 +1,10 @@
-"""Scripts around Hugging Face's Trainer or TRL's SFTTrainer: their literals in surefoot's words.
+"""Translate Python scripts that use Hugging Face's Trainer or TRL's SFTTrainer.
 
     surefoot translate simple_finetune.py
 
-Read from the syntax tree are the calls of TrainingArguments or SFTConfig, LoraConfig, BitsAndBytesConfig,
-from_pretrained, load_dataset and the trainer, and what is said of these objects elsewhere. Nothing is executed, so what
-the script does besides (how its functions turn records into texts, above all) is not known, and said so.
+The literals in calls of TrainingArguments or SFTConfig, LoraConfig, BitsAndBytesConfig, from_pretrained, load_dataset
+and the trainer are read from the syntax tree, as are later statements about these objects. Nothing is executed, so
+other effects of the script (above all, how its functions turn records into texts) are unknown, and noted as such.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMPAT = {
     "train_phi3_bos_zero.py": "examples/train_lora/train_phi3_bos_zero.py",
     "debug_bos_zero.py": "debug_bos_zero.py",
 }
-"""Scripts that people's documents name, and that surefoot has its own of."""
+"""Scripts that existing guides mention -> the script that `surefoot compat` writes."""
 
 
 def claims_file(path: str, text: str) -> bool:
@@ -44,12 +44,12 @@ def claims_command(command: Command) -> bool:
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     if overrides:
-        raise script_error(overrides[0], "a script takes no key=value", "change the script, or the config it becomes")
+        raise script_error(overrides[0], "a script takes no key=value", "change the script or its translated config")
     return _translate(Script.parse(text, path), options, Command(path, environment=inherited(options)))
 
 
 def from_command(command: Command, options: Options) -> Translation:
-    """A script with arguments of its own is another program for each of them: only one without can be read."""
+    """Translate a command that runs a script. Arguments of the script are refused: code cannot be followed."""
     try:
         text = options.read(command.program)
     except InputError as error:
@@ -70,7 +70,7 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
         raise InputError(reader.faults)
     own = by_name(*trl.ROWS.values(), *ROWS, *(() if reader.is_trl else PLAIN_TRAINER))
     if reader.named_by_trainer:
-        own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained as it was saved
+        own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained in its saved dtype
     rules = (
         data_rule(reader),
         trl.set_model,

@@ -1,10 +1,10 @@
-"""Which data a script trains on, and what its functions make of a record.
+"""Find the data that a script trains on, and the text that its functions make of a record.
 
-    trace(script, node)                                       # from the trainer back to load_dataset, call by call
-    first_text(script, function, {"q": "2+2", "a": "4"})      # "Q: 2+2 A: 4" of a function that returns this f-string
+    trace(script, node)                                       # from the trainer back to load_dataset
+    first_text(script, function, {"q": "2+2", "a": "4"})      # "Q: 2+2 A: 4" if the function returns this f-string
 
-Nothing is executed, so code that changes data is never reported as carried over: the text that it makes of the first
-record and the one that surefoot trains are both shown, and the reader judges.
+Nothing is executed, so code that changes data is never reported as carried over. Its text for the first record and the
+text that surefoot trains on are both shown, so that the user can compare them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ from surefoot.system.redaction import redacted
 _FILES = ("json", "csv", "parquet", "text")
 _OF_CODE = ("map", "rename_column", "rename_columns", "remove_columns", "select_columns", "with_format", "cast")
 _ORDER = ("shuffle", "flatten_indices")
-_LONGEST = 100  # calls from the data set to the trainer
+_LONGEST = 100  # calls from the dataset to the trainer
 
 
 @dataclass(frozen=True)
 class Found:
-    """source: surefoot's. share: of a split made in the script, and whether this is its test part. code: calls whose
-    functions shape the records."""
+    """A dataset in a script.
+
+    source: surefoot's source.
+    where: place of load_dataset.
+    files: split -> data file.
+    share, is_test: size of a test split made in the script, and whether this is that split.
+    code: calls whose functions change the records.
+    """
 
     source: dict[str, Any]
     where: str
@@ -43,25 +49,25 @@ class Found:
 
 
 def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
-    """Raises InputError where the chain leads to no data set that can be named. links: followed so far."""
+    """Follow an expression to its dataset. links: calls followed so far. Raises InputError if it cannot be named."""
     node = script.bound(node)
     where = script.where(node)
     if links > _LONGEST:
-        raise _lost(script, node, "leads back to itself")  # def f(data): data = data.map(…)
+        raise _lost(script, node, "refers to itself")  # def f(data): data = data.map(…)
     if isinstance(node, ast.Subscript):
         part = script.value(node.slice)
         if isinstance(part, str):
             return _part(trace(script, node.value, links + 1), part, where)
-        raise _lost(script, node, "takes a part of the data")
+        raise _lost(script, node, "selects a part of the data")
     if not isinstance(node, ast.Call):
-        raise _lost(script, node, "is not a data set that can be read from the script")
+        raise _lost(script, node, "is not a dataset that can be read from the script")
     name = script.callee(node).rpartition(".")[2] or getattr(node.func, "attr", "")
     if name == "load_dataset":
         return _loaded(script, node, where)
     if not isinstance(node.func, ast.Attribute):
-        raise _lost(script, node, "makes the data in the script")
+        raise _lost(script, node, "creates the data in the script")
     if name in ("from_list", "from_dict", "from_generator", "from_pandas", "load_from_disk"):
-        raise _lost(script, node, "makes the data in the script")
+        raise _lost(script, node, "creates the data in the script")
     found = trace(script, node.func.value, links + 1)
     if name in _OF_CODE:
         return replace(found, code=(*found.code, node))
@@ -71,7 +77,7 @@ def trace(script: Script, node: ast.expr, links: int = 0) -> Found:
         arguments = {word.arg: script.value(word.value) for word in node.keywords}
         share = script.value(node.args[0]) if node.args else arguments.get("test_size", 0.25)
         if isinstance(share, bool) or not isinstance(share, int | float):
-            raise _lost(script, node, "holds out a part whose size is not a literal")
+            raise _lost(script, node, "holds out a split whose size is not a literal")
         return replace(found, share=share)
     if name == "select" and (count := _first(script, node)) is not None:
         return replace(found, source=found.source | {"max_samples": count})
@@ -85,23 +91,25 @@ def _loaded(script: Script, node: ast.Call, where: str) -> Found:
         if isinstance(value, Unread) and name in ("path", "name", "split", "data_files", "revision"):
             raise script_error(value.where, f"load_dataset: {name} is {value}, which is not a literal", "write it out")
     path, files = given.get("path"), given.get("data_files")
-    held: dict[str, str] = {}
+    by_split: dict[str, str] = {}
     if path in _FILES:
         named = files if isinstance(files, dict) else {"train": files}
         for split, one in named.items():
             one = one[0] if isinstance(one, list) and len(one) == 1 else one
             if not isinstance(one, str):
-                raise script_error(where, "load_dataset: data_files is not one file for each split", "name one")
-            held[str(split)] = one
-        if "train" not in held:
-            raise script_error(where, "load_dataset: data_files has no train", "name one")
-        source: dict[str, Any] = {"path": held["train"]}
+                raise script_error(where, "load_dataset: data_files is not one file per split", "give one")
+            by_split[str(split)] = one
+        if "train" not in by_split:
+            raise script_error(where, "load_dataset: data_files has no train", "add it")
+        source: dict[str, Any] = {"path": by_split["train"]}
     elif files is not None:
-        raise script_error(where, "load_dataset: data_files of a hub data set", "name it by subset and split")
+        raise script_error(
+            where, "load_dataset: data_files of a hub dataset are not supported", "use a subset and split"
+        )
     else:
         source = {"path": path, **({"subset": given["name"]} if given.get("name") else {})}
         source |= {"revision": given["revision"]} if given.get("revision") else {}
-    found = Found(source, where, held)
+    found = Found(source, where, by_split)
     return _part(found, given["split"], where) if given.get("split") else found
 
 
@@ -115,7 +123,7 @@ def _part(found: Found, split: str, where: str) -> Found:
     source = dict(found.source)
     if found.files:
         if split not in found.files:
-            raise script_error(where, f"data_files has no {split}", "name it")
+            raise script_error(where, f"data_files has no {split}", "add it")
         source["path"] = found.files[split]
     else:
         source["split"] = split
@@ -125,22 +133,27 @@ def _part(found: Found, split: str, where: str) -> Found:
 
 
 def _first(script: Script, node: ast.Call) -> int | None:
-    """N of `.select(range(N))`."""
+    """Return N of `.select(range(N))`."""
     match node.args:
         case [ast.Call(func=ast.Name(id="range"), args=[count])]:
-            held = script.value(count)
-            return held if isinstance(held, int) and not isinstance(held, bool) else None
+            value = script.value(count)
+            return value if isinstance(value, int) and not isinstance(value, bool) else None
     return None
 
 
 def _lost(script: Script, node: ast.AST, why: str) -> InputError:
-    fix = "write the records into a file, and translate with load_dataset('json', data_files=…) in its place"
+    fix = "write the records to a file, and use load_dataset('json', data_files=…) instead"
     return script_error(script.where(node), f"{script.text(node)}: {why}", fix)
 
 
-_SHOWN = 240  # characters of each text
-_TEXTS = ("text", "prompt")  # of what a function returns, where it returns a record
-_ORDINARY = ("remove_columns", "select_columns", "with_format", "cast")  # of what is left of a record, not of its text
+_SHOWN = 240  # characters of each text that are shown
+_TEXTS = ("text", "prompt")  # keys with the text, if a function returns a record
+_ORDINARY = (
+    "remove_columns",
+    "select_columns",
+    "with_format",
+    "cast",
+)  # calls that change the columns of a record, not its text
 
 
 def code_notes(
@@ -150,15 +163,20 @@ def code_notes(
     record: Mapping[str, Any] | None,
     trained: Callable[[], str | None],
 ) -> Iterator[Note]:
-    """code: calls on the training data. formatting: what the trainer gets as formatting_func. record: the first.
-    trained: the text that surefoot makes of it."""
+    """Note every function that shapes the training texts, with its text and surefoot's text.
+
+    code: calls on the training data.
+    formatting: the trainer's formatting_func.
+    record: the first record, None if not available.
+    trained: returns the text that surefoot makes of that record.
+    """
     plain = formatting is None and all(_name(call) in _ORDINARY for call in code)
     ours = None if plain else trained()
-    made = record  # one function after the other
+    made = record  # the functions apply one after the other
     for call in code:
         where, name = script.where(call), _name(call)
         if name in _ORDINARY:
-            yield Note(f".{name}(…)", "listed", (), "changes no text: surefoot takes the columns that it trains", where)
+            yield Note(f".{name}(…)", "listed", (), "does not change texts: surefoot selects the columns itself", where)
             continue
         theirs = first_text(script, call.args[0], made) if call.args and made is not None else None
         made = made if made is None or theirs is None else {**made, "text": theirs}
@@ -171,7 +189,7 @@ def code_notes(
 
 
 def first_text(script: Script, function: ast.expr, record: Mapping[str, Any]) -> str | None:
-    """The text that a function of one record returns; None where it cannot be read without running it."""
+    """Return the text that a function makes of a record; None if that cannot be told without running it."""
     found = _function(script, function)
     names = [] if found is None else [argument.arg for argument in found.args.args]
     if found is None or len(names) != 1:
@@ -186,9 +204,9 @@ def first_text(script: Script, function: ast.expr, record: Mapping[str, Any]) ->
 
 
 def _difference(theirs: str | None, ours: str | None) -> str:
-    made = "what it makes of a record is not known here" if theirs is None else f"it makes {_cut(theirs)} of the first"
-    trains = "`surefoot data` shows what is trained" if ours is None else f"surefoot trains {_cut(ours)}"
-    return f"is code, and is not run: {made}; {trains}"
+    made = "its text is unknown" if theirs is None else f"for the first record it makes {_cut(theirs)}"
+    trains = "`surefoot data` shows the training text" if ours is None else f"surefoot trains on {_cut(ours)}"
+    return f"is code, which is not run: {made}; {trains}"
 
 
 def _cut(text: str) -> str:
@@ -209,7 +227,7 @@ def _function(script: Script, node: ast.expr) -> ast.FunctionDef | ast.Lambda | 
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    """What it returns, and what it stores in the record's text; nothing where it branches."""
+    """Yield the expressions that it returns or stores as the record's text; none if it branches."""
     straight = all(isinstance(node, ast.Assign | ast.Expr | ast.Return) for node in function.body)
     for node in function.body if straight else ():
         match node:
@@ -220,17 +238,17 @@ def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _text(script: Script, node: ast.expr) -> str | None:
-    """A text, the text of a record, a list of one, or what a tokenizer is given."""
+    """Return a string literal: itself, a record's text, the only item of a list, or a tokenizer's first argument."""
     node = script.bound(node)
     if isinstance(node, ast.Call) and node.args and not isinstance(node.func, ast.Attribute):
         return _text(script, node.args[0])  # tokenizer(text, truncation=True)
-    held = script.value(node)
-    if isinstance(held, dict):
-        texts = [value for name, value in held.items() if isinstance(value, str) and name in _TEXTS]
-        held = texts[0] if texts else None
-    if isinstance(held, list) and len(held) == 1:
-        held = held[0]
-    return held if isinstance(held, str) else None
+    value = script.value(node)
+    if isinstance(value, dict):
+        texts = [text for name, text in value.items() if isinstance(text, str) and name in _TEXTS]
+        value = texts[0] if texts else None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, str) else None
 
 
 class _Filled(ast.NodeTransformer):

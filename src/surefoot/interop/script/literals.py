@@ -1,10 +1,10 @@
-"""Values that a Python script spells out, read from its syntax tree. Nothing is imported and nothing runs.
+"""Read literal values of a Python script from its syntax tree. Nothing is imported or run.
 
     script = Script.parse(text, "train.py")
-    script.value(node)          # 5e-5, "runs/x", [1, 2], or Unread with the place and the words of the source
+    script.value(node)          # 5e-5, "runs/x", [1, 2], or Unread with its place and source
 
-Read are constants, containers of them, arithmetic on them, f-strings, os.path.join, torch's dtypes by name, and names
-bound once, or several times one after another. Everything else is `Unread`: what it is at run time is not known here.
+Supported are constants, containers and arithmetic of them, f-strings, os.path.join, torch dtypes, and names that are
+bound by plain assignments. Everything else is `Unread`, since its value at run time is not known.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_LONGEST = 80  # characters of a source text that a message shows
-_DEEPEST = 40  # names that refer to names
-_LARGEST = 10**12  # a product of literals beyond this is no setting, and could fill the memory
-_LONGEST_TEXT = 100_000  # characters: the same for sums of texts
-_MOST = 10_000  # nodes looked at for one value: names that name two names each would double them line by line
+_LONGEST = 80  # characters of source that a message shows
+_DEEPEST = 40  # names that refer to other names
+_LARGEST = 10**12  # larger products of literals are no settings and could exhaust memory
+_LONGEST_TEXT = 100_000  # characters: the same for concatenated strings
+_MOST = 10_000  # nodes visited for one value: names that each use two names grow exponentially
 
 
 @dataclass(frozen=True)
 class Unread:
-    """What is no literal. where: "train.py:12:9". text: its source."""
+    """An expression that is not a literal. where: "train.py:12:9". text: its source."""
 
     where: str
     text: str
@@ -49,7 +49,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Script:
-    """names: what each name is bound to, line by line, where that can be told. imports: what an import calls it."""
+    """A parsed script. names: name -> bindings in order of lines, if known. imports: local name -> imported name."""
 
     path: str
     tree: ast.Module
@@ -58,12 +58,12 @@ class Script:
 
     @classmethod
     def parse(cls, text: str, path: str) -> Script:
-        """Raises InputError where the text is no Python."""
+        """Parse a script. Raises InputError if it is not valid Python."""
         try:
-            with warnings.catch_warnings():  # "\d" in a script of somebody else's is no news
+            with warnings.catch_warnings():  # "\d" in the user's script is not our concern
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deeply
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply
             line = getattr(error, "lineno", None)
             where = f"{path}:{line}" if line else path
             raise script_error(where, "is not valid Python", "give a script that runs") from None
@@ -81,37 +81,37 @@ class Script:
         return whole if len(whole) <= _LONGEST else f"{whole[:_LONGEST]}…"
 
     def value(self, node: ast.expr) -> Any:
-        """The literal that a node spells out, else Unread. Containers may hold Unread items."""
+        """Return the literal value of a node, else Unread. Containers may contain Unread items."""
         return self._value(node, 0, itertools.count())
 
-    def _value(self, node: ast.expr, depth: int, looked_at: Iterator[int]) -> Any:
-        if depth > _DEEPEST or next(looked_at) > _MOST:
+    def _value(self, node: ast.expr, depth: int, visited: Iterator[int]) -> Any:
+        if depth > _DEEPEST or next(visited) > _MOST:
             return self._unread(node)
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return node.value
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-                return [self._value(item, depth + 1, looked_at) for item in items]
+                return [self._value(item, depth + 1, visited) for item in items]
             case ast.Dict():
-                return self._mapping(node, depth, looked_at)
+                return self._mapping(node, depth, visited)
             case ast.Name():
                 if (bound := self._bound(node)) is not None:
-                    held = self._value(bound, depth + 1, looked_at)
-                    return self._unread(node) if isinstance(held, Unread) else held
+                    value = self._value(bound, depth + 1, visited)
+                    return self._unread(node) if isinstance(value, Unread) else value
             case ast.UnaryOp(op=ast.USub()):
-                held = self._value(node.operand, depth + 1, looked_at)
-                return -held if isinstance(held, int | float) and not isinstance(held, bool) else self._unread(node)
+                value = self._value(node.operand, depth + 1, visited)
+                return -value if isinstance(value, int | float) and not isinstance(value, bool) else self._unread(node)
             case ast.UnaryOp(op=ast.Not()):
-                held = self._value(node.operand, depth + 1, looked_at)
-                return not held if isinstance(held, bool) else self._unread(node)
+                value = self._value(node.operand, depth + 1, visited)
+                return not value if isinstance(value, bool) else self._unread(node)
             case ast.BinOp():
-                return self._arithmetic(node, depth, looked_at)
+                return self._arithmetic(node, depth, visited)
             case ast.JoinedStr():
-                return self._joined(node, depth, looked_at)
+                return self._joined(node, depth, visited)
             case ast.Attribute(value=ast.Name(id="torch"), attr=dtype) if dtype.rstrip("0123456789") in _DTYPES:
                 return f"torch.{dtype}"
             case ast.Call(args=arguments, keywords=[]) if self.callee(node) in ("os.path.join", "str", "Path"):
-                parts = [self._value(argument, depth + 1, looked_at) for argument in arguments]
+                parts = [self._value(argument, depth + 1, visited) for argument in arguments]
                 return "/".join(parts) if parts and all(isinstance(part, str) for part in parts) else self._unread(node)
         return self._unread(node)
 
@@ -119,11 +119,11 @@ class Script:
         return Unread(self.where(node), self.text(node))
 
     def callee(self, node: ast.Call) -> str:
-        """ "AutoModelForCausalLM.from_pretrained"; without what a call returned or an item of something."""
+        """Return "AutoModelForCausalLM.from_pretrained"; "" if the callee is not a dotted name."""
         return _source(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
 
     def dotted(self, node: ast.expr) -> str:
-        """ "torch.backends.cuda.enable_flash_sdp", whatever it was imported or assigned as; "" for what has no name."""
+        """Return "torch.backends.cuda.enable_flash_sdp", resolving imports and assignments; "" if it is not a name."""
         node = self.bound(node)
         match node:
             case ast.Name():
@@ -134,7 +134,7 @@ class Script:
         return ""
 
     def bound(self, node: ast.expr) -> ast.expr:
-        """What a name stands for, as far as that can be followed; else the node itself."""
+        """Return the expression that a name is bound to, followed as far as possible; else the node itself."""
         for _ in range(_DEEPEST):
             found = self._bound(node) if isinstance(node, ast.Name) else None
             if found is None:
@@ -143,23 +143,23 @@ class Script:
         return node
 
     def _bound(self, node: ast.Name) -> ast.expr | None:
-        """Of several bindings the last one above the place where the name is used."""
+        """Return the last binding above the place where the name is used."""
         bindings = self.names.get(node.id, [])
         if len(bindings) < 2:
             return bindings[0][1] if bindings else None
         return next((value for line, value in reversed(bindings) if line < node.lineno), None)
 
-    def _mapping(self, node: ast.Dict, depth: int, looked_at: Iterator[int]) -> Any:
-        held: dict[Any, Any] = {}
+    def _mapping(self, node: ast.Dict, depth: int, visited: Iterator[int]) -> Any:
+        mapping: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            name = None if key is None else self._value(key, depth + 1, looked_at)
+            name = None if key is None else self._value(key, depth + 1, visited)
             if not isinstance(name, str | int):
                 return self._unread(node)
-            held[name] = self._value(value, depth + 1, looked_at)
-        return held
+            mapping[name] = self._value(value, depth + 1, visited)
+        return mapping
 
-    def _arithmetic(self, node: ast.BinOp, depth: int, looked_at: Iterator[int]) -> Any:
-        left, right = self._value(node.left, depth + 1, looked_at), self._value(node.right, depth + 1, looked_at)
+    def _arithmetic(self, node: ast.BinOp, depth: int, visited: Iterator[int]) -> Any:
+        left, right = self._value(node.left, depth + 1, visited), self._value(node.right, depth + 1, visited)
         act = _OPERATORS.get(type(node.op))
         numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (left, right))
         texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
@@ -168,29 +168,29 @@ class Script:
         if act is None or not (numbers or texts):
             return self._unread(node)
         try:
-            held = act(left, right)
+            result = act(left, right)
         except (ZeroDivisionError, OverflowError):
             return self._unread(node)
-        return self._unread(node) if (abs(held) > _LARGEST if numbers else len(held) > _LONGEST_TEXT) else held
+        return self._unread(node) if (abs(result) > _LARGEST if numbers else len(result) > _LONGEST_TEXT) else result
 
-    def _joined(self, node: ast.JoinedStr, depth: int, looked_at: Iterator[int]) -> Any:
-        held = []
+    def _joined(self, node: ast.JoinedStr, depth: int, visited: Iterator[int]) -> Any:
+        parts = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None or part.conversion != -1:
                     return self._unread(node)
                 part = part.value
-            value = self._value(part, depth + 1, looked_at)
+            value = self._value(part, depth + 1, visited)
             if not isinstance(value, str | int | float):
                 return self._unread(node)
-            held.append(str(value))
-        whole = "".join(held)
+            parts.append(str(value))
+        whole = "".join(parts)
         return self._unread(node) if len(whole) > _LONGEST_TEXT else whole
 
 
 @dataclass
 class Findings:
-    """What is read from a script, each word, note and fault with its place. shown: the source that says it."""
+    """Settings, notes and faults found in a script, each with its place. shown: its source text."""
 
     script: Script
     words: list[Word] = field(default_factory=list)
@@ -198,11 +198,11 @@ class Findings:
     faults: list[Fault] = field(default_factory=list)
 
     def word(self, node: ast.AST, name: str, value: ast.expr | None, shown: str) -> None:
-        held = None if value is None else self.script.value(value)
-        if isinstance(held, Unread):
-            self.fault(node, f"{shown}: {held} is not a literal", "write its value into the script")
+        literal = None if value is None else self.script.value(value)
+        if isinstance(literal, Unread):
+            self.fault(node, f"{shown}: {literal} is not a literal", "write its value into the script")
         else:
-            self.words.append(Word(name, held, self.script.where(node), shown))
+            self.words.append(Word(name, literal, self.script.where(node), shown))
 
     def note(self, node: ast.AST, shown: str, why: str, outcome: Outcome = "listed", *keys: str) -> None:
         self.notes.append(Note(shown, outcome, keys, why, self.script.where(node)))
@@ -215,17 +215,17 @@ def _source(node: ast.AST) -> str:
     try:
         return ast.unparse(node)
     except RecursionError:
-        return "…"  # deeper than Python's own limit
+        return "…"  # nested too deeply for ast.unparse
 
 
 _DTYPES = ("float", "bfloat", "half", "int", "uint")
 
 
-Binding = tuple[int, ast.expr]  # the last line of the assignment, and what it assigns
+Binding = tuple[int, ast.expr]  # (last line of the assignment, assigned expression)
 
 
 def _bindings(tree: ast.Module) -> dict[str, list[Binding]]:
-    """Names that plain assignments of one scope bind, outside of branches and loops, and nothing else does."""
+    """Return names that are bound only by plain assignments of one scope, outside of branches and loops."""
     scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
     straight = {id(node): scope for scope in scopes for node in scope.body if isinstance(node, ast.Assign)}
     bound: dict[str, list[tuple[ast.AST | None, Binding | None]]] = {}

@@ -1,11 +1,11 @@
-"""What a script sets of torch and of its process: attention kernels, the precision of products, the environment.
+"""Read what a script sets in torch and its process: attention kernels, matmul precision, environment variables.
 
     torch.backends.cuda.enable_flash_sdp(False)              # attention.flash: off
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): …      # where it trains: every other kernel off
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): …      # around train(): all other kernels off
     torch.set_float32_matmul_precision("high")               # precision.tf32: on
     os.environ["WANDB_PROJECT"] = "demo"                     # set for the run
 
-Names are followed through imports and assignments. What else is set of torch.backends is told, never passed over.
+Names are followed through imports and assignments. Any other setting in torch.backends is noted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _OLD_CONTEXT = {"enable_flash": "flash", "enable_math": "math", "enable_mem_effi
 _BACKENDS = {"FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "mem_efficient", "MATH": "math",
              "CUDNN_ATTENTION": "cudnn"}  # fmt: skip
 _PRODUCTS = {"highest": False, "high": True, "medium": True, "tf32": True, "ieee": False, "none": False}
-_PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
-_ELSEWHERE = "holds for a part of the program that is not read; the plan chooses the kernels"
-_UNREAD = "is not read: surefoot leaves it as torch has it"
-_MEDIUM = "medium may round products to bf16 there, and to TF32 here"
-_NO_CONVOLUTIONS = "is about convolutions, and a language model has none"
+_PLANNED = "is decided at run time in the script; here surefoot's plan decides it"
+_ELSEWHERE = "applies to code that is not read; the plan chooses the kernels"
+_UNREAD = "is not read: surefoot keeps torch's default"
+_MEDIUM = "medium allows bf16 products in torch, and TF32 here"
+_NO_CONVOLUTIONS = "applies to convolutions, which language models do not have"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """environment: what the script sets; defaults: what it sets where nothing is."""
+    """environment: variables that the script sets; defaults: variables it sets only if they are unset."""
 
     found: Findings
     environment: dict[str, str] = field(default_factory=dict)
@@ -50,10 +50,10 @@ class Machine:
 
 
 def read_machine(found: Findings, trains: ast.expr | None) -> Machine:
-    """trains: the object whose train() is the run."""
+    """Read the settings of torch and the process. trains: the object whose train() is the run."""
     machine = Machine(found)
     nodes = [node for node in ast.walk(found.script.tree) if isinstance(node, ast.stmt | ast.expr)]
-    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):  # a later word goes before an earlier
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):  # later settings override earlier ones
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 _stored(machine, node, target)
@@ -62,7 +62,7 @@ def read_machine(found: Findings, trains: ast.expr | None) -> Machine:
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 if isinstance(target, ast.Subscript) and found.script.dotted(target.value) == "os.environ":
-                    machine.note(node, "no variable of the process is taken away")
+                    machine.note(node, "surefoot does not unset environment variables")
         elif isinstance(node, ast.Call):
             _called(machine, node)
     return machine
@@ -106,7 +106,7 @@ def _called(machine: Machine, node: ast.Call) -> None:
         for word in node.keywords:
             _variable(machine, node, ast.Constant(word.arg), word.value)
     elif name in ("os.environ.pop", "os.environ.clear", "os.unsetenv"):
-        machine.note(node, "no variable of the process is taken away")
+        machine.note(node, "surefoot does not unset environment variables")
     elif name.startswith("torch.backends.") and not last.endswith(
         ("sdp_kernel", "_enabled", "is_available", "version")
     ):
@@ -126,12 +126,12 @@ def _context(machine: Machine, node: ast.With, trains: ast.expr | None) -> None:
             machine.note(item.context_expr, _PLANNED)
         else:
             for kernel in KERNELS:
-                alone = "on" if allowed == {"cudnn"} else True  # cuDNN's is taken only where it is asked for
+                alone = "on" if allowed == {"cudnn"} else True  # cuDNN's kernel is used only on request
                 _kernel(machine, item.context_expr, kernel, alone if kernel in allowed else False)
 
 
 def _listed(script: Script, call: ast.Call) -> set[str] | None:
-    """What `sdpa_kernel(…)` allows; None where that is no literal."""
+    """Return the kernels that `sdpa_kernel(…)` allows; None if that is not a literal."""
     given = call.args[0] if call.args else next((word.value for word in call.keywords if word.arg == "backends"), None)
     if given is None:
         return None
@@ -142,7 +142,7 @@ def _listed(script: Script, call: ast.Call) -> set[str] | None:
 
 
 def _by_switches(script: Script, call: ast.Call) -> set[str] | None:
-    """What the older `torch.backends.cuda.sdp_kernel(enable_flash=…)` allows."""
+    """Return the kernels that the older `torch.backends.cuda.sdp_kernel(enable_flash=…)` allows."""
     requested = dict.fromkeys(_OLD_CONTEXT.values(), True)
     for name, value in [*zip(_OLD_CONTEXT, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]:
         held = script.value(value)
@@ -175,16 +175,16 @@ def _tf32(machine: Machine, node: ast.AST, value: Any) -> None:
 def _variables(machine: Machine, node: ast.AST, value: ast.expr) -> None:
     value = machine.script.bound(value)
     if not isinstance(value, ast.Dict):
-        machine.note(node, "is not a literal, and nothing of it is set for the run")
+        machine.note(node, "is not a literal, so it is not set for the run")
         return
     for name, one in zip(value.keys, value.values, strict=True):
         _variable(machine, node, name or ast.Constant(None), one)
 
 
 def _variable(machine: Machine, node: ast.AST, name: ast.expr, value: ast.expr, *, default: bool = False) -> None:
-    said, held = machine.script.value(name), machine.script.value(value)
-    if not isinstance(said, str) or not isinstance(held, str):
-        machine.note(node, "is not a literal, and is not set for the run")
+    variable, text = machine.script.value(name), machine.script.value(value)
+    if not isinstance(variable, str) or not isinstance(text, str):
+        machine.note(node, "is not a literal, so it is not set for the run")
         return
-    (machine.defaults if default else machine.environment)[said] = held
-    machine.found.notes.append(replace(environment_note(said, held), where=machine.script.where(node)))
+    (machine.defaults if default else machine.environment)[variable] = text
+    machine.found.notes.append(replace(environment_note(variable, text), where=machine.script.where(node)))

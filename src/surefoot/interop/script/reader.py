@@ -1,4 +1,4 @@
-"""The settings in a script's calls, as words with their places, under the names that TRL's rows have for them."""
+"""Collect the settings in a script's calls, under the names of TRL's rows, each with its place."""
 
 from __future__ import annotations
 
@@ -54,36 +54,36 @@ LOADED = {
 OF_THE_TRAINER = ("tokenizer", "processing_class", "compute_metrics", "preprocess_logits_for_metrics")
 OLD_TRL = ("max_seq_length", "max_length", "dataset_text_field", "packing", "neftune_noise_alpha")
 HANDLED = ("model", "args", "train_dataset", "eval_dataset", "peft_config", "model_init_kwargs")
-_END: tuple[Outcome, str] = ("listed", "what is too long loses its end, here too (data.encoding: whole)")
-_UNCUT: tuple[Outcome, str] = ("changed", "no text is cut there; here data.max_length cuts what is longer")
-_PADDED: tuple[Outcome, str] = ("listed", "padding is masked by position, and changes no number")
-_START: tuple[Outcome, str] = ("changed", "what is too long loses its begin there, and its end here")
-_WORDS: tuple[Outcome, str] = ("changed", "surefoot takes the tokenizer as its files have it")
+_END: tuple[Outcome, str] = ("listed", "long texts are truncated at the end, as here (data.encoding: whole)")
+_UNCUT: tuple[Outcome, str] = ("changed", "texts are not truncated there; here data.max_length applies")
+_PADDED: tuple[Outcome, str] = ("listed", "padding is masked by position and does not affect results")
+_START: tuple[Outcome, str] = ("changed", "long texts are truncated at the start there, at the end here")
+_WORDS: tuple[Outcome, str] = ("changed", "surefoot uses the tokenizer as configured in its files")
 TOKENIZING: Mapping[str, Mapping[str | bool | None, tuple[Outcome, str]]] = {
     "truncation": {None: _END, False: _UNCUT, "do_not_truncate": _UNCUT},
     "truncation_side": {None: _START, "right": _END},
     "padding": {None: _PADDED},
     "padding_side": {None: _PADDED},
     "pad_to_multiple_of": {None: _PADDED},
-    "add_special_tokens": {None: _WORDS, True: ("listed", "bos.prepend and EOS are as the tokenizer's files say")},
+    "add_special_tokens": {None: _WORDS, True: ("listed", "BOS and EOS follow the tokenizer's files")},
     **{name: {None: _WORDS} for name in ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")},
 }
-"""What a tokenizer is told where it is loaded or called: value, None for any other -> its outcome."""
+"""Arguments of loading or calling a tokenizer -> {value, or None for any other: (outcome, reason)}."""
 
 ROWS: tuple[Row, ...] = (
-    joint("dtype", "auto", ("precision.base",), "the type in which weights are held", type=text),
+    joint("dtype", "auto", ("precision.base",), "dtype of the weights", type=text),
     joint("lora_r", 8, ("adapter.rank",)),
     joint("lora_alpha", 8, ("adapter.alpha",), type=number),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("early_stopping_patience", None, ("early_stopping.patience",), type=whole),
     joint("early_stopping_threshold", 0.0, ("early_stopping.min_delta",), type=number),
-    refused("lora_bias", "none", "surefoot trains no biases beside an adapter", "leave it out"),
-    listed("lora_inference_mode", False, "a run trains"),
-    refused("init_lora_weights", True, "surefoot begins LoRA as PEFT's default does", "leave it out"),
+    refused("lora_bias", "none", "surefoot trains no biases with an adapter", "leave it out"),
+    listed("lora_inference_mode", False, "a run always trains"),
+    refused("init_lora_weights", True, "surefoot initializes LoRA as PEFT does by default", "leave it out"),
     *(joint(f"enable_{kernel}_sdp", None, (f"attention.{kernel}",)) for kernel in KERNELS),
-    listed("device_map", None, "training places no layers on several devices: the run is on one"),
-    listed("low_cpu_mem_usage", None, "surefoot loads weights one by one"),
-    listed("bnb_4bit_compute_dtype", None, "bf16 and fp16 of the training arguments decide the type of products"),
+    listed("device_map", None, "training runs on one device"),
+    listed("low_cpu_mem_usage", None, "weights are loaded one at a time"),
+    listed("bnb_4bit_compute_dtype", None, "bf16 and fp16 of the training arguments decide the dtype of products"),
 )
 PLAIN_TRAINER: tuple[Row, ...] = (
     *(row for row in trainer.ROWS if row.name in ("logging_steps", "gradient_checkpointing", "learning_rate", "bf16")),
@@ -95,20 +95,20 @@ ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 _LATER = ("DPOTrainer", "KTOTrainer", "RewardTrainer", "PPOTrainer", "GRPOTrainer", "ORPOTrainer", "RLOOTrainer")
 _MACHINE = ("bf16", "fp16", "tf32", "use_cpu", "no_cuda", "dtype", "use_liger_kernel", "attn_implementation")
-_PLANNED = "is decided at run time there; surefoot's plan decides it on this machine"
+_PLANNED = "is decided at run time in the script; here surefoot's plan decides it"
 _CODE = "is code, which is not read"
 _SEES = re.compile(r"(Processor|ForImageTextToText|ForVision2Seq|ForMultimodalLM|VLFor\w+)\.from_pretrained$")
 
 
 class Reader(Findings):
-    """Collects the words of all calls that matter."""
+    """Collects the settings of a script's calls."""
 
     def __init__(self, script: Script):
         super().__init__(script)
         self.train: Found | None = None
         self.evaluation: Found | None = None
-        self.formatting: ast.expr | None = None  # how the trainer makes texts of records
-        self.learned: str | None = None  # by the collator, as data.train_on says it
+        self.formatting: ast.expr | None = None  # the trainer's formatting_func
+        self.learned: str | None = None  # data.train_on, as the collator implies
         self.is_trl = self.named_by_trainer = False
         self.undecided: set[str] = set()
 
@@ -118,11 +118,11 @@ class Reader(Findings):
         lasts = {name.rpartition(".")[2]: call for name, call in named}
         if later := next((name for name in _LATER if name in lasts), None):
             where = self.script.where(lasts[later])
-            what = f"scripts around {later} are not read"
+            what = f"scripts with {later} are not supported"
             fix = "give its arguments to `trl dpo`, `trl kto` or `trl reward`, or write a config of that stage"
             raise script_error(where, what, fix)
         if sees := next(((name, call) for name, call in named if _SEES.search(name)), None):
-            what = f"{sees[0]}: a training with images or sounds, and surefoot's are of text"
+            what = f"{sees[0]}: trains with images or audio, which this translation does not support"
             raise script_error(self.script.where(sees[1]), what, "use a text model and its tokenizer")
         arguments = [call for name, call in named if name.rpartition(".")[2] in ARGUMENTS]
         trainers = [call for name, call in named if name.rpartition(".")[2] in TRAINERS]
@@ -131,7 +131,9 @@ class Reader(Findings):
         for found, kind in ((arguments, " or ".join(ARGUMENTS[::2])), (trainers, "Trainer or SFTTrainer")):
             if len(found) != 1:
                 where = self.script.where(found[1]) if found else self.script.path
-                raise script_error(where, f"has {len(found)} calls of {kind}", "surefoot reads a script with one")
+                raise script_error(
+                    where, f"has {len(found)} calls of {kind}", "surefoot reads scripts with exactly one"
+                )
         self.is_trl = "SFTTrainer" in lasts or "SFTConfig" in lasts
         self._keywords(arguments[0], None)
         if "LoraConfig" in lasts:
@@ -148,12 +150,12 @@ class Reader(Findings):
         self._tokenizing(named)
 
     def _keywords(self, call: ast.Call, names: Mapping[str, str] | None) -> None:
-        """names: what their words are called in the rows; None: as they are."""
+        """Collect the keywords of a call. names: keyword -> row name; None if they are the same."""
         if call.args:
             if names is None:
                 self._word("output_dir", call.args[0])
             else:
-                self.fault(call.args[0], "a setting without a name", "write it as name=value")
+                self.fault(call.args[0], "a positional argument", "write it as name=value")
         for word in call.keywords:
             if word.arg is None:
                 self._expanded(word.value, names)
@@ -163,11 +165,11 @@ class Reader(Findings):
                 self._word(names[word.arg] if names else word.arg, word.value, word.arg)
 
     def _expanded(self, node: ast.expr, names: Mapping[str, str] | None) -> None:
-        held = self.script.value(node)
-        if not isinstance(held, dict):
+        keywords = self.script.value(node)
+        if not isinstance(keywords, dict):
             self.fault(node, f"**{self.script.text(node)} is not a literal", "write it out")
             return
-        for name, value in held.items():
+        for name, value in keywords.items():
             self._add(names.get(name, name) if names else name, value, self.script.where(node), str(name))
 
     def _word(self, name: str, node: ast.expr, written: str | None = None) -> None:
@@ -190,12 +192,12 @@ class Reader(Findings):
         loads = [call for name, call in named if name.endswith("ForCausalLM.from_pretrained")]
         given = next((word.value for word in trained.keywords if word.arg == "model"), None)
         given = trained.args[0] if given is None and trained.args else given
-        if given is not None and isinstance(held := self.script.value(given), str):
-            self._add("model_name_or_path", held, self.script.where(given), "model")
+        if given is not None and isinstance(path := self.script.value(given), str):
+            self._add("model_name_or_path", path, self.script.where(given), "model")
             self.named_by_trainer = True
             return
         if not loads:
-            what = "no AutoModelForCausalLM.from_pretrained: what is trained is not known"
+            what = "no AutoModelForCausalLM.from_pretrained: the model is not known"
             self.faults.append(script_fault(self.script.path, what, "surefoot reads scripts that load a model by name"))
             return
         call = self._of_the_trainer(loads, given)
@@ -213,9 +215,9 @@ class Reader(Findings):
             self._word("model_name_or_path", path, "from_pretrained")
 
     def _of_the_trainer(self, loads: Sequence[ast.Call], given: ast.expr | None) -> ast.Call:
-        """The load that the trainer's model comes from; the first where that cannot be followed."""
+        """Return the load of the trainer's model; the first load if that cannot be followed."""
         node = None if given is None else self.script.bound(given)
-        followed: list[ast.expr] = []  # model = get_peft_model(model, …) may be all that is said of a model
+        followed: list[ast.expr] = []  # model = get_peft_model(model, …) may refer to itself
         while isinstance(node, ast.Call) and node not in loads and node.args and node not in followed:
             followed.append(node)
             node = self.script.bound(node.args[0])
@@ -251,10 +253,10 @@ class Reader(Findings):
             elif name not in HANDLED:
                 self.fault(word.value, f"{name}: surefoot has no such setting of a trainer")
         if self.train is None and not self.faults:
-            self.fault(call, "names no train_dataset", "add it")
+            self.fault(call, "has no train_dataset", "add it")
 
     def _tokenizing(self, named: Sequence[tuple[str, ast.Call]]) -> None:
-        """`tokenizer(text, truncation=True, max_length=512)` of a preparation, and how the tokenizer is loaded."""
+        """Collect arguments of `tokenizer(text, truncation=True, max_length=512)` and of loading the tokenizer."""
         lengths: list[ast.expr] = []
         for name, call in named:
             last = name.rpartition(".")[2]
@@ -280,23 +282,23 @@ class Reader(Findings):
 
 
 def _other_launcher(script: Script) -> tuple[str, str] | None:
-    """(what a script without a trainer is, the command in its place) where it hands on to another program."""
+    """Return (what, fix) if a script without a trainer starts surefoot or LLaMA-Factory."""
     nodes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     texts = [str(node.value) for node in nodes]
     modules = {name.partition(".")[0] for name in script.imports.values()}
     if "surefoot" in modules:
-        return "is a script that runs surefoot itself", f"start it as it is: python {script.path}"
+        return "already runs surefoot", f"start it directly: python {script.path}"
     if "llamafactory" in modules or any("llamafactory-cli" in text for text in texts):
         config = next((text for text in texts if text.endswith((".yaml", ".yml"))), "CONFIG.yaml")
-        return "hands a config on to LLaMA-Factory", f"surefoot run -- llamafactory-cli train {config}"
+        return "starts LLaMA-Factory with a config", f"surefoot run -- llamafactory-cli train {config}"
     return None
 
 
 def _why(name: str) -> str:
     if name in ("tokenizer", "processing_class"):
-        return "the tokenizer that belongs to the model"
+        return "surefoot loads the model's tokenizer"
     if name == "data_collator":
-        return f"{_CODE}: data.train_on decides what is learned"
+        return f"{_CODE}: data.train_on decides which tokens carry loss"
     return _CODE
 
 

@@ -1,4 +1,4 @@
-"""How the words of a script become a config, where a row alone does not say it."""
+"""Rules for settings of a script that rows alone do not translate."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def data_rule(reader: Reader) -> Any:
         draft.set(
             "data.train", short_sources([_trained(reader.train.source)]), why=f"load_dataset at {reader.train.where}"
         )
-        held = reader.evaluation
-        if held is not None and held.share is not None and held.is_test:
-            draft.set("data.eval", held.share, why=f"train_test_split at {held.where}")
-        elif held is not None:
-            draft.set("data.eval", short_sources([held.source]), why=f"load_dataset at {held.where}")
+        test = reader.evaluation
+        if test is not None and test.share is not None and test.is_test:
+            draft.set("data.eval", test.share, why=f"train_test_split at {test.where}")
+        elif test is not None:
+            draft.set("data.eval", short_sources([test.source]), why=f"load_dataset at {test.where}")
         draft.set("stage", "sft")
         if reader.learned not in (None, "everything"):
-            draft.set("data.train_on", reader.learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
+            draft.set("data.train_on", reader.learned, why="as DataCollatorForCompletionOnlyLM masks labels")
         elif not reader.is_trl:
-            collator = "what a causal collator's labels are; data.train_on=responses masks the prompts"
+            collator = "as in a causal LM collator; data.train_on=responses masks prompts"
             draft.set("data.train_on", "everything", why=collator)
         _set_stopping(draft)
         if not reader.is_trl:
-            draft.set("data.encoding", "whole", why="a text is encoded in one go, and what is too long loses its end")
+            draft.set("data.encoding", "whole", why="texts are tokenized in one piece and truncated at the end")
             return
         learned = reader.learned
         set_examples(draft, None)
         if learned not in (None, "everything"):
-            draft.set("data.train_on", learned, why="what DataCollatorForCompletionOnlyLM leaves of the labels")
-        draft.note("dataset_text_field", "listed", "data.format recognises the records' layout")
-        draft.drop("the script names its data itself", *_TRL_DATA)
+            draft.set("data.train_on", learned, why="as DataCollatorForCompletionOnlyLM masks labels")
+        draft.note("dataset_text_field", "listed", "surefoot detects the format of the records")
+        draft.drop("the script defines its data", *_TRL_DATA)
 
     return rule
 
@@ -50,7 +50,7 @@ def _set_stopping(draft: Draft) -> None:
     if draft[names[0]] is None:
         return
     if draft.written("data.eval") is None:
-        draft.refuse(names[0], "there is nothing to evaluate on", "name an eval_dataset")
+        draft.refuse(names[0], "there is no evaluation data", "name an eval_dataset")
         return
     draft.set("early_stopping.patience", draft[names[0]], names[0])
     draft.set("early_stopping.min_delta", draft[names[1]], names[1])
@@ -67,15 +67,15 @@ _TRL_DATA = (
 
 
 def set_kernels(draft: Draft) -> None:
-    """After attention.implementation. A kernel that is allowed is left to the plan, as torch chooses among them."""
+    """Set the attention kernels, after attention.implementation. The plan chooses among allowed ones, as torch does."""
     named = [f"enable_{kernel}_sdp" for kernel in KERNELS]
     if draft["attn_implementation"] not in (None, "sdpa"):
-        draft.drop(f"{draft['attn_implementation']} attention has no kernels to choose from", *named)
+        draft.drop(f"{draft['attn_implementation']} attention has no choice of kernels", *named)
         return
     for kernel, name in zip(KERNELS, named, strict=True):
         if draft.given(name):
             allowed = draft[name]
-            checked = "allowed, and taken only where it passes the accuracy check" if kernel == "cudnn" else ""
+            checked = "allowed, but used only if it passes the accuracy check" if kernel == "cudnn" else ""
             value = allowed if allowed == "on" else "auto" if allowed else "off"
             draft.set(f"attention.{kernel}", value, name, why=checked if allowed is True else "")
 
@@ -83,7 +83,7 @@ def set_kernels(draft: Draft) -> None:
 def precision_rule(reader: Reader) -> Any:
     def rule(draft: Draft) -> None:
         if reader.undecided & {"bf16", "fp16"} and not (draft.given("bf16") and draft["bf16"]):
-            draft.drop("asks for nothing", *(name for name in ("bf16", "fp16") if not draft[name]))
+            draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
             if draft["fp16"]:
                 draft.set("precision.compute", "fp16", "fp16")
         elif reader.is_trl:
@@ -96,5 +96,5 @@ def precision_rule(reader: Reader) -> Any:
 
 
 def _trained(source: dict[str, Any]) -> dict[str, Any]:
-    """Without the split that is meant unless another is named; evaluation data keep theirs."""
+    """Return the source without its default split; evaluation sources keep theirs."""
     return {key: value for key, value in source.items() if (key, value) != ("split", "train")}

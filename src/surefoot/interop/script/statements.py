@@ -1,11 +1,11 @@
-"""What a script says outside the calls that make its objects: attributes stored on them, and methods called.
+"""Read statements about a script's objects outside their constructors: assigned attributes and method calls.
 
-    args.learning_rate = 1e-5                         # the word learning_rate, as if it stood in the call
+    args.learning_rate = 1e-5                         # as if learning_rate were in the call
     trainer.train(resume_from_checkpoint=True)
     model.gradient_checkpointing_enable()
 
-Each is a word, a note, or a fault where it changes the run in a way that cannot be given. An attribute counts where it
-is stored in a straight line before the trainer is made: in a branch, or behind it, what it does is not known.
+Each becomes a setting, a note, or a fault if it changes the run in a way that surefoot does not support. An attribute
+is read if it is assigned unconditionally before the trainer is created; otherwise its effect is not known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from surefoot.interop.script.literals import Findings
 from surefoot.interop.translation import Outcome
 
-_INTO_THE_CALL = "write it into the call that makes the object"
+_INTO_THE_CALL = "pass it to the call that creates the object"
 _SEEDS = ("set_seed", "seed_everything", "manual_seed", "manual_seed_all", "random.seed")
 _SETTERS = (
     "training",
@@ -31,34 +31,34 @@ _SETTERS = (
     "dataloader",
 )
 _MEANINGLESS = ("use_cache", "pretraining_tp", "pad_token_id", "bos_token_id", "eos_token_id")
-_CALLBACK = "is code, which is not read: what it changes is not known"
+_CALLBACK = "is code, which is not read: its effect is not known"
 _FOLLOW = "is set where its effect cannot be followed"
-_PAD = "padding is masked by position, and tokenizer.pad names its token"
-_BEGIN: tuple[str, Outcome] = ("what is too long loses its begin there, and its end here", "changed")
-_END: tuple[str, Outcome] = ("what is too long loses its end, here too", "listed")
-_LONGEST_TEXT = "data.max_length is the longest text here"
+_PAD = "padding is masked by position; tokenizer.pad sets its token"
+_BEGIN: tuple[str, Outcome] = ("long texts are truncated at the start there, at the end here", "changed")
+_END: tuple[str, Outcome] = ("long texts are truncated at the end, as here", "listed")
+_LONGEST_TEXT = "data.max_length is the limit here"
 _AFTERWARDS = {
     "save_model": "the run folder holds the model",
     "save_pretrained": "the run folder holds the model and its tokenizer",
-    "push_to_hub": "is not part of the run: surefoot train --push, or surefoot push",
-    "merge_and_unload": "is not part of the run: surefoot export --merge",
-    "enable_input_require_grads": "gradients reach the adapter with and without it",
-    "resize_token_embeddings": "surefoot adds the rows that its PAD needs",
+    "push_to_hub": "is not part of the run: use surefoot train --push, or surefoot push",
+    "merge_and_unload": "is not part of the run: use surefoot export --merge",
+    "enable_input_require_grads": "gradients reach the adapter without it",
+    "resize_token_embeddings": "surefoot adds the embedding row of PAD itself",
 }
 _LOST = {
-    "add_tokens": "new tokens are not in surefoot",
-    "load_adapter": "surefoot begins every run with a new adapter",
-    "half": "precision.base says in which type weights are held",
+    "add_tokens": "surefoot does not add tokens",
+    "load_adapter": "surefoot starts every run with a new adapter",
+    "half": "precision.base sets the dtype of the weights",
 }
 
 
 @dataclass
 class Statements:
-    """Reads attributes and calls.
+    """Reads attributes and method calls.
 
-    arguments, trainer, lora: the calls that make these objects.
-    names: LoraConfig's settings -> names of rows.
-    known: names of a training's settings.
+    arguments, trainer, lora: the calls that create these objects.
+    names: LoraConfig's setting -> row name.
+    known: names of training settings.
     """
 
     found: Findings
@@ -88,11 +88,11 @@ class Statements:
         elif holder is self.arguments or (self.lora is not None and holder is self.lora):
             self._setting(node, name if holder is self.arguments else self.names.get(name, name), shown)
         elif holder is self.trainer:
-            self.found.fault(node, f"{shown}: changes the trainer after it is made")
+            self.found.fault(node, f"{shown}: changes the trainer after it is created")
         elif self._is_attribute(target.value, "config") and name not in _MEANINGLESS:
             self.found.fault(node, f"{shown}: changes the model")
         elif self._is_attribute(target.value, "config") or self._is_attribute(target.value, "generation_config"):
-            self.found.note(node, shown, "changes no step of a training")
+            self.found.note(node, shown, "does not affect training steps")
         elif name.startswith(("pad_token", "padding_side")):
             self.found.note(node, shown, _PAD)
         elif name == "truncation_side":
@@ -101,9 +101,7 @@ class Statements:
         elif name == "model_max_length":
             self.found.note(node, shown, _LONGEST_TEXT, "changed")
         elif name == "chat_template":
-            self.found.fault(
-                node, f"{shown}: a template of the script's own", "write it into a .jinja file: data.template"
-            )
+            self.found.fault(node, f"{shown}: a custom template", "write it to a .jinja file, and set data.template")
         elif isinstance(holder, ast.Name) and holder.id != "self" and name in self.known:
             self.found.fault(node, f"{shown}: {_FOLLOW}", _INTO_THE_CALL)
 
@@ -133,7 +131,7 @@ class Statements:
             if "mode" in given:
                 self.found.word(node, "torch_compile_mode", given["mode"], shown)
         elif callee.endswith(_SEEDS):
-            self.found.note(node, shown, "the seed of the training arguments draws everything here", "changed")
+            self.found.note(node, shown, "the seed of the training arguments is the only seed here", "changed")
         elif name == "requires_grad_":
             self._freezing(node, shown, node.args[0] if node.args else ast.Constant(True))
         elif name == "add_special_tokens":
@@ -152,7 +150,7 @@ class Statements:
             self.found.note(node, shown, _AFTERWARDS[name])
 
     def read_callbacks(self, node: ast.expr | None) -> None:
-        """EarlyStoppingCallback is a setting; another callback is code."""
+        """Read callbacks: EarlyStoppingCallback becomes settings, any other is noted as code."""
         for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [] if node is None else [node]:
             call = self.script.bound(one)
             shown = self.script.text(call)
@@ -168,7 +166,7 @@ class Statements:
                 self.found.word(one, "early_stopping_threshold", given["early_stopping_threshold"], shown)
 
     def collator(self, node: ast.expr) -> str | None:
-        """What a collator learns, as data.train_on says it; None for one that is not known."""
+        """Return data.train_on as the collator implies; None for an unknown collator."""
         call = self.script.bound(node)
         name = self.script.callee(call).rpartition(".")[2] if isinstance(call, ast.Call) else ""
         given = {word.arg for word in call.keywords} if isinstance(call, ast.Call) else set()
@@ -178,14 +176,16 @@ class Statements:
             masked = next((word.value for word in call.keywords if word.arg == "mlm"), None)
             if masked is None or self.script.value(masked) is not False:
                 self.found.fault(
-                    call, f"{self.script.text(call)}: masked language modelling is not in surefoot", "mlm=False"
+                    call,
+                    f"{self.script.text(call)}: surefoot does not support masked language modelling",
+                    "use mlm=False",
                 )
             return "everything"
         return None
 
     def _tokens(self, node: ast.Call, shown: str) -> None:
-        held = self.script.value(node.args[0]) if node.args else None
-        if isinstance(held, dict) and held.keys() == {"pad_token"}:
+        tokens = self.script.value(node.args[0]) if node.args else None
+        if isinstance(tokens, dict) and tokens.keys() == {"pad_token"}:
             self.found.word(node, "pad_token", ast.Constant("add"), shown)
         else:
             self.found.fault(node, f"{shown}: {_LOST['add_tokens']}")
@@ -193,9 +193,9 @@ class Statements:
     def _freezing(self, node: ast.AST, shown: str, value: ast.expr | None) -> None:
         frozen = value is not None and self.script.value(value) is False
         if frozen and self.lora is not None:
-            self.found.note(node, shown, "beside an adapter, the base is frozen in any case")
+            self.found.note(node, shown, "with an adapter, the base is always frozen")
         else:
-            self.found.fault(node, f"{shown}: chooses which weights train", "use an adapter and its modules_to_save")
+            self.found.fault(node, f"{shown}: selects which weights train", "use an adapter and its modules_to_save")
 
     def _is_trainer(self, node: ast.expr) -> bool:
         return self.script.bound(node) is self.trainer

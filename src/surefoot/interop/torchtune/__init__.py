@@ -1,7 +1,7 @@
-"""torchtune's recipe YAML, with `key=value` behind it, and `tune run RECIPE --config FILE key=value`.
+"""Translate torchtune's recipe YAML with `key=value` overrides, and `tune run RECIPE --config FILE key=value`.
 
-Its files are groups of keys with a `_component_` each; here they are read flat, so `model.lora_rank` is one word, as it
-is in an override. Facts: the recipes and components of torchtune 0.6.1.
+Its files are groups of keys, each with a `_component_`. They are flattened here, so `model.lora_rank` is one setting,
+as in an override. Facts: the recipes and components of torchtune 0.6.1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def claims_file(path: str, text: str) -> bool:
 
 _RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
                "max_restarts", "monitor_interval")  # fmt: skip
-_SHARED = {"engine": "fsdp2"}  # as its distributed recipes share weights out; precision.qat goes with ddp alone
+_SHARED = {"engine": "fsdp2"}  # sharding of its distributed recipes; precision.qat only works with ddp
 
 
 def claims_command(command: Command) -> bool:
@@ -66,20 +66,20 @@ def from_command(command: Command, options: Options) -> Translation:
     recipe = left.pop(0) if left else ""
     if recipe not in RECIPES:
         raise command_error(
-            f"tune run {recipe}".strip(), "is not a recipe of surefoot's", f"it reads {', '.join(RECIPES)}"
+            f"tune run {recipe}".strip(), "is not a recipe that surefoot supports", f"supported: {', '.join(RECIPES)}"
         )
     if left[:1] != ["--config"] or len(left) < 2:
-        raise command_error(f"tune run {recipe}", "names no config", "write --config FILE behind the recipe")
+        raise command_error(f"tune run {recipe}", "has no config", "write --config FILE after the recipe")
     path, pairs = left[1], left[2:]
     if not path.endswith((".yaml", ".yml")):
-        raise command_error(path, "is a config that comes with torchtune", f"copy it first: tune cp {path} my.yaml")
+        raise command_error(path, "is a config inside torchtune", f"copy it first: tune cp {path} my.yaml")
     words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
     shared = {} if recipe.startswith("qat_") else _SHARED
     return in_processes(_translate(words, options, count), count, shared)
 
 
 def _launched(left: list[str]) -> int:
-    """How many processes torchrun's own flags ask for, which stand before the recipe and are taken out of `left`."""
+    """Return the number of processes from torchrun's flags, which precede the recipe and are removed from `left`."""
     count = 1
     while left and left[0].startswith("--"):
         flag, _, value = left.pop(0).partition("=")
@@ -93,7 +93,7 @@ def _launched(left: list[str]) -> int:
         elif name == "nnodes" and number != 1:
             raise command_error(f"{flag} {value}", "asks for several machines", MORE)
         elif name not in _RENDEZVOUS:
-            raise setting_error(flag, "surefoot knows no such flag of tune run", "leave it out")
+            raise setting_error(flag, "unknown flag of tune run", "leave it out")
     return count
 
 
@@ -101,7 +101,7 @@ _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def _flat(document: Document) -> list[Word]:
-    """Every leaf as a dotted word; `${output_dir}` is what that key says. column_map and lists stay whole."""
+    """Return every leaf under its dotted name, with `${output_dir}` resolved. column_map and lists are not split."""
     words: list[Word] = []
 
     def walk(group: Mapping[str, Any], before: str) -> None:

@@ -1,4 +1,4 @@
-"""What torchtune's dataset builders make of records, in surefoot's words."""
+"""Translate torchtune's dataset builders."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from surefoot.interop.shared_rules import parse_split, short_sources
 from surefoot.interop.torchtune.rows import last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
-_WHY_WRAPPED = "torchtune wraps the prompt in the model's own turn tokens as well"
-_BARE = "torchtune puts the texts one after the other, between BOS and EOS"
-# What torchtune's tokenizers write around messages, by the family of the model -> the template that is nearest to it,
-# and what is not the same. Those of Gemma write nothing; Llama 2's and Mistral's have a template that can be left out.
-_LEARNS_HEADER = "torchtune learns what stands before an answer as well, and an EOS that surefoot leaves out is masked"
+_WHY_WRAPPED = "torchtune also wraps the prompt in the model's turn tokens"
+_BARE = "torchtune concatenates the texts between BOS and EOS"
+# Model family -> (closest template to what torchtune's tokenizer writes around messages, the difference). Gemma's
+# tokenizer writes nothing; the template of Llama 2 and Mistral can be turned off.
+_LEARNS_HEADER = "in torchtune the header before an answer also carries loss; surefoot omits a masked EOS"
 _CONVERTED = {
-    "llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
-    "code_llama2": ("llama2", "the blank behind [/INST] belongs to the prompt there"),
-    "mistral": ("mistral", "the blank behind [/INST] belongs to the prompt there"),
+    "llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
+    "code_llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
+    "mistral": ("mistral", "in torchtune the blank after [/INST] belongs to the prompt"),
     "phi3": ("phi3", _LEARNS_HEADER),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "llama3_3"), ("llama3", _LEARNS_HEADER)),
     **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("chatml", _LEARNS_HEADER)),
@@ -32,9 +32,9 @@ def set_data(draft: Draft) -> None:
     about = ("column_map", "column", "conversation_column", "conversation_style", "train_on_input")
     if kind not in (*_SETS, "instruct_dataset", "chat_dataset", "text_completion_dataset"):
         fix = "use alpaca_dataset, alpaca_cleaned_dataset, instruct_dataset, chat_dataset or text_completion_dataset"
-        draft.refuse("dataset._component_", f"surefoot reads no {kind or 'data set without a component'}", fix)
+        draft.refuse("dataset._component_", f"surefoot does not support {kind or 'a dataset without a component'}", fix)
         draft.drop(
-            "the data set is refused",
+            "the dataset is not supported",
             *(f"dataset.{name}" for name in (*about, "source", "data_files", "split", "name")),
         )
         return
@@ -62,7 +62,7 @@ def set_data(draft: Draft) -> None:
             whole_prompt = True if whole_prompt is None else whole_prompt
             draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
     if draft.written("stage") == "sft":
-        usual = "torchtune's default for this data set" if draft["dataset.train_on_input"] is None else ""
+        usual = "torchtune's default for this dataset" if draft["dataset.train_on_input"] is None else ""
         draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
     names = [f"dataset.{name}" for name in ("_component_", "source", "data_files", "split", "name")]
     draft.set(
@@ -76,20 +76,20 @@ def _family(draft: Draft) -> str:
 
 
 def _is_bare(draft: Draft) -> bool:
-    """Whether the tokenizer writes nothing around messages."""
+    """Return whether the tokenizer adds nothing around messages."""
     left_out = bool(draft.where("tokenizer.prompt_template"))  # null: other values are refused
     return _family(draft).startswith("gemma") or (left_out and _family(draft) in ("llama2", "code_llama2", "mistral"))
 
 
 def _set_turns(draft: Draft) -> None:
-    """data.template for messages that no data set's own prompt is put around."""
+    """Set data.template for messages without a prompt template of the dataset."""
     if _is_bare(draft):
         draft.set("data.template", "raw", "dataset._component_", "tokenizer.prompt_template")
         draft.set("bos.prepend", "on", why=_BARE)
     elif (found := _CONVERTED.get(_family(draft))) is not None:
         draft.set("data.template", found[0], "dataset._component_", why=found[1])
     else:
-        what = f"how torchtune lays out messages for {_family(draft)} is not known"
+        what = f"surefoot does not know torchtune's message format for {_family(draft)}"
         draft.refuse("dataset._component_", what, "use alpaca_dataset or text_completion_dataset")
 
 
@@ -97,7 +97,7 @@ def _source(draft: Draft, kind: str) -> dict[str, Any]:
     path = draft["dataset.source"] or _SETS.get(kind)
     files, split = draft["dataset.data_files"], draft["dataset.split"]
     if path is None:
-        draft.refuse("dataset.source", "is required", "name a data set")
+        draft.refuse("dataset.source", "is required", "name a dataset")
     try:
         split, count = parse_split(str(split))
     except Refusal as refusal:
@@ -111,7 +111,7 @@ def _source(draft: Draft, kind: str) -> dict[str, Any]:
 
 
 def _columns(source: dict[str, Any], given: Any, ours: Mapping[str, str]) -> None:
-    """column_map names the file's column for each of torchtune's; instruct_dataset's input is the instruction."""
+    """Set the columns from column_map (torchtune's name -> file's column). ours: torchtune's name -> surefoot's."""
     pairs = {name: name for name in ours} | (given or {})
     columns = {ours.get(name, name): column for name, column in pairs.items() if ours.get(name, name) != column}
     if columns:

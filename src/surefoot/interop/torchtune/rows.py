@@ -1,4 +1,4 @@
-"""Every setting of torchtune's recipes, read flat: its default there, and what becomes of it here."""
+"""Rows for the flattened settings of torchtune's recipes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from surefoot.interop.settings import (
 )
 from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names
 
-_LIBRARY = "surefoot reads what a model is from its own files"
-_MEMORY = "is about memory or speed, and changes no number"
-_CUT = "a longer example loses prompt tokens first"
+_LIBRARY = "surefoot reads this from the model's own files"
+_MEMORY = "affects memory or speed only, not results"
+_CUT = "longer examples lose prompt tokens first"
 
 _ROWS: tuple[Row, ...] = (
     carried("output_dir", None, "output", type=text),
@@ -46,11 +46,11 @@ _ROWS: tuple[Row, ...] = (
     joint("checkpointer._component_", None, ("model.path",), type=text),
     joint("checkpointer.checkpoint_dir", None, ("model.path",), type=text),
     listed("checkpointer.checkpoint_files", None, "surefoot reads all weights of the folder"),
-    listed("checkpointer.output_dir", None, "checkpoints lie in the run folder"),
+    listed("checkpointer.output_dir", None, "checkpoints are in the run folder"),
     listed("checkpointer.model_type", None, _LIBRARY),
-    listed("checkpointer.safe_serialization", None, "surefoot writes nothing else"),
-    listed("checkpointer.recipe_checkpoint", None, "surefoot's checkpoints hold their whole state"),
-    refused("checkpointer.adapter_checkpoint", None, "surefoot begins every run with a new adapter", "leave it out"),
+    listed("checkpointer.safe_serialization", None, "surefoot only writes safetensors"),
+    listed("checkpointer.recipe_checkpoint", None, "surefoot's checkpoints hold the whole state"),
+    refused("checkpointer.adapter_checkpoint", None, "surefoot starts every run with a new adapter", "leave it out"),
     joint("resume_from_checkpoint", False, (), "--resume"),
     listed("save_adapter_weights_only", False, "every checkpoint can be resumed from"),
     joint("dataset._component_", None, ("data.train", "data.format", "data.template"), type=text),
@@ -64,10 +64,10 @@ _ROWS: tuple[Row, ...] = (
     joint("dataset.conversation_style", None, ("data.format",), type=text),
     joint("dataset.train_on_input", None, ("data.train_on",), type=truth),
     refused("dataset.packed", False, PACKED, UNPACKED),
-    refused("dataset.new_system_prompt", None, "surefoot writes no system text of its own", "put it into the data"),
+    refused("dataset.new_system_prompt", None, "surefoot adds no system prompt", "put it into the data"),
     refused("dataset.filter_fn", None, "is code", "filter the data first"),
     carried("seed", None, "seed", type=whole),
-    refused("shuffle", True, "every epoch is shuffled by the seed", "leave it out"),
+    refused("shuffle", True, "every epoch is shuffled with the seed", "leave it out"),
     joint("batch_size", 1, ("batch.micro", "batch.size")),
     joint("gradient_accumulation_steps", 1, ("batch.size",)),
     joint("epochs", 1, ("duration",)),
@@ -92,25 +92,25 @@ _ROWS: tuple[Row, ...] = (
     joint("metric_logger._component_", None, ("report_to",), type=text),
     joint("metric_logger.project", None, ("tracking.project",), type=text),
     joint("metric_logger.name", None, ("tracking.name",), type=text),
-    listed("metric_logger.log_dir", None, "logs lie in the run folder"),
-    listed("metric_logger.filename", None, "logs lie in the run folder"),
-    listed("metric_logger.organize_logs", None, "logs lie in the run folder"),
+    listed("metric_logger.log_dir", None, "logs are in the run folder"),
+    listed("metric_logger.filename", None, "logs are in the run folder"),
+    listed("metric_logger.organize_logs", None, "logs are in the run folder"),
     carried("log_every_n_steps", 1, "log_every"),
     listed("log_peak_memory_stats", False, "peak memory is always logged"),
-    listed("log_level", "INFO", "surefoot's own lines are few"),
+    listed("log_level", "INFO", "surefoot prints few lines"),
     joint("device", "cuda", (), "cpu hides the accelerator", type=text),
     joint("dtype", "bf16", ("precision.compute", "precision.base"), type=text, null="fp32"),
     joint("enable_activation_checkpointing", False, ("gradient_checkpointing",)),
     listed("enable_activation_offloading", False, _MEMORY),
-    listed("profiler", None, "surefoot train --profile N clocks and traces steps"),
-    listed("profiler.enabled", None, "surefoot train --profile N clocks and traces steps"),
+    listed("profiler", None, "use surefoot train --profile N"),
+    listed("profiler.enabled", None, "use surefoot train --profile N"),
     listed("low_cpu_ram", None, _MEMORY),
-    listed("custom_sharded_layers", None, "is about several processes, which surefoot starts itself"),
+    listed("custom_sharded_layers", None, "is for multi-process launchers; surefoot starts its own processes"),
     joint("quantizer._component_", None, ("precision.qat",), HEAD_NOT_ROUNDED, type=text),
     joint("quantizer.groupsize", 256, ("precision.qat_group_size",), type=whole),
-    refused("fake_quant_after_n_steps", None, "surefoot rounds from the first step on", "leave it out"),
-    refused("fsdp_cpu_offload", False, "surefoot says it with parallel.engine", "leave it out"),
-    refused("tensor_parallel_dim", 1, "surefoot says it with parallel.engine", "leave it out"),
+    refused("fake_quant_after_n_steps", None, "surefoot quantizes from the first step", "leave it out"),
+    refused("fsdp_cpu_offload", False, "surefoot configures this with parallel.engine", "leave it out"),
+    refused("tensor_parallel_dim", 1, "surefoot configures this with parallel.engine", "leave it out"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
 

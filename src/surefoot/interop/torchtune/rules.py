@@ -1,4 +1,4 @@
-"""What several of torchtune's settings say together."""
+"""Rules for torchtune settings that have to be translated together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def set_model(draft: Draft) -> None:
         return
     if "Meta" in last_name(draft["checkpointer._component_"]):
         fix = "use FullModelHFCheckpointer and a folder with config.json"
-        draft.refuse("checkpointer._component_", "surefoot reads Hugging Face's layout", fix)
+        draft.refuse("checkpointer._component_", "surefoot reads Hugging Face's format", fix)
         return
     names = ("checkpointer.checkpoint_dir", "checkpointer._component_")
     draft.set("model.path", draft["checkpointer.checkpoint_dir"], *names)
@@ -46,7 +46,9 @@ def set_adapter(draft: Draft) -> None:
         draft.set(f"adapter.{key}", draft[f"model.{name}"], f"model.{name}")
     named = draft["model.lora_attn_modules"] or []
     if unknown := [name for name in named if name not in _ATTENTION]:
-        draft.refuse("model.lora_attn_modules", f"torchtune has no {unknown[0]}", f"it has {', '.join(_ATTENTION)}")
+        draft.refuse(
+            "model.lora_attn_modules", f"torchtune has no {unknown[0]}", f"choose from {', '.join(_ATTENTION)}"
+        )
         return
     targets = [_ATTENTION[name] for name in named] + (_MLP if draft["model.apply_lora_to_mlp"] else [])
     if not targets:
@@ -56,7 +58,7 @@ def set_adapter(draft: Draft) -> None:
 
 
 def set_length(draft: Draft) -> None:
-    """Without a number, null or not, torchtune's tokenizers cut nothing."""
+    """Set data.max_length; torchtune's tokenizers truncate nothing if it is null or not given."""
     name = "tokenizer.max_seq_len"
     why = NO_LIMIT if draft[name] is None else draft.rows[name].about
     draft.set("data.max_length", draft[name] or ALL_POSITIONS, name, why=why)
@@ -66,15 +68,15 @@ def set_length(draft: Draft) -> None:
 def set_precision(draft: Draft) -> None:
     dtype, quantised = draft["dtype"], draft["model.quantize_base"]
     if dtype not in _DTYPES:
-        draft.refuse("dtype", f"torchtune has no {dtype}", f"it has {', '.join(_DTYPES)}")
+        draft.refuse("dtype", f"torchtune has no {dtype}", f"choose from {', '.join(_DTYPES)}")
         return
     adapted = draft.written("adapter") is not None
-    held = "" if dtype == "fp32" else "weights that train are held in fp32"
-    draft.set("precision.compute", dtype, "dtype", why=held)
+    master = "" if dtype == "fp32" else "trained weights are kept in fp32"
+    draft.set("precision.compute", dtype, "dtype", why=master)
     if quantised or last_name(draft["model._component_"]).startswith("qlora_"):
         draft.set("precision.base", "nf4", "model.quantize_base", "model._component_")
     elif adapted:
-        draft.set("precision.base", dtype, "dtype", why=held)
+        draft.set("precision.base", dtype, "dtype", why=master)
 
 
 _QAT = "Int8DynActInt4WeightQATQuantizer"
@@ -83,12 +85,12 @@ _QAT = "Int8DynActInt4WeightQATQuantizer"
 def set_qat(draft: Draft) -> None:
     quantizer = last_name(draft["quantizer._component_"])
     if quantizer not in ("", _QAT):
-        draft.refuse("quantizer._component_", f"surefoot reads no {quantizer} of torchtune", f"use {_QAT}")
+        draft.refuse("quantizer._component_", f"surefoot does not support torchtune's {quantizer}", f"use {_QAT}")
     elif quantizer:
         draft.set("precision.qat", "int8-int4", "quantizer._component_", why=HEAD_NOT_ROUNDED)
         draft.set("precision.qat_group_size", draft["quantizer.groupsize"], "quantizer.groupsize")
     else:
-        draft.drop("nothing is to be converted", "quantizer._component_", "quantizer.groupsize")
+        draft.drop("no quantization is requested", "quantizer._component_", "quantizer.groupsize")
 
 
 def set_steps(draft: Draft) -> None:
@@ -97,17 +99,17 @@ def set_steps(draft: Draft) -> None:
     if epochs < 1:
         draft.refuse("epochs", f"expected a number from 1, got {epochs}")
     elif most:
-        why = "as many steps in all; an epoch that has fewer ends sooner there"
+        why = "the same total; in torchtune an epoch with fewer steps ends earlier"
         draft.set("duration", counted(epochs * most, "step"), "epochs", "max_steps_per_epoch", why=why)
     else:
         draft.set("duration", counted(epochs, "epoch"), "epochs")
     optimizer = draft["optimizer._component_"]
     if optimizer not in _OPTIMIZERS:
         draft.refuse(
-            "optimizer._component_", f"surefoot reads no {optimizer} of torchtune", f"it reads {', '.join(_OPTIMIZERS)}"
+            "optimizer._component_", f"surefoot does not support {optimizer}", f"supported: {', '.join(_OPTIMIZERS)}"
         )
         return
-    paged = "its moments are not paged to the CPU" if "Paged" in optimizer else ""
+    paged = "the optimizer state is not paged to the CPU" if "Paged" in optimizer else ""
     draft.set("optim.name", _OPTIMIZERS[optimizer], "optimizer._component_", why=paged)
     usual = 0.0 if optimizer == "torch.optim.SGD" else 0.01
     decay = draft["optimizer.weight_decay"]
@@ -117,11 +119,11 @@ def set_steps(draft: Draft) -> None:
     if schedule not in ("", "get_cosine_schedule_with_warmup"):
         draft.refuse(
             "lr_scheduler._component_",
-            f"surefoot reads no {schedule} of torchtune",
+            f"surefoot does not support torchtune's {schedule}",
             "use get_cosine_schedule_with_warmup",
         )
         return
-    constant = "without lr_scheduler the rate stays as it is"
+    constant = "without lr_scheduler the rate is constant"
     draft.set(
         "optim.schedule",
         "cosine" if schedule else "constant",
@@ -141,7 +143,7 @@ def set_rest(draft: Draft) -> None:
         )
     draft.note("loss._component_", "carried", "cross-entropy over the tokens of a step")
     if not draft["clip_grad_norm"]:
-        draft.set("optim.max_grad_norm", None, "clip_grad_norm", why="torchtune clips nothing unless told to")
+        draft.set("optim.max_grad_norm", None, "clip_grad_norm", why="torchtune does not clip by default")
     draft.set("compile", "default" if draft["compile"] else "off", "compile")
     checkpointing = "enable_activation_checkpointing"
     draft.set("gradient_checkpointing", switch(draft[checkpointing]), checkpointing)
@@ -149,7 +151,7 @@ def set_rest(draft: Draft) -> None:
     draft.set("checkpoint.keep", KEEP_ALL, why="torchtune deletes no checkpoint")
     if draft["device"] == "cpu":
         draft.environment["CUDA_VISIBLE_DEVICES"] = ""
-    draft.note("device", "carried", "" if draft["device"] == "cpu" else "the accelerator, where there is one")
+    draft.note("device", "carried", "" if draft["device"] == "cpu" else "the accelerator, if there is one")
     if draft["resume_from_checkpoint"]:
         draft.arguments.append("--resume")
     draft.note("resume_from_checkpoint", "carried", "", *(["--resume"] if draft["resume_from_checkpoint"] else []))
@@ -170,7 +172,7 @@ def set_rest(draft: Draft) -> None:
         for name in (name for name in details if draft[name]):
             draft.set(f"tracking.{last_name(name)}", draft[name], name)
     else:
-        draft.drop("no run is sent anywhere", *details)
+        draft.drop("there is no tracker", *details)
     for name in ("output_dir", "optimizer.lr"):
         if not draft.given(name):
-            draft.refuse(name, "is required", "give it")
+            draft.refuse(name, "is required", "set it")

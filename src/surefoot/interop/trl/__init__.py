@@ -1,8 +1,8 @@
-"""TRL's `trl sft`: flags, `--config run.yaml`, that file alone, and its script `sft.py`.
+"""Translate TRL: `trl sft` with flags or `--config run.yaml`, that file alone, and the script `sft.py`.
 
     trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --use_peft --lora_r 32
 
-Facts: the dataclasses of TRL 1.16. `tests/equality` holds ids, masks, rates and losses against what it makes itself.
+Facts: the dataclasses of TRL 1.16. `tests/equality` compares token ids, masks, learning rates and losses with TRL's.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ NAME = "TRL"
 LATER = ("grpo", "rloo", "distillation")
 _SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in METHODS}}
 _MODULE = "trl.scripts."
-_KERNELS = "is about speed; surefoot chooses its kernels itself"
-_STREAM = "surefoot reads a set whole, or so many records as max_samples says"
+_KERNELS = "affects speed only; surefoot chooses its own kernels"
+_STREAM = "surefoot reads a dataset whole, or its first max_samples records"
 _LOSS = "surefoot's loss is the negative log-likelihood"
 _LAUNCH = ("accelerate_config", "num_processes", "num_machines")
-_ONE = "one process holds all of it"
-# TRL's own files for accelerate, by what they share out.
+_ONE = "one process holds everything"
+# TRL's accelerate profiles -> their sharding.
 _PROFILES: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": {},
     "multi_gpu": {},
@@ -69,9 +69,9 @@ OWN_ROWS: tuple[Row, ...] = (
         "dtype",
         "float32",
         ("precision.base",),
-        "the type in which weights are held",
+        "dtype of the weights",
         type=text,
-        null=Refusal("null leaves the type to transformers", f"use one of {', '.join(DTYPES)}"),
+        null=Refusal("null leaves the dtype to transformers", f"use one of {', '.join(DTYPES)}"),
     ),
     joint("attn_implementation", None, ("attention.implementation",), type=text),
     joint("use_peft", False, ("adapter.kind",)),
@@ -80,40 +80,40 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("lora_dropout", 0.05, ("adapter.dropout",)),
     joint("lora_target_modules", None, ("adapter.targets",), type=module_names),
     joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
-    refused("lora_target_parameters", None, "surefoot adapts linear layers only", "leave it out"),
+    refused("lora_target_parameters", None, "surefoot adapts only linear layers", "leave it out"),
     refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",)),
     joint("load_in_8bit", False, ("precision.base",)),
     joint("load_in_4bit", False, ("precision.base",)),
-    refused("bnb_4bit_quant_type", "nf4", "surefoot's 4 bits are nf4", "leave it out"),
+    refused("bnb_4bit_quant_type", "nf4", "surefoot's 4-bit format is nf4", "leave it out"),
     joint("use_bnb_nested_quant", False, ("precision.base",)),
-    listed("bnb_4bit_quant_storage", None, "is about several processes, which surefoot starts itself"),
+    listed("bnb_4bit_quant_storage", None, "is for multi-process launchers; surefoot starts its own processes"),
     joint("dataset_name", None, ("data.train",), type=text),
     joint("dataset_config", None, ("data.train",), "the subset", type=text),
     joint("dataset_train_split", "train", ("data.train",), type=text),
-    joint("dataset_test_split", "test", ("data.eval",), "read where eval_strategy is not no", type=text),
+    joint("dataset_test_split", "test", ("data.eval",), "used unless eval_strategy is no", type=text),
     refused("dataset_streaming", False, _STREAM, "leave it out"),
     joint("datasets", None, ("data.train",)),
     refused("streaming", False, _STREAM, "leave it out"),
     joint("test_split_size", None, ("data.eval",), type=number),
-    listed("ignore_bias_buffers", False, "is about several processes, which surefoot starts itself"),
-    listed("trust_remote_code", False, "surefoot runs no code that comes with a model"),
-    refused("model_init_kwargs", None, "surefoot loads models in one way", "leave it out", same=({},)),
-    refused("router_aux_loss_coef", None, "surefoot's loss has no part for routers", "leave it out", same=(0,)),
+    listed("ignore_bias_buffers", False, "is for multi-process launchers; surefoot starts its own processes"),
+    listed("trust_remote_code", False, "surefoot runs no code from a model's repository"),
+    refused("model_init_kwargs", None, "surefoot passes no extra arguments when loading", "leave it out", same=({},)),
+    refused("router_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out", same=(0,)),
     joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
     joint("dataset_text_field", "text", ("data.train",), type=text),
-    refused("dataset_kwargs", None, "surefoot prepares data in one way", "leave it out", same=({},)),
-    listed("dataset_num_proc", None, "is about speed, and changes no number"),
-    refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
+    refused("dataset_kwargs", None, "surefoot has no such data options", "leave it out", same=({},)),
+    listed("dataset_num_proc", None, "affects speed only, not results"),
+    refused("eos_token", None, "surefoot uses the tokenizer's EOS", "change the tokenizer's files"),
     carried("pad_token", None, "tokenizer.pad", type=text),
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
-    refused("truncation_mode", "keep_start", "surefoot cuts the end off", "leave it out"),
-    listed("shuffle_dataset", False, "every epoch is shuffled by the seed"),
+    refused("truncation_mode", "keep_start", "surefoot truncates at the end", "leave it out"),
+    listed("shuffle_dataset", False, "every epoch is shuffled with the seed"),
     refused("packing", False, PACKED, UNPACKED),
     listed("packing_strategy", "bfd", "nothing is packed"),
     listed("eval_packing", None, "evaluation reads every example once"),
-    *all_listed("padding changes no number here", padding_free=False, pad_to_multiple_of="auto"),
+    *all_listed("padding does not affect results here", padding_free=False, pad_to_multiple_of="auto"),
     joint("completion_only_loss", None, ("data.train_on",), type=truth),
     joint("assistant_only_loss", False, ("data.train_on",)),
     refused("loss_type", "nll", _LOSS, "leave it out", same=("chunked_nll",)),
@@ -121,7 +121,7 @@ OWN_ROWS: tuple[Row, ...] = (
     carried("learning_rate", 2e-5, "optim.lr"),
     joint("logging_steps", 10, ("log_every",), type=number),
     joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
-    joint("bf16", None, ("precision.compute",), "on unless fp16 is", type=truth),
+    joint("bf16", None, ("precision.compute",), "on unless fp16 is on", type=truth),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*trainer.ROWS, *OWN_ROWS)
 ALIASES = {
@@ -141,12 +141,12 @@ def set_model(draft: Draft) -> None:
     if form in FORMS:
         draft.set("attention.implementation", form, "attn_implementation")
     elif form is not None:
-        draft.refuse("attn_implementation", f"surefoot has no {form}", f"it has {', '.join(FORMS)}")
+        draft.refuse("attn_implementation", f"surefoot has no {form}", f"choose from {', '.join(FORMS)}")
 
 
 def set_length(draft: Draft) -> None:
     limit = draft["max_length"]
-    if limit is None:  # a plain Trainer's script that cuts nothing itself
+    if limit is None:  # a plain Trainer script that does not truncate
         return
     draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
 
@@ -162,7 +162,7 @@ def set_adapter(draft: Draft) -> None:
     draft.set("adapter.rank", draft["lora_r"], "lora_r")
     draft.set("adapter.alpha", draft["lora_alpha"], "lora_alpha")
     if "disable_dropout" in draft.rows and draft["disable_dropout"]:
-        draft.drop("disable_dropout turns the adapter's off as well, as there", "lora_dropout")
+        draft.drop("disable_dropout also disables the adapter's dropout, as in TRL", "lora_dropout")
     else:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
@@ -196,7 +196,7 @@ def set_compute(draft: Draft) -> None:
         unused.append("bf16")
     else:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
-    draft.drop("asks for nothing", *unused)
+    draft.drop("is off or not set", *unused)
 
 
 def set_weights(draft: Draft) -> None:
@@ -205,33 +205,33 @@ def set_weights(draft: Draft) -> None:
         return
     if draft["load_in_8bit"]:
         draft.set("precision.base", "int8", "load_in_8bit", why=EIGHT_BITS)
-        draft.drop("the base is held in 8 bits", "dtype", "load_in_4bit", "use_bnb_nested_quant")
+        draft.drop("the base is in 8 bits", "dtype", "load_in_4bit", "use_bnb_nested_quant")
         return
     if draft["load_in_4bit"]:
-        both = "" if draft["use_bnb_nested_quant"] else "with double quantisation as well"
+        both = "" if draft["use_bnb_nested_quant"] else "here with double quantization"
         draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
-        draft.drop("the base is held in 4 bits", "dtype")
+        draft.drop("the base is in 4 bits", "dtype")
         return
-    draft.drop("nothing is quantised", "load_in_4bit", "use_bnb_nested_quant")
+    draft.drop("nothing is quantized", "load_in_4bit", "use_bnb_nested_quant")
     set_base(draft, "dtype", trained=not draft["use_peft"])
 
 
 def set_base(draft: Draft, name: str, *, trained: bool) -> None:
-    """The type in which weights are held. trained: all of them, which surefoot does in fp32 only."""
-    held = DTYPES.get(str(draft[name]).removeprefix("torch."))
-    if held is None:
-        draft.refuse(name, f"{draft[name]} is not a type to hold weights in", f"use {', '.join(DTYPES)}")
+    """Set the dtype of the weights. trained: whether all weights train, which surefoot does only in fp32."""
+    dtype = DTYPES.get(str(draft[name]).removeprefix("torch."))
+    if dtype is None:
+        draft.refuse(name, f"{draft[name]} is not a dtype for weights", f"use {', '.join(DTYPES)}")
     elif trained:
-        fixed = (
-            "weights that train are held in fp32: a scaler cannot unscale fp16 gradients, and bf16 loses small steps"
+        fixed = "trained weights are kept in fp32: fp16 gradients cannot be unscaled, and bf16 loses small updates"
+        draft.note(
+            name, "carried" if dtype == "fp32" else "changed", "" if dtype == "fp32" else fixed, "precision.base"
         )
-        draft.note(name, "carried" if held == "fp32" else "changed", "" if held == "fp32" else fixed, "precision.base")
     else:
-        draft.set("precision.base", held, name)
+        draft.set("precision.base", dtype, name)
 
 
 def _dialect(method: str) -> Dialect:
-    """method: the command's verb."""
+    """Return the dialect of a method. method: the command's verb."""
     data = set_data if method == "sft" else pairs_rule(method)
     rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
@@ -272,25 +272,27 @@ def from_command(command: Command, options: Options) -> Translation:
         method = command.name.removeprefix(_MODULE)
     if method != "sft" and method not in METHODS:
         what = (
-            "is another method than surefoot's" if method in LATER else "is not a training method that surefoot reads"
+            "is not translated; write a surefoot config"
+            if method in LATER
+            else "is not a training method that surefoot can translate"
         )
-        raise command_error(f"trl {method}".strip(), what, f"it reads sft, {', '.join(METHODS)}")
+        raise command_error(f"trl {method}".strip(), what, f"supported: sft, {', '.join(METHODS)}")
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
     words = read_only_flags(arguments, switches=switches, lists=_LISTS)
-    held: list[Word] = []
+    in_files: list[Word] = []
     environment: dict[str, str] = {}
     for word in [word for word in words if word.name == "config"]:
         found = read_document(parse_document(options.read(str(word.value)), str(word.value)))
         environment |= _environment(found)
-        held += [one for one in found if one.name != "env"]
+        in_files += [one for one in found if one.name != "env"]
     launched = _launched(words)
     words = [word for word in words if word.name not in ("config", *_LAUNCH)]
     command = replace(command, environment={**environment, **command.environment})
     if launched is None:
-        return Draft(_dialect(method), [*held, *words], command, options).finish("train")
+        return Draft(_dialect(method), [*in_files, *words], command, options).finish("train")
     count, engine, note = launched
     command = replace(command, facts={**command.facts, "processes": count})
-    found = Draft(_dialect(method), [*held, *words], command, options).finish("train")
+    found = Draft(_dialect(method), [*in_files, *words], command, options).finish("train")
     found = in_processes(found, count, engine)
     return replace(found, notes=(*note, *found.notes))
 
@@ -300,22 +302,22 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     command = Command(path, environment={**inherited(options), **_environment(found)})
     words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
     if (possible := _methods(path, words, options.first)) != ["sft"]:
-        fix = f"say which: surefoot run -- trl {' or '.join(possible)} --config {path}"
-        raise command_error(path, "TRL's command, and no word of its file, says which training this is", fix)
+        fix = f"name it: surefoot run -- trl {' or '.join(possible)} --config {path}"
+        raise command_error(path, "the file does not tell which TRL method it is for", fix)
     return Draft(_dialect("sft"), words, command, options).finish("train")
 
 
 def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
-    """Of `trl VERB --config path` the verbs that it could be for: by settings that not all of them have, by the file's
-    name, and by the first record of the data."""
+    """Return the verbs of `trl VERB --config path` that a file could be for, judged by its settings, its name, and the
+    first record of the data."""
     settings = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
     given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*settings.values())
     fitting = [name for name, known in settings.items() if given <= known]
     if not fitting or len(fitting) == 1:
         return fitting or list(settings)
     named = re.split(r"[^a-z]+", path.rpartition("/")[2].lower())
-    if said := [name for name in fitting if name in named]:
-        return said
+    if matching := [name for name in fitting if name in named]:
+        return matching
     source = next((word.value for word in words if word.name == "dataset_name"), None)
     record = first(source) if isinstance(source, str) else None
     if record is None:
@@ -326,7 +328,7 @@ def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
 
 
 def _environment(words: Sequence[Word]) -> dict[str, str]:
-    """The file's own `env: {NAME: value}`."""
+    """Return the file's `env: {NAME: value}`."""
     word = next((word for word in words if word.name == "env" and word.value), None)
     if word is None:
         return {}
@@ -336,14 +338,16 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
 
 
 def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
-    """(processes, keys of `parallel`, what became of the words) where TRL is told how to start itself. Raises
-    InputError for several machines and for a profile that is none of TRL's."""
+    """Return (processes, keys of `parallel`, notes) if the flags tell TRL how to launch, else None.
+
+    Raises InputError for several machines and for an unknown profile.
+    """
     launch = {word.name: word for word in words if word.name in _LAUNCH}
     if (machines := launch.get("num_machines")) is not None and machines.value != 1:
         raise command_error(machines.where, f"asks for {machines.value} machines", MORE)
     count, profile = launch.get("num_processes"), launch.get("accelerate_config")
     if profile is not None and profile.value not in _PROFILES:
-        fix = f"it has {', '.join(_PROFILES)}; or write accelerate launch --config_file {profile.value} sft.py"
+        fix = f"choose from {', '.join(_PROFILES)}, or use accelerate launch --config_file {profile.value} sft.py"
         raise setting_error(profile.where, f"TRL has no profile {profile.value}", fix)
     if profile is not None and count is None and profile.value != "single_gpu":
         raise setting_error(profile.where, "TRL's profile is for eight processes", "add --num_processes N")

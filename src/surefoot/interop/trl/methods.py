@@ -1,6 +1,6 @@
-"""TRL's other trainings: `trl dpo`, `trl kto` and `trl reward`, and the scripts of ORPO and CPO (SimPO).
+"""Translate TRL's other methods: `trl dpo`, `trl kto` and `trl reward`, and the scripts for ORPO and CPO (SimPO).
 
-Facts: the dataclasses of TRL 1.16 (of ORPO and CPO its experimental ones). tests/equality holds losses against TRL's.
+Facts: the dataclasses of TRL 1.16 (the experimental ones for ORPO and CPO). tests/equality compares losses with TRL's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from surefoot.interop.settings import (
 )
 from surefoot.interop.trl.data import set_sources, set_template
 
-_SYNCED = "the reference of surefoot stays as it is"
+_SYNCED = "surefoot's reference model never changes"
 _ENCODER = "surefoot trains causal language models"
 _LEAVE = "leave it out"
 _LOSSES = ("sigmoid", "ipo", "hinge")
@@ -42,12 +42,12 @@ _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
     refused("sync_ref_model", False, _SYNCED, _LEAVE),
     *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
-    listed("precompute_ref_batch_size", None, "is about speed, and changes no number"),
+    listed("precompute_ref_batch_size", None, "affects speed only, not results"),
 )
 _OLDER: tuple[Row, ...] = (
-    refused("max_completion_length", None, "an answer is cut with its prompt (max_length)", _LEAVE),
+    refused("max_completion_length", None, "prompt and answer are truncated together (max_length)", _LEAVE),
     listed("padding_value", None, "padding is masked by position"),
-    refused("generate_during_eval", False, "surefoot has samples.count for this", _LEAVE),
+    refused("generate_during_eval", False, "surefoot uses samples.count for this", _LEAVE),
     refused("is_encoder_decoder", None, _ENCODER, _LEAVE, same=(False,)),
 )
 _DPO: tuple[Row, ...] = (
@@ -56,14 +56,14 @@ _DPO: tuple[Row, ...] = (
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
     carried("label_smoothing", 0.0, "alignment.label_smoothing"),
-    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo, hinge; beside one of them sft"),
-    joint("loss_weights", None, ("alignment.sft",), "of sft, beside a weight of 1"),
+    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft"),
+    joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1"),
     joint("precompute_ref_log_probs", False, ("alignment.reference",)),
-    refused("ld_alpha", None, "surefoot's losses weigh all tokens of an answer alike", _LEAVE),
-    refused("f_divergence_type", "reverse_kl", "surefoot's DPO has the reverse KL", _LEAVE),
+    refused("ld_alpha", None, "surefoot's losses weight all tokens of an answer equally", _LEAVE),
+    refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL", _LEAVE),
     listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
-    refused("use_weighting", False, "surefoot weighs all pairs alike", _LEAVE),
-    listed("discopop_tau", 0.05, "belongs to a loss that is refused"),
+    refused("use_weighting", False, "surefoot weights all pairs equally", _LEAVE),
+    listed("discopop_tau", 0.05, "belongs to a loss that is not supported"),
 )
 _KTO: tuple[Row, ...] = (
     *_ALL,
@@ -72,15 +72,20 @@ _KTO: tuple[Row, ...] = (
     carried("beta", 0.1, "alignment.beta"),
     carried("desirable_weight", 1.0, "alignment.good"),
     carried("undesirable_weight", 1.0, "alignment.bad"),
-    refused("loss_type", "kto", "surefoot has KTO's own loss", _LEAVE),
-    refused("precompute_ref_log_probs", False, "KTO's KL pairs prompts with answers of others in the step", _LEAVE),
+    refused("loss_type", "kto", "surefoot supports only the kto loss", _LEAVE),
+    refused(
+        "precompute_ref_log_probs",
+        False,
+        "KTO's KL term pairs prompts with answers of other examples of the step",
+        _LEAVE,
+    ),
 )
 _REWARD: tuple[Row, ...] = (
     *_ALL,
     carried("learning_rate", 1e-4, "optim.lr"),
     carried("center_rewards_coefficient", None, "reward.center", type=number),
     joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
-    refused("eos_token", None, "surefoot takes the tokenizer's own", "change the tokenizer's files"),
+    refused("eos_token", None, "surefoot uses the tokenizer's EOS", "change the tokenizer's files"),
 )
 _ORPO: tuple[Row, ...] = (*_ALL, _RATE, *_OLDER, carried("beta", 0.1, "alignment.beta"))
 _CPO: tuple[Row, ...] = (
@@ -97,29 +102,32 @@ _CPO: tuple[Row, ...] = (
 
 
 def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
-    """alignment.loss and alignment.sft: one of three losses, and the cross entropy beside it.
+    """Set alignment.loss and alignment.sft: one of three losses, optionally with cross entropy.
 
-    kind, weighing: what the tool calls its losses and their weights; also: another setting that asks for the loss.
-    Whether they could be given.
+    kind, weighing: the tool's settings for the losses and their weights.
+    also: other settings that decide the loss.
+    Returns whether surefoot supports the losses.
     """
     requested, weights = draft[kind], draft[weighing]
     losses = requested if isinstance(requested, list) else ["sigmoid"] if requested is None else [requested]
     weights = weights if isinstance(weights, list) else [1.0] * len(losses) if weights is None else [weights]
     main = [loss for loss in losses if loss != "sft"]
     if len(main) != 1 or main[0] not in _LOSSES or len(losses) > 2:
-        fix = f"use one of {', '.join(_LOSSES)}, and sft beside it"
+        fix = f"use one of {', '.join(_LOSSES)}, optionally with sft"
         draft.refuse(kind, f"surefoot has no {' + '.join(map(str, losses))}", fix)
         return False
     if len(weights) != len(losses) or any(isinstance(one, bool | str) for one in weights):
-        draft.refuse(weighing, f"expected {len(losses)} numbers, one for each loss")
+        draft.refuse(weighing, f"expected {len(losses)} numbers, one per loss")
         return False
-    held = dict(zip(losses, weights, strict=True))
-    if held[main[0]] != 1:
-        draft.refuse(weighing, f"{main[0]} has weight 1 in surefoot", "divide all weights, and multiply the rate")
+    weight_of = dict(zip(losses, weights, strict=True))
+    if weight_of[main[0]] != 1:
+        draft.refuse(
+            weighing, f"{main[0]} has weight 1 in surefoot", "divide all weights by it, and multiply the learning rate"
+        )
         return False
     draft.set("alignment.loss", main[0], *also, kind)
-    if "sft" in held:
-        draft.set("alignment.sft", float(held["sft"]), kind, weighing)
+    if "sft" in weight_of:
+        draft.set("alignment.sft", float(weight_of["sft"]), kind, weighing)
     draft.note(weighing, "carried", "", "alignment.loss")
     return True
 
@@ -134,7 +142,7 @@ def _set_dpo(draft: Draft) -> None:
 def _set_cpo(draft: Draft) -> None:
     kind, alpha = draft["loss_type"], draft["cpo_alpha"]
     if kind not in ("sigmoid", "simpo"):
-        draft.refuse("loss_type", f"surefoot has no {kind} without a reference", "use sigmoid or simpo")
+        draft.refuse("loss_type", f"surefoot has no reference-free loss {kind}", "use sigmoid or simpo")
         return
     smoothed = draft["label_smoothing"]
     if kind == "simpo":
@@ -148,11 +156,11 @@ def _set_cpo(draft: Draft) -> None:
     draft.set("alignment.label_smoothing", smoothed, "label_smoothing")
     draft.drop("loss_type is sigmoid", "simpo_gamma")
     if alpha == 1:
-        draft.note("cpo_alpha", "carried", "surefoot's CPO has the cross entropy at 1", "alignment.loss")
+        draft.note("cpo_alpha", "carried", "surefoot's CPO includes cross entropy with weight 1", "alignment.loss")
     elif alpha > 1:
-        draft.set("alignment.sft", alpha - 1, "cpo_alpha", why="beside the 1 that surefoot's CPO has by itself")
+        draft.set("alignment.sft", alpha - 1, "cpo_alpha", why="in addition to the weight 1 in surefoot's CPO")
     else:
-        draft.refuse("cpo_alpha", "surefoot's CPO has the cross entropy at 1 at least", _LEAVE)
+        draft.refuse("cpo_alpha", "in surefoot's CPO cross entropy has at least weight 1", _LEAVE)
 
 
 def _set_orpo(draft: Draft) -> None:
@@ -171,9 +179,9 @@ def _nothing(draft: Draft) -> None:
 class Method:
     """One of TRL's trainers.
 
-    stage: ours.
-    rows: its own settings.
-    rule: reads them together.
+    stage: surefoot's stage.
+    rows: the trainer's own settings.
+    rule: translates the joint rows.
     """
 
     stage: str
@@ -188,7 +196,7 @@ METHODS: Mapping[str, Method] = {
     "orpo": Method("dpo", _ORPO, _set_orpo),
     "cpo": Method("dpo", _CPO, _set_cpo),
 }
-# Of `trl sft`'s settings those that say how texts become examples of answers.
+# Settings of `trl sft` that the other methods do not have, or have with another meaning.
 _SFT_ONLY = {
     "chat_template_path", "dataset_text_field", "dataset_kwargs", "eos_token", "packing", "packing_strategy",
     "eval_packing", "shuffle_dataset", "completion_only_loss", "assistant_only_loss", "loss_type", "max_length",
@@ -197,13 +205,13 @@ _SFT_ONLY = {
 
 
 def rows_of(name: str, shared: tuple[Row, ...]) -> Mapping[str, Row]:
-    """shared: all of `trl sft`."""
+    """Return the rows of a method. shared: the rows of `trl sft`."""
     kept = [row for row in (*trainer.ROWS, *shared) if row.name not in _SFT_ONLY]
     return by_name(*kept, *METHODS[name].rows)
 
 
 def pairs_rule(name: str) -> Callable[[Draft], None]:
-    """The data rule of a method. Texts go through no template, turns through the tokenizer's."""
+    """Return the data rule of a method: texts use no template, conversations use the tokenizer's."""
 
     def rule(draft: Draft) -> None:
         draft.set("stage", METHODS[name].stage)
