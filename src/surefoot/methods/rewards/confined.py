@@ -140,7 +140,7 @@ def compare_formulas() -> None:
     out = _answer_and_keep_quiet()
 
     def read(text: str) -> list:
-        found = parse(text, parsing_timeout=None, raise_on_error=True)  # the parent has the clock
+        found = parse(text, parsing_timeout=0, raise_on_error=True)  # 0: none; the parent has the clock
         return found if any(not isinstance(one, str) for one in found) else []
 
     def bare(text: str) -> list:
