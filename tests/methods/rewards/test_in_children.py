@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -73,12 +74,13 @@ def test_math_needs_no_signals_of_the_main_thread():
 
 def test_math_that_takes_too_long_has_no_score_and_the_next_answer_has_one():
     pytest.importorskip("math_verify")
-    process = MathProcess(limit=5.0)
+    process = MathProcess(limit=20.0)
     assert process.compare("1", "$1$", bare=False)["same"]
-    process._limit = 0.0  # the twin: the same question, and no time for it
+    process._process.send_signal(signal.SIGSTOP)  # the twin: the same question, and no answer
+    process._limit = 0.01
     late = process.compare("1", "$1$", bare=False)
     assert (late.outcome, math.isnan(late.value)) == ("timed_out", True)
-    process._limit = 5.0
+    process._limit = 20.0
     assert process.compare("1", "$1$", bare=False)["same"]
     process._process.kill()
     process._process.wait()
