@@ -56,17 +56,17 @@ def save(run: Path, step: int, *, beside: bool = False, evaluated: int = 0) -> N
         trainer_state={"global_step": step},
         identity={"data": "d"},
         carried={"average": torch.full((2,), float(step))},
-    ) as begun:
-        assert begun.folder is not None
-        write_model(begun.folder)
+    ) as pending:
+        assert pending.folder is not None
+        write_model(pending.folder)
 
     def finish() -> Path:
-        folder = begun.finish()
+        folder = pending.finish()
         retain(run, keep=2, best_step=None)
         return folder
 
     with background_writer(0 if beside else 1 << 40) as writer:
-        if writer.take(finish, begun.size) is None:
+        if writer.take(finish, pending.size) is None:
             writer.finished(wait=True)
 
 

@@ -90,7 +90,7 @@ def save_checkpoint(
 ) -> Path:
     """A checkpoint of any engine, whole when this returns; without identity and log unless `parts` has them."""
     parts = {"trainer_state": {}, "identity": {}, **parts}
-    with begin_checkpoint(run, engine, state, **parts) as begun:
-        if begun.folder is not None:
-            write_model(begun.folder)
-    return begun.finish()
+    with begin_checkpoint(run, engine, state, **parts) as pending:
+        if pending.folder is not None:
+            write_model(pending.folder)
+    return pending.finish()

@@ -42,7 +42,7 @@ class StoppedObserver(RunObserver):
     def step(self, report, state):
         super().step(report, state)
         if report.step == self.stop_after:
-            self.stop.ask("SIGTERM")
+            self.stop.request("SIGTERM")
         if self.die_after == ("step", report.step):
             raise Killed
 

@@ -17,8 +17,8 @@ with StopRequest() as stop:
     print("ready", flush=True)
     while not (stop.requested and {obey}):
         time.sleep(0.01)
-        if wishes := sorted(stop.take_wishes()):
-            print("wished", *wishes, flush=True)
+        if requests := sorted(stop.take_requests()):
+            print("wished", *requests, flush=True)
     print("left after", stop.requested, flush=True)
 """
 
@@ -68,7 +68,7 @@ def test_on_another_thread_nothing_is_asked_and_nothing_breaks():
 
     def work():
         with StopRequest() as stop:
-            found.append((stop.requested, stop.take_wishes()))
+            found.append((stop.requested, stop.take_requests()))
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -47,7 +47,7 @@ class Diary:
         self.lines.append(f"step {report.step}")
         self.losses[report.step] = report.loss
         if report.step == self.stop_after:
-            self.stop.ask("SIGTERM")
+            self.stop.request("SIGTERM")
 
     def evaluation(self, report, state, improved):
         self.lines.append(f"eval {report.step}{' best' if improved else ''}")
@@ -211,10 +211,10 @@ def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where)
     save = job.save
 
     def interrupted_evaluation(step):
-        diary.stop.ask("SIGTERM")
+        diary.stop.request("SIGTERM")
 
     def interrupted_save(state):
-        diary.stop.ask("SIGTERM")
+        diary.stop.request("SIGTERM")
         return save(state)
 
     changes = {"evaluate": interrupted_evaluation} if where == "evaluate" else {"save": interrupted_save}
@@ -349,7 +349,7 @@ class Wishing(StopRequest):
         super().__init__()
         self.wish, self.diary, self.after = wish, diary, after
 
-    def take_wishes(self):
+    def take_requests(self):
         return frozenset({self.wish} if self.diary.lines[-1] == f"step {self.after}" else ())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from surefoot.report.rows import Row, finite, weight_field
 from surefoot.system import durable
 from surefoot.training.report import EvalReport, Unit
-from surefoot.training.state import BEFORE, BESIDE
+from surefoot.training.state import BEFORE_FIRST_STEP, OVERHEADS
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
 STEP_RATE = "steps_tokens_per_second"  # of steps alone: how fast the run computes
@@ -43,7 +43,7 @@ def train_results(
     """
     # Hugging Face's Trainer counts evaluation and saving as training time, so its names get that, and ours the rest.
     whole = seconds + sum(beside.values())
-    training = whole - sum(beside.get(what, 0.0) for what in BEFORE)
+    training = whole - sum(beside.get(what, 0.0) for what in BEFORE_FIRST_STEP)
     return {
         "epoch": round(epoch, 6),
         "train_loss": loss,
@@ -60,7 +60,7 @@ def train_results(
         "train_tokens_per_second": _rate(tokens, training),
         "whole_runtime": round(whole, 3),
         "steps_runtime": round(seconds, 3),
-        **{f"{what.replace('-', '')}_runtime": round(beside.get(what, 0.0), 3) for what in BESIDE},
+        **{f"{what.replace('-', '')}_runtime": round(beside.get(what, 0.0), 3) for what in OVERHEADS},
         STEP_RATE: _rate(tokens, seconds),
     }
 

@@ -19,7 +19,7 @@ from surefoot.runs.prepared import PreparedRun, make_schedules
 from surefoot.system import durable
 from surefoot.training.activity import Activity
 from surefoot.training.background import BackgroundWriter
-from surefoot.training.checkpoint import Begun, begin_checkpoint, retain
+from surefoot.training.checkpoint import PendingCheckpoint, begin_checkpoint, retain
 from surefoot.training.loop import Job
 from surefoot.training.report import EvalReport
 from surefoot.training.state import Goal, RunState
@@ -94,11 +94,11 @@ def _save_checkpoint(
             trainer_state=_trainer_state(run, observer, state),
             identity=run.identity,
             frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
-        ) as begun:
-            if begun.folder is not None:
-                _write_model(run, loaded, copies, state, begun.folder)
-        finish = partial(_finish_checkpoint, begun, run, loaded, state)
-        return finish() if writer is None or loaded.engine.world > 1 else writer.take(finish, begun.size, state)
+        ) as pending:
+            if pending.folder is not None:
+                _write_model(run, loaded, copies, state, pending.folder)
+        finish = partial(_finish_checkpoint, pending, run, loaded, state)
+        return finish() if writer is None or loaded.engine.world > 1 else writer.take(finish, pending.size, state)
 
 
 def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, state: RunState, folder: Path) -> None:
@@ -116,9 +116,9 @@ def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, stat
     copies.write(folder, state.step, evaluated=state.evaluated == state.step)
 
 
-def _finish_checkpoint(begun: Begun, run: PreparedRun, loaded: LoadedModels, state: RunState) -> Path:
+def _finish_checkpoint(pending: PendingCheckpoint, run: PreparedRun, loaded: LoadedModels, state: RunState) -> Path:
     """Commit the checkpoint, then delete older ones: in this order, so that a kill leaves at least one whole."""
-    folder = begun.finish()
+    folder = pending.finish()
     if loaded.engine.rank == 0:
         best = state.best.step if _keeps_best(run.config) and state.best else None
         retain(run.folder, run.config.checkpoint.keep, best)

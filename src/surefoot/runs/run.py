@@ -57,7 +57,7 @@ from surefoot.training.checkpoint import read_state
 from surefoot.training.guard import StepsLost
 from surefoot.training.loop import Outcome, has_ended
 from surefoot.training.session import Session, open_session
-from surefoot.training.state import BESIDE, RunState
+from surefoot.training.state import OVERHEADS, RunState
 
 if TYPE_CHECKING:
     from surefoot.interop.translation import Translation
@@ -330,7 +330,7 @@ def _take_steps_and_publish(
 def _taken(state: RunState, before: RunState | None = None) -> dict[str, float]:
     """Seconds since `before`, or since the run began, by what took them."""
     before = before or RunState()
-    beside = {what: state.beside.get(what, 0.0) - before.beside.get(what, 0.0) for what in BESIDE}
+    beside = {what: state.beside.get(what, 0.0) - before.beside.get(what, 0.0) for what in OVERHEADS}
     return {footer.STEPS: state.seconds - before.seconds, **beside}
 
 

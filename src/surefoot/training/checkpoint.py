@@ -1,9 +1,9 @@
-"""Checkpoints: staged, hashed, published by one rename; found again only if they verify.
+"""Checkpoints: written to a staging folder, hashed, published by one rename, and used only if they verify.
 
-A folder `checkpoint-N` holds the model as the ecosystem reads it (weights, config, tokenizer), `optimizer.safetensors`,
+A folder `checkpoint-N` holds the model in Hugging Face layout (weights, config, tokenizer), `optimizer.safetensors`,
 `state.json`, `trainer_state.json` and, written last, a manifest of all other files (`surefoot.training.manifest`). A
-file that the manifest does not name makes a checkpoint suspect, for libraries read what they find. Nothing is pickled.
-Cost: one read of what was just written, and another before older ones are deleted.
+file that the manifest does not list fails verification, because libraries load whatever files they find. Nothing is
+pickled. Cost: the files are read once to hash them, and once more before older checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that verified when it was looked at."""
+    """A checkpoint folder and its step."""
 
     folder: Path
     step: int
 
 
-class Begun:
-    """A checkpoint on its way.
+class PendingCheckpoint:
+    """A checkpoint that is being written.
 
-    folder: hidden, for the model; None on all ranks but the first, which writes it.
+    folder: staging folder, into which the caller writes the model; None except on rank 0, which writes it.
     size: bytes of its files, once all are written.
     """
 
@@ -59,8 +59,9 @@ class Begun:
         self._finish: Callable[[], Path] | None = None
 
     def finish(self) -> Path:
-        """Hash, flush and commit it, in any thread; looks at no weights. Every rank must call it, after the block."""
-        assert self._finish is not None, "the block has ended"
+        """Hash, flush and commit the files; callable from any thread, needs no weights. Collective: every rank must
+        call it after the block of `begin_checkpoint`. Returns the checkpoint's folder."""
+        assert self._finish is not None, "the block must have ended"
         return self._finish()
 
 
@@ -74,63 +75,64 @@ def begin_checkpoint(
     identity: Mapping[str, Any],
     carried: Mapping[str, torch.Tensor] | None = None,
     frozen: bool = True,
-) -> Iterator[Begun]:
-    """Write checkpoint-<step> under `run` as far as the weights are needed. The block writes weights, config and
-    tokenizer into its folder; optimizer and state follow. Every rank must enter, and finish.
+) -> Iterator[PendingCheckpoint]:
+    """Write the files of checkpoint-<step> under `run`, to be committed with `PendingCheckpoint.finish`. The block
+    writes weights, config and tokenizer into its folder; optimizer and state are added when the block ends. Collective:
+    every rank must enter and finish.
 
-    identity: hashes and versions that tell which run, data and environment this belongs to; kept in the manifest.
-    carried: tensors that the stage carries from step to step.
-    frozen: whether the block reads weights that do not train.
+    identity: hashes and versions of the run, its data and environment; stored in the manifest.
+    carried: tensors that the method carries from step to step.
+    frozen: whether the block reads frozen weights.
 
-    Raises Diverged before anything is written when a parameter, moment or carried tensor is not finite on any rank.
+    Raises Diverged, before anything is written, if a parameter, moment or carried tensor is not finite on any rank.
     """
-    tensors = engine.gather_state()  # a collective: before anything that one rank alone may refuse
+    tensors = engine.gather_state()  # a collective, so it comes before any error that one rank alone may raise
     carried = carried or {}
-    held = {**engine.weights(), **tensors, **carried}
-    bad = [name for name, tensor in held.items() if not is_finite(tensor)]
+    saved = {**engine.weights(), **tensors, **carried}
+    bad = [name for name, tensor in saved.items() if not is_finite(tensor)]
     if engine.totals([len(bad)])[0]:
-        what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors of another rank are not finite"
+        what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors on another rank are not finite"
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched", code="SF-DIVERGED"))
     final = run / f"checkpoint-{state.step}"
     if engine.rank != 0:
-        begun = Begun(None)
+        pending = PendingCheckpoint(None)
         with durable.faults_named(final), engine.gathered(frozen):
-            yield begun
+            yield pending
 
         def agree() -> Path:
-            engine.totals([1.0])  # the first rank waits for this word
+            engine.totals([1.0])  # rank 0 waits for this before it commits
             return final
 
-        begun._finish = agree
+        pending._finish = agree
         return
     with ExitStack() as stack:
         staging = stack.enter_context(durable.staged_folder(final, replace=True))
         stack.enter_context(_disk_faults(final))
-        begun = Begun(staging)
+        pending = PendingCheckpoint(staging)
         with engine.gathered(frozen):
-            yield begun
+            yield pending
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
         durable.fill_json(staging / STATE, state.to_json())
         durable.fill_json(staging / TRAINER_STATE, trainer_state)
         paths = sorted(staging.rglob("*"))
-        begun.size = sum(path.stat().st_size for path in paths if path.is_file())
-        # `commit` closes them; until then an error, or the end of the process, removes the folder.
+        pending.size = sum(path.stat().st_size for path in paths if path.is_file())
+        # `commit` closes these contexts; until then an error, or the end of the process, removes the staging folder.
         rest = stack.pop_all()
 
     def commit() -> Path:
         with rest:
             durable.fill_json(staging / MANIFEST, manifest(staging, paths, state.step, identity))
-            # The rename that makes it a checkpoint comes after all ranks are done; one that failed never gets here.
+            # Wait for all ranks before the rename that makes it a checkpoint; a failed rank never gets here.
             engine.totals([1.0])
         return final
 
-    begun._finish = commit
+    pending._finish = commit
 
 
 def verify_checkpoint(folder: Path) -> list[Fault]:
-    """Everything that is wrong with a checkpoint; empty when it can be trusted."""
+    """Return everything that is wrong with a checkpoint; empty if it verifies."""
     try:
         return [check.fault for check in check_checkpoint(folder) if check.fault]
     except IntegrityError as error:
@@ -138,27 +140,29 @@ def verify_checkpoint(folder: Path) -> list[Fault]:
 
 
 def check_checkpoint(folder: Path) -> list[FileCheck]:
-    """`check_files`; and of a folder with a checkpoint's name, whether it is that of its step, and files that its
-    manifest does not know: those of a run folder are many. Hidden ones, as desktops leave them, do not count: no
-    library reads them."""
+    """Check the files of a folder against its manifest. For a folder named checkpoint-N, also check that N is its step
+    and report files that the manifest does not list (a run folder has many), except hidden ones, which desktops create
+    and no library reads."""
     content = read_manifest(folder)
     checks = check_against(folder, content["files"])
     named = CHECKPOINT.fullmatch(folder.name)
     if named is None:
         return checks
     if int(named[1]) != content["step"]:
-        raise IntegrityError(damaged(folder, f"holds step {content['step']}: the folder was renamed"))
-    there = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
+        raise IntegrityError(damaged(folder, f"contains step {content['step']}: the folder was renamed"))
+    present = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
     surplus = [
-        FileCheck(name, path.lstat().st_size, "", damaged(path, "is not of this checkpoint: it was added later"))
-        for path in there
+        FileCheck(
+            name, path.lstat().st_size, "", damaged(path, "does not belong to this checkpoint: it was added later")
+        )
+        for path in present
         if (name := path.relative_to(folder).as_posix()) not in content["files"] and name != MANIFEST
     ]
     return checks + surplus
 
 
 def list_checkpoints(run: Path) -> list[Checkpoint]:
-    """All finished checkpoint folders under `run`, newest first, unverified. Staging folders do not match."""
+    """List the finished checkpoint folders under `run`, newest first, without verifying them."""
     found = [
         Checkpoint(path, int(match[1]))
         for path in (run.iterdir() if run.is_dir() else ())
@@ -170,11 +174,12 @@ def list_checkpoints(run: Path) -> list[Checkpoint]:
 def newest_verified(
     run: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> tuple[Checkpoint | None, list[Fault]]:
-    """The newest checkpoint that verifies, and what was wrong with the newer ones.
+    """Return the newest checkpoint that verifies, and what is wrong with the newer ones.
 
-    wanted: others that verify are passed over in silence.
+    wanted: filter; checkpoints that verify but are not wanted are skipped without a message.
 
-    None when there is no checkpoint, or none that is wanted; IntegrityError when some do not verify and none is left.
+    The checkpoint is None if there is none, or none that is wanted. Raises IntegrityError if some do not verify and no
+    other is left.
     """
     rejected: list[Fault] = []
     for checkpoint in list_checkpoints(run):
@@ -189,7 +194,7 @@ def newest_verified(
 
 
 def read_state(checkpoint: Checkpoint) -> RunState:
-    """The run state alone; reads no tensor. Raises IntegrityError where it is none."""
+    """Read the run state alone, without tensors. Raises IntegrityError if the file is not a valid state."""
     path = checkpoint.folder / STATE
     try:
         return RunState.from_json(json.loads(plain_files.read_text(path)))
@@ -198,20 +203,21 @@ def read_state(checkpoint: Checkpoint) -> RunState:
 
 
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, torch.Tensor]]:
-    """Run state and optimizer tensors (on the CPU)."""
+    """Return the run state and the optimizer tensors (on the CPU)."""
     return read_state(checkpoint), load_file(checkpoint.folder / OPTIMIZER)
 
 
 def load_carried(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The tensors that the stage carried (on the CPU); none where it carried none."""
+    """Return the tensors that the method carried between steps (on the CPU); empty if there are none."""
     path = checkpoint.folder / STAGE
     return load_file(path) if path.is_file() else {}
 
 
 def retain(run: Path, keep: int, best_step: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints (`planning.disk.LEAST_KEPT` at least), the best one, the newest that
-    verifies and the newest healthy one that does. Called only after a newer one is safe. Reads the newest, and older
-    ones for as long as none verifies or is healthy: damage of those that stay must not cost the last good one."""
+    """Delete old checkpoints. Kept are the newest `keep` (at least `planning.disk.LEAST_KEPT`), the best one, the
+    newest that verifies, and the newest that verifies and is healthy. Call it only after a newer one is complete. It
+    reads checkpoints from the newest on until one verifies and one is healthy, so that a damaged one is never kept in
+    place of the last good one."""
     found = list_checkpoints(run)
     old = found[checkpoints_kept(keep) :]
     if not old:
@@ -221,7 +227,7 @@ def retain(run: Path, keep: int, best_step: int | None) -> None:
     healthy = next((one.step for one in found if _is_healthy(one) and verifies(one)), None)
     for checkpoint in old:
         if checkpoint.step not in (best_step, sound, healthy):
-            durable.remove(checkpoint.folder)  # at once no longer a checkpoint
+            durable.remove(checkpoint.folder)  # atomic: renamed first, so never seen half deleted
 
 
 def _is_healthy(checkpoint: Checkpoint) -> bool:
@@ -232,10 +238,9 @@ def _is_healthy(checkpoint: Checkpoint) -> bool:
 
 
 def set_aside_newer(run: Path, step: int) -> list[Path]:
-    """Take the checkpoints after `step` out of the row; returns where they are now, newest first.
+    """Rename the checkpoints after `step`, which did not verify; return their new paths, newest first.
 
-    A run that goes on from `step` leaves them behind: they did not verify. If they stayed, retention would count
-    them among the newest and delete good ones.
+    Otherwise, when the run continues from `step`, retention would count them among the newest and delete good ones.
     """
     aside = []
     for checkpoint in list_checkpoints(run):
@@ -247,14 +252,14 @@ def set_aside_newer(run: Path, step: int) -> list[Path]:
 
 
 def clear_rejected(run: Path) -> None:
-    """Remove what `set_aside_newer` kept for inspection."""
+    """Remove the checkpoints that `set_aside_newer` renamed."""
     for path in run.glob(f"{_REJECTED}checkpoint-*"):
         durable.remove(path)
 
 
 @contextmanager
 def _disk_faults(folder: Path) -> Iterator[None]:
-    """safetensors reports what the disk refuses as an error of its own kind, with the system's number in its text."""
+    """Convert disk errors of safetensors, which raises its own type with the errno in the text, to EnvironmentFault."""
     try:
         yield
     except SafetensorError as error:

@@ -1,6 +1,7 @@
-"""The training loop: step, evaluate, save, stop, in this order, for every stage.
+"""The training loop: step, evaluate, save and stop, in this order, for every training method.
 
-It knows no stage, no family and no YAML: it gets functions, and calls an observer after each event.
+The loop knows nothing about methods, model families or YAML: it is given functions and calls an observer after each
+event.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from surefoot.training.step import StepSettings, train_step
 
 
 class Observer(Protocol):
-    """Called after each event, in order. It may write logs; it changes nothing."""
+    """Callbacks after each event, in order. They may write logs but must not change the run."""
 
     def step(self, report: StepReport, state: RunState) -> None: ...
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None: ...
@@ -38,45 +39,47 @@ class Observer(Protocol):
 
 
 class Memory(Protocol):
-    """What a stage carries from step to step besides weights, moments and `RunState`; it goes into every checkpoint."""
+    """State that a method carries between steps besides weights, moments and `RunState`; saved in every checkpoint."""
 
     def to_json(self) -> Mapping[str, Any]:
-        """Plain values, for state.json."""
+        """Return the plain values, for state.json."""
         ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """By name, for a file of their own; empty where nothing of that kind is carried."""
+        """Return the tensors by name, for a file of their own; may be empty."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers on the step whose batches were made last, for its report."""
+        """Return metrics of the step whose batches were made last, for its report."""
         ...
 
     def learned(self, report: StepReport) -> None:
-        """Called after each step. Raises Diverged where the stage cannot go on."""
+        """Update the state after a step. Raises Diverged if training cannot continue."""
         ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run. Steps count from 1; a step is due for evaluation or saving when it is in the set.
+    """Everything the loop needs to run. Steps count from 1.
 
     batches: step -> its micro-batches; may run the model.
-    schedules: of the learning rate, by group of parameters.
-    evaluate: step -> report, or None where it gave up because the run is to stop.
-    save: writes a checkpoint of engine and state; None where it is still being written.
-    keep_best: whether an evaluation that is the best so far is followed by a checkpoint.
-    goal: which evaluation result is watched.
-    max_consecutive, max_recent: non-finite steps in a row, and among the last `guard.RECENT`, that are allowed.
-    clip_spikes: whether a gradient norm that is an outlier is scaled down to what the steps before had.
-    patience: evaluations without improvement before the run ends; None trains to the end.
-    min_delta: what counts as an improvement, in units of the goal.
-    watch: step -> what times its parts.
-    memory: of a stage that has one.
-    check_every: steps between two comparisons of ranks that should hold the same weights; None where there are none.
-    recorder: of all ranks or of none.
-    saved: checkpoints that were finished since the last call, each with its state; called with True, it waits for one
-        that is being written. Raises what stopped one.
+    schedules: parameter group -> learning rate schedule.
+    evaluate: step -> report, or None if it was aborted because the run is to stop; None without evaluation.
+    eval_steps, save_steps: steps after which to evaluate, and to save a checkpoint.
+    save: writes a checkpoint of engine and state; returns None while it is still being written in the background.
+    keep_best: whether to save a checkpoint after an evaluation that is the best so far.
+    goal: the evaluation result that decides which checkpoint is best.
+    max_consecutive: allowed non-finite steps in a row.
+    max_recent: allowed non-finite steps among the last `guard.RECENT` steps.
+    clip_spikes: whether to scale outlier gradients down to the norms of the steps before.
+    patience: evaluations without improvement before the run stops early; None disables early stopping.
+    min_delta: smallest change that counts as an improvement, in units of the goal.
+    watch: step -> timer for its parts.
+    memory: state that the method carries between steps, if any.
+    check_every: steps between two comparisons of the replicas' weights; None if the engine has no replicas.
+    recorder: records failures; set on all ranks or on none.
+    saved: returns (state, folder) of checkpoints finished since the last call; saved(True) waits for one that is being
+        written. Raises the error of a checkpoint that failed.
     """
 
     engine: Engine
@@ -110,11 +113,11 @@ class Outcome:
 
 
 def run_loop(job: Job, state: RunState, observer: Observer, stop: StopRequest) -> Outcome:
-    """Run from `state` to the end, or until evaluation stops improving, or until a signal asks to stop; then the last
-    checkpoint is whole.
+    """Train from `state` to the last step, until early stopping, or until a signal asks to stop. On return the last
+    checkpoint is complete.
 
-    Raises StepsLost after `max_consecutive` non-finite steps in a row or more than `max_recent` within a short time,
-    Diverged for a moment of the optimizer that is not finite; the last checkpoint stays as it is.
+    Raises StepsLost after `max_consecutive` non-finite steps in a row or more than `max_recent` recent ones, and
+    Diverged for a non-finite optimizer moment; the last checkpoint is left untouched.
     """
     clock = _Clock()
     outcome = _step_until_over(job, state, observer, stop, clock)
@@ -123,21 +126,21 @@ def run_loop(job: Job, state: RunState, observer: Observer, stop: StopRequest) -
 
 
 class _Clock:
-    """Every moment of the loop is counted once: the time since the last lap goes to whatever took it."""
+    """Lap timer, so that every second of the loop is attributed to exactly one activity."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
 
     def lap(self) -> float:
-        """Seconds since the last one."""
+        """Return the seconds since the last lap."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         return seconds
 
 
 def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
-    state = _with_memory(job, state)  # a checkpoint may come before the first step
-    if _evaluation_due(job, state):  # an earlier session was stopped between the step and its evaluation
+    state = _with_memory(job, state)  # a checkpoint may be saved before the first step
+    if _evaluation_due(job, state):  # the previous session stopped between a step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer, clock)
         if not saved and stop.requested:
             return Outcome(state, "interrupted")
@@ -150,35 +153,36 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
         report = _recorded_step(job, attempt, spike_ceiling(state.norms) if job.clip_spikes else None, watch)
-        brake: Diverged | None = None
+        method_error: Diverged | None = None
         if job.memory is not None:
-            brake = _brake(job, job.memory, attempt, report)
+            method_error = _update_memory(job, job.memory, attempt, report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
         state = _with_memory(job, state.after_step(report))
-        observer.step(report, state)  # before the brake, so that the log ends with the step that ended the run
-        if brake is not None:
-            raise brake
+        observer.step(report, state)  # log the step before raising, so that the log ends with the failing step
+        if method_error is not None:
+            raise method_error
         over = _is_lost(job, state, report)
         if over or (job.recorder is not None and report.decision == "non_finite" and state.guard.consecutive == 1):
-            # Of bad steps in a row the first is recorded too: the weights are still those that it began with.
-            words = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
+            # The first of several bad steps is recorded too: no weight has changed since it began.
+            origin = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
             if over:
-                raise _diverged(report, state, words, job.max_consecutive)
+                raise _diverged(report, state, origin, job.max_consecutive)
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
         _notify_saved(job, observer)
-        stop.agree()  # once a step and at the same place on all ranks, else one would save while another steps on
+        stop.agree()  # once per step, at the same place on all ranks; else one saves while another runs the next step
         state = state.spent("other", clock.lap() - report.seconds)
         saved = False
         if not stop.requested:
-            wishes = stop.take_wishes()
-            if "evaluate" in wishes and not _evaluation_due(job, state):
-                # It is only shown: as a candidate for the best it would make this run another than one without signal.
-                if (reading := _evaluated(job, state.step)) is not None:
-                    observer.evaluation(reading, state, improved=False)
+            requests = stop.take_requests()
+            if "evaluate" in requests and not _evaluation_due(job, state):
+                # Only shown: an evaluation requested by a signal must not become "best", or the run would differ from
+                # one without the signal.
+                if (evaluation := _evaluated(job, state.step)) is not None:
+                    observer.evaluation(evaluation, state, improved=False)
                 state = state.spent("evaluation", clock.lap())
             state, saved = _evaluate_and_save(job, state, observer, clock)
-            if "save" in wishes and not saved:
+            if "save" in requests and not saved:
                 state, saved = _save(job, state, observer, clock), True
         if stop.requested and not (saved and is_over(job, state)):
             if not saved:
@@ -189,15 +193,15 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
 
 def _is_lost(job: Job, state: RunState, report: StepReport) -> bool:
     guard = state.guard
-    lasting = report.non_finite == "moment"  # no other data would mend it
+    permanent = report.non_finite == "moment"  # other data would not repair it
     return report.decision == "non_finite" and (
-        lasting or guard.consecutive >= job.max_consecutive or len(guard.recent) > job.max_recent
+        permanent or guard.consecutive >= job.max_consecutive or len(guard.recent) > job.max_recent
     )
 
 
 @contextmanager
 def _recorded(job: Job, attempt: Attempt) -> Iterator[None]:
-    """What crashes inside is kept for a replay. A SurefootError is a refusal, in words of its own, and no crash."""
+    """Record exceptions for a replay. A SurefootError is a deliberate error with its own message, not a crash."""
     try:
         yield
     except Exception as error:
@@ -221,8 +225,8 @@ def _recorded_step(job: Job, attempt: Attempt, ceiling: float | None, watch: Wat
         )
 
 
-def _brake(job: Job, memory: Memory, attempt: Attempt, report: StepReport) -> Diverged | None:
-    """Why the stage cannot go on from this step, which is logged first; None where it can."""
+def _update_memory(job: Job, memory: Memory, attempt: Attempt, report: StepReport) -> Diverged | None:
+    """Update the method's state; return the error if it cannot continue, to be raised after the step is logged."""
     try:
         with _recorded(job, replace(attempt, phase="memory")):
             memory.learned(report)
@@ -239,14 +243,13 @@ def _evaluated(job: Job, step: int) -> EvalReport | None:
 
 
 def _with_memory(job: Job, state: RunState) -> RunState:
-    """The state with what the stage carries, because a checkpoint's plain values are those of `RunState`."""
+    """Add the method's plain values to the state, with which checkpoints save them."""
     return state if job.memory is None else replace(state, stage=job.memory.to_json())
 
 
 def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:
-    """One checkpoint at a time: an earlier one that is on its way is waited for. The state with the time it took, which
-    the checkpoint itself cannot hold."""
-    _notify_saved(job, observer, wait=True)  # two at once would need room for both, and finish in any order
+    """Save a checkpoint; return the state with the time it took, which the checkpoint itself cannot contain."""
+    _notify_saved(job, observer, wait=True)  # two at once would need disk space for both and could finish out of order
     folder = job.save(state)
     if folder is not None:
         observer.saved(folder, state)
@@ -263,7 +266,7 @@ def is_over(job: Job, state: RunState) -> bool:
 
 
 def has_ended(state: RunState, total_steps: int, patience: int | None) -> bool:
-    """All steps done, or patience at its end."""
+    """Whether all steps are done or early stopping has run out of patience."""
     return state.step >= total_steps or (patience is not None and state.stale >= patience)
 
 
@@ -272,7 +275,7 @@ def _evaluation_due(job: Job, state: RunState) -> bool:
 
 
 def _evaluate_and_save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> tuple[RunState, bool]:
-    """What is due after a step; whether a checkpoint was written."""
+    """Do the evaluation and checkpoint that are due; return the new state and whether a checkpoint was saved."""
     improved = False
     if _evaluation_due(job, state):
         report = _evaluated(job, state.step)
@@ -289,16 +292,16 @@ def _evaluate_and_save(job: Job, state: RunState, observer: Observer, clock: _Cl
 
 def _diverged(report: StepReport, state: RunState, origin: str, max_consecutive: int) -> Diverged:
     where = f"step {report.step}"
-    if report.non_finite == "moment":  # not the data's fault, so a rollback around them would not help
-        what = f"a moment of the optimizer is not finite ({report.moment}), in spite of finite gradients; {origin}"
-        fix = "weights are as before this step; resume from the last checkpoint, and test the memory if it comes again"
+    if report.non_finite == "moment":  # the data did not cause it, so a rollback that skips them would not help
+        what = f"an optimizer moment is not finite ({report.moment}) although all gradients were finite; {origin}"
+        fix = "the weights did not change in this step; resume from the last checkpoint; if it recurs, test the memory"
         return Diverged(Fault(where, what, fix, code="SF-DIVERGED"))
     bad = "the loss" if report.non_finite == "loss" else "the gradient norm"
     times = f"{len(state.guard.recent)} times in {RECENT} steps"
     if state.guard.consecutive >= max_consecutive:
         times = f"{counted(state.guard.consecutive, 'time')} in a row"
     named = f"examples {example_list(report.examples)}"
-    where_from = origin if named in origin else f"{named}; {origin}"  # a step of one micro-batch: the same examples
-    what = f"{bad} was not finite, {times}; {where_from}"
-    fix = "weights and moments are as before these steps; look at the named module and examples, or lower optim.lr"
+    cause = origin if named in origin else f"{named}; {origin}"  # with one micro-batch, `origin` lists the same ones
+    what = f"{bad} was not finite, {times}; {cause}"
+    fix = "weights and moments did not change in these steps; inspect the module and examples, or lower optim.lr"
     return StepsLost(Fault(where, what, fix, code="SF-DIVERGED"), report.step)

@@ -1,7 +1,7 @@
-"""What a training method is: a function from model and batch to sums.
+"""Training objectives: functions from model and batch to sums.
 
-Sums, never means: the step divides by the weight of the whole optimizer step, so that accumulation, padding and
-the number of ranks cannot change the result.
+They return sums, never means: the step divides by the total weight of the optimizer step, so that gradient
+accumulation, padding and the number of ranks do not change the result.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from torch import nn
 
 @dataclass(frozen=True)
 class LossSum:
-    """What an objective makes of a batch.
+    """The result of an objective on one batch.
 
-    loss: scalar, summed over the batch's weight, differentiable.
-    sums: detached scalars to be divided by weight; in training they are logged with the step, in evaluation with its
-        result.
-    tables: in evaluation only, detached sums of more than one number, such as the pairs of every bin, [rows, columns];
-        they add up over batches.
+    loss: differentiable scalar, summed (not averaged) over the batch's units of weight.
+    sums: detached scalars that are divided by the weight and logged with the training step or the evaluation.
+    tables: in evaluation only, detached tensors [rows, columns] that are summed over batches, such as counts per bin.
     """
 
     loss: torch.Tensor
@@ -30,4 +28,4 @@ class LossSum:
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Objective = Callable[[nn.Module, Any], LossSum]  # the batch: a `Weighted` of the stage's own kind
+Objective = Callable[[nn.Module, Any], LossSum]  # the batch is a `Weighted` of the method's own type

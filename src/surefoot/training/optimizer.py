@@ -1,18 +1,19 @@
-"""Optimizers over named parameters, and the learning rate as a pure function of the step.
+"""Optimizers over named parameters, and learning rate schedules as pure functions of the step.
 
-Only matrices are decayed; biases, norms and DoRA magnitudes are not. Muon and 8-bit AdamW take the matrices inside the
-decoder layers and leave embeddings, head and vectors to AdamW: orthogonalising an embedding makes no sense, and its
-rare, large gradients suffer most from 8-bit moments. The rate is set before each step, so every optimizer starts at 0.
+Weight decay applies to matrices only, not to biases, norms and DoRA magnitudes. Muon and 8-bit AdamW take the matrices
+inside the decoder layers and leave embeddings, head and vectors to AdamW: orthogonalizing an embedding makes no sense,
+and its rare, large gradients suffer most from 8-bit moments. The learning rate is set before each step, so every
+optimizer is constructed with lr 0.
 
-    adamw       Loshchilov & Hutter 2019, torch's fused form
-    adamw_8bit  Dettmers et al. 2022, bitsandbytes: moments in 8 bits, one scale for 256 numbers
-    adafactor   Shazeer & Stern 2018, transformers' form at a rate given from outside
+    adamw       Loshchilov & Hutter 2019, torch's fused implementation
+    adamw_8bit  Dettmers et al. 2022, bitsandbytes: 8-bit moments with one scale per 256 elements
+    adafactor   Shazeer & Stern 2018, transformers' implementation with an external learning rate
     sgd         torch's; weight decay is added to the gradient
-    muon        Jordan et al. 2024, torch's; the step is scaled to the size of AdamW's (Liu et al. 2025), so that one
-                rate serves both halves
+    muon        Jordan et al. 2024, torch's; the update is scaled to the size of AdamW's (Liu et al. 2025), so that one
+                learning rate fits both parts
 
-Schedules: steps count from 0. During warm-up the rate rises linearly and reaches its peak at step `warmup`; the first
-step already moves, unless the curve shall begin at 0 as transformers' does. Then, with
+Schedules: steps count from 0. During warm-up the rate rises linearly and reaches its peak at step `warmup`. The first
+step has a rate above 0, unless `from_zero` is set, as in transformers. Then, with
 p = (step - warmup) / (total - warmup):
 
     constant  peak
@@ -20,7 +21,7 @@ p = (step - warmup) / (total - warmup):
     cosine    peak * (1 + cos(pi p)) / 2
     wsd       peak, then linearly towards 0 over the last `decay` steps
 
-A function of the step has nothing to save, and nothing that can drift on resume.
+Pure functions of the step have no state to save, so nothing can drift on resume.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ MUON_MOMENTUM = 0.95  # the paper's, and torch's default
 
 
 class Optimizer(Protocol):
-    """What the engine needs of torch.optim.Optimizer.
+    """The part of torch.optim.Optimizer that engines use.
 
-    state: parameter -> its entries.
+    state: parameter -> its state entries.
     """
 
     param_groups: list[dict[str, Any]]
@@ -56,9 +57,9 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """What stays the same from step to step.
+    """Optimizer hyperparameters, except the learning rate.
 
-    momentum: None takes the optimizer's own default.
+    momentum: momentum of sgd and muon; None takes the optimizer's default.
     """
 
     name: Name
@@ -69,14 +70,14 @@ class OptimizerSettings:
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, for those that require a gradient; tied parameters appear once."""
+    """Return name -> parameter for those that require a gradient; tied parameters appear once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decoder: Collection[str]) -> Optimizer:
-    """The optimizer of all `parameters`.
+    """Make an optimizer over all `parameters`.
 
-    decoder: the names of the matrices inside the decoder layers.
+    decoder: names of the matrices inside the decoder layers.
     """
     return _MAKERS[settings.name](parameters, settings, decoder)
 
@@ -84,7 +85,7 @@ def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decod
 def make_optimizers(
     groups: Mapping[str, Parameters], settings: Mapping[str, OptimizerSettings], *, decoder: Collection[str]
 ) -> Optimizer:
-    """One optimizer over named groups of parameters; each of its `param_groups` has its group's `name`."""
+    """Make one optimizer over named parameter groups; each entry of its `param_groups` has its group's `name`."""
     parts = []
     for name, parameters in groups.items():
         part = make_optimizer(parameters, settings[name], decoder=decoder)
@@ -95,12 +96,12 @@ def make_optimizers(
 
 
 def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
-    """Fused AdamW."""
+    """Make a fused AdamW with learning rate 0."""
     return torch.optim.AdamW(_groups(parameters, weight_decay), lr=0.0, betas=betas, eps=eps, fused=True)
 
 
 class Together:
-    """Optimizers over disjoint parameters that act as one: groups side by side, one state, one step."""
+    """Several optimizers over disjoint parameters behind the interface of one, with a shared `state`."""
 
     def __init__(self, parts: Sequence[Optimizer]):
         self._parts = [leaf for part in parts for leaf in parts_of(part)]
@@ -119,7 +120,7 @@ class Together:
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The library's own optimizers that act as one here."""
+    """Return the library optimizers of which `optimizer` consists."""
     return list(optimizer._parts) if isinstance(optimizer, Together) else [optimizer]
 
 
@@ -138,8 +139,8 @@ def _adamw_8bit(parameters: Parameters, settings: OptimizerSettings, decoder: Co
 def _adafactor(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
     from transformers.optimization import Adafactor
 
-    # torch.optim.Adafactor multiplies every step by the root mean square of the parameter, at least 0.001, and cannot
-    # be told otherwise: a LoRA B, which starts at zero, would move at a thousandth of the rate.
+    # torch.optim.Adafactor always multiplies the update by max(RMS of the parameter, 0.001): a LoRA B, which starts at
+    # zero, would be updated at a thousandth of the learning rate.
     groups = _groups(parameters, settings.weight_decay)
     return Adafactor(groups, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False)
 
@@ -177,7 +178,7 @@ def _with_adamw(
     decoder: Collection[str],
     make: Callable[[Parameters], torch.optim.Optimizer],
 ) -> Optimizer:
-    """`make` for the decoder's matrices, AdamW for the rest; one of them alone where the other has nothing to move."""
+    """Use `make` for the decoder's matrices and AdamW for the rest, or only one of them if the other has none."""
     inside = {name: parameter for name, parameter in parameters.items() if name in decoder}
     rest = {name: parameter for name, parameter in parameters.items() if name not in decoder}
     if not inside:
@@ -190,7 +191,7 @@ def _with_adamw(
 
 
 def _groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices with weight decay, vectors without."""
+    """Make param groups: matrices with weight decay, vectors without."""
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
     return [
@@ -209,12 +210,12 @@ _AFTER_WARMUP: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate by step.
+    """Learning rate schedule.
 
     kind: cosine | linear | constant | wsd.
-    peak: highest rate.
+    peak: highest learning rate.
     total, warmup, decay: optimizer steps.
-    from_zero: the warm-up begins at rate 0.
+    from_zero: whether the warm-up starts at rate 0.
     """
 
     kind: str
@@ -225,7 +226,7 @@ class Schedule:
     from_zero: bool = False
 
     def rate(self, step: int) -> float:
-        """Learning rate of the update number `step`, counted from 0."""
+        """Return the learning rate of step `step`, counted from 0."""
         if step < self.warmup:
             return self.peak * (step / self.warmup if self.from_zero else (step + 1) / (self.warmup + 1))
         if self.kind == "wsd":

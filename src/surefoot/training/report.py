@@ -1,4 +1,4 @@
-"""What one optimizer step did: a read-only record for logs, progress and tests."""
+"""Read-only reports of one optimizer step and one evaluation, for logs, progress and tests."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from surefoot.system.messages import first_few
 if TYPE_CHECKING:  # torch is not needed to read a log
     from surefoot.data.batching.batch import RecordName
 
-_NAMED = 8  # examples in a sentence
+_NAMED = 8  # examples listed in a message
 Decision = Literal["stepped", "non_finite", "scaler", "held"]
-Load = Mapping[str, tuple[int, ...]]  # layer -> how many tokens went to each of its experts
+Load = Mapping[str, tuple[int, ...]]  # layer -> tokens sent to each of its experts
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the time of a step went.
+    """Times of a step.
 
-    forward_ms, backward_ms: milliseconds per micro-batch, mean over the step's.
-    tokens_per_second: real input tokens of the step over the time of its forward and backward passes; None where the
-        clock saw none.
-    data_ms: until its batches were there.
-    optimizer_ms: from the last backward pass to weights that have moved; of the whole step.
+    forward_ms, backward_ms: milliseconds per micro-batch, averaged over the step.
+    tokens_per_second: input tokens without padding / time of forward and backward passes; None if that time is 0.
+    data_ms: milliseconds until the step's batches were ready.
+    optimizer_ms: milliseconds from the last backward pass to the updated weights.
     """
 
     forward_ms: float
@@ -38,23 +37,23 @@ class StepProfile:
 
 @dataclass(frozen=True)
 class StepReport:
-    """step counts from 1.
+    """Report of one optimizer step.
 
-    loss: mean over the step's weight, None when non-finite.
-    grad_norm: before clipping, over all parameters.
-    lr: of the first group of parameters.
-    weight, tokens: of all ranks.
-    examples: of this one.
-    decision: "stepped", or why the optimizer did not move; "held": the stage held it back; without weight it
-        has neither loss nor norm.
-    held: why it was, in a few words.
-    seconds: the step alone, without evaluation or saving.
-    profile: only of a step that was watched.
-    metrics: what else the stage has to say of the step, by name.
-    spike: the norm that the gradient was cut to because it was far above those of the steps before.
-    moment: which one of the optimizer was not finite before the step.
-    traced: a profiler recorded it, which takes time.
-    load: of a mixture's layers, how many tokens went to each expert.
+    step: step number, from 1.
+    loss: mean over the step's weight; None if not finite or the weight is 0.
+    grad_norm: norm over all parameters before clipping; None if not finite or the weight is 0.
+    lr: learning rate of the first parameter group.
+    weight, tokens: loss weight and input tokens without padding, over all ranks.
+    examples: this rank's examples.
+    decision: "stepped", or why the optimizer did not step; "held": a bound of the method was exceeded, or weight 0.
+    held: short reason if the decision is "held".
+    seconds: duration of the step, without evaluation and saving.
+    profile: times of its parts, if the step was timed.
+    metrics: further metrics by name.
+    spike: norm to which the gradient was clipped because it was far above those of the steps before.
+    moment: name of an optimizer moment that was not finite before the step.
+    traced: whether torch's profiler recorded the step, which slows it down.
+    load: MoE layer -> tokens sent to each expert.
     """
 
     step: int
@@ -79,14 +78,14 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Means over the evaluation set, after `step` optimizer steps.
+    """Report of an evaluation after `step` optimizer steps; means over the evaluation set.
 
-    perplexity: exp(loss), None where the loss is no cross entropy of tokens.
-    accuracy: share of supervised tokens, None where the objective does not count them.
-    metrics: by name, of generated answers (there higher is better) and whatever else the objective sums up.
-    seconds: all of it.
-    tables: sums of more than one number, as the objective made them.
-    unit: of weight.
+    perplexity: exp(loss); None if the loss is not a cross entropy over tokens.
+    accuracy: share of supervised tokens predicted correctly; None if the objective does not count them.
+    metrics: metrics of generated answers (higher is better) and further sums of the objective, by name.
+    seconds: duration of the evaluation.
+    tables: tables of the objective, summed over the set.
+    unit: what `weight` counts.
     """
 
     step: int
@@ -105,7 +104,7 @@ def example_list(examples: tuple[RecordName, ...]) -> str:
 
 
 def added_loads(first: Load, second: Load) -> dict[str, tuple[int, ...]]:
-    """The loads of two stretches of a run together."""
+    """Add the expert loads of two parts of a run."""
     names = dict.fromkeys((*first, *second))
     pairs = {name: (first.get(name) or (), second.get(name) or ()) for name in names}
     return {

@@ -1,20 +1,21 @@
-"""Processes that make one run: how they meet, what rank 0 hands the others, and how the fault of one ends all.
+"""The processes of one run: how they find each other, share values from rank 0, and all end when one fails.
 
     with open_session(ranks, timeout) as session:
         if ranks.is_first:
-            session.hand_over({"plan": ...})     # after it has planned and prepared the data, at its own pace
+            session.hand_over({"plan": ...})     # after planning and data preparation, which may take long
         else:
-            given = session.await_lead()
-        session.start_group("cpu")               # from here on there are collectives
+            values = session.await_lead()
+        session.start_group("cpu")               # collectives work from here on
         ...
 
-They meet in a store of torch.distributed that rank 0 (or torchrun) holds; no process group exists until `start_group`,
-so whoever tokenises may fork. A `Watchdog` runs from the beginning to the end. An error that leaves the block is
-published to all: the rank that published it first raises it, the others raise `EndedElsewhere`, which prints nothing.
+The ranks find each other through a torch.distributed store held by rank 0 (or torchrun). There is no process group
+until `start_group`, so tokenization may still fork. A `Watchdog` runs for the whole session. An exception that leaves
+the block is published to all ranks: the rank that published first raises it, the others raise `EndedElsewhere`, which
+prints nothing.
 
-A run that goes back to a checkpoint begins anew on all ranks (`begin_anew`), in the same process group.
+After a rollback to a checkpoint, all ranks start again (`begin_anew`) in the same process group.
 
-A run in one process has the same session without a store: every call is there and does nothing.
+With a single process the session has no store, and every method does nothing.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from surefoot.training.watchdog import (
 
 _LEAD = "lead"
 _POLL = 0.1  # seconds
-_GOODBYE = 60.0  # seconds that the rank with the store waits for the others' last words
-_MARGIN = 5.0  # seconds in which a watchdog publishes what it found
+_GOODBYE = 60.0  # seconds that the rank with the store waits for the others to finish
+_MARGIN = 5.0  # seconds in which a watchdog publishes a fault it found
 _BACKEND = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset)|Broken pipe")
 
 
 class EndedElsewhere(SurefootError):
-    """Another rank published why the run ends; this one prints nothing and leaves with the same code."""
+    """Another rank published a fault; this rank prints nothing and exits with the same code."""
 
     def __init__(self, fault: RankFault):
         super().__init__(())
@@ -62,9 +63,10 @@ class EndedElsewhere(SurefootError):
 
 
 class Session:
-    """Of this rank.
+    """This rank's session.
 
-    store: None where it is alone.
+    store: shared store; None with a single process.
+    timeout: seconds that a collective may take.
     """
 
     def __init__(
@@ -72,20 +74,20 @@ class Session:
     ):
         self.ranks, self.activity = ranks, activity
         self._store, self._watchdog, self._timeout = store, watchdog, timeout
-        self._beginning = 0  # what is handed over belongs to one
+        self._start = 0  # number of `begin_anew` calls; part of every key, so that old values are not read
 
     def begin_anew(self) -> None:
-        """Forget what ranks handed over: the run starts again from a checkpoint. Every rank must call it."""
-        self._beginning += 1
+        """Discard the values shared so far, to start again from a checkpoint. Every rank must call it."""
+        self._start += 1
         self.activity.begin_anew()
 
-    def hand_over(self, given: Mapping[str, Any]) -> None:
-        """Rank 0: what the others wait for. JSON-able."""
+    def hand_over(self, values: Mapping[str, Any]) -> None:
+        """On rank 0: publish JSON-able values for which the other ranks wait."""
         if self._store is not None:
-            self._store.set(self._key(_LEAD), json.dumps(given))
+            self._store.set(self._key(_LEAD), json.dumps(values))
 
     def await_lead(self) -> dict[str, Any]:
-        """Other ranks: what rank 0 handed over. It may take its time; raises EndedElsewhere where it failed."""
+        """On other ranks: wait for rank 0's values, without a time limit. Raises EndedElsewhere if a rank failed."""
         assert self._store is not None
         with self.activity.during("waiting for rank 0"):
             while not self._store.check([self._key(_LEAD)]):
@@ -94,7 +96,7 @@ class Session:
             return json.loads(self._store.get(self._key(_LEAD)))
 
     def gather(self, name: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What every rank has under that name, by rank; for the first one only, which waits for all. JSON-able."""
+        """Gather a JSON-able value per rank on rank 0, which waits for all; returns [] on other ranks."""
         if self._store is None:
             return [dict(value)]
         self._store.set(self._key(f"{name}/{self.ranks.rank}"), json.dumps(value))
@@ -107,8 +109,8 @@ class Session:
         return [json.loads(one) for one in self._store.multi_get(keys)]
 
     def start_group(self, device: str) -> None:
-        """The process group: gloo on the host, NCCL between GPUs. It stays where the run begins anew, as libraries keep
-        groups that they made of it."""
+        """Create the process group: gloo on the CPU, NCCL between GPUs. `begin_anew` keeps it, because libraries hold
+        on to subgroups made from it."""
         if self._store is None or self._watchdog is None or dist.is_initialized():
             return
         self._watchdog.meet()
@@ -122,12 +124,12 @@ class Session:
         )
 
     def note_with(self, note: Callable[[str], None]) -> None:
-        """Where the end of the run is noted when the watchdog ends it."""
+        """Set the function that logs why the watchdog ended the run."""
         if self._watchdog is not None:
             self._watchdog.note = note
 
     def _key(self, name: str) -> str:
-        return f"{self._beginning}/{name}"
+        return f"{self._start}/{name}"
 
     def _raise_published(self) -> None:
         assert self._store is not None
@@ -136,7 +138,7 @@ class Session:
 
     @contextmanager
     def shared_faults(self) -> Iterator[None]:
-        """What is raised in the block is published to all ranks; one of them raises it."""
+        """Publish exceptions of the block to all ranks; only the rank that published first raises its own."""
         try:
             yield
         except EndedElsewhere:
@@ -158,18 +160,18 @@ class Session:
             raise
 
     def _publish(self, code: int, lines: tuple[str, ...], error: Exception) -> None:
-        """Raises EndedElsewhere where another rank was first."""
+        """Raises EndedElsewhere if another rank published first."""
         assert self._store is not None
         try:
             fault = publish_fault(self._store, RankFault(self.ranks.rank, code, lines))
-        except RuntimeError:  # the store went with its rank, and the watchdog is about to say so
+        except RuntimeError:  # the store ended with its rank; the watchdog will report that and end this process
             time.sleep(SILENT)
             return
         if fault.rank != self.ranks.rank:
             raise EndedElsewhere(fault) from error
 
     def _await_the_cause(self) -> None:
-        """A collective breaks because a rank failed or is gone; which, the store or the watchdog knows soon."""
+        """Wait for the cause of a broken collective: published by the failed rank or found by the watchdog."""
         assert self._store is not None
         until = time.monotonic() + SILENT + _MARGIN
         while time.monotonic() < until:
@@ -178,30 +180,30 @@ class Session:
             time.sleep(_POLL)
 
     def close(self, failed: bool) -> None:
-        """This rank's part is done."""
+        """End this rank's part of the session."""
         if self._store is None or self._watchdog is None:
             return
         self.activity.over = True
         self._watchdog.stop()
         with suppress(RuntimeError):
             mark_done(self._store, self.ranks.rank, self.ranks.world, LINGER if failed else _GOODBYE)
-        if dist.is_initialized() and not failed:  # with a rank gone it could wait without end
+        if dist.is_initialized() and not failed:  # if a rank is gone, this could block forever
             dist.destroy_process_group()
 
 
 def is_broken_connection(error: Exception) -> bool:
-    """Whether a collective failed. gloo and NCCL raise plain RuntimeErrors, too."""
+    """Whether the error is a failed collective. gloo and NCCL also raise plain RuntimeErrors."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_BACKEND.search(str(error))))
 
 
 @contextmanager
 def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> Iterator[Session]:
-    """The session of this process, closed at the end of the block.
+    """Open the session of this process; it is closed at the end of the block.
 
     timeout: seconds that one rank may wait for another.
-    launcher: process id of the one without which this process has no reason to go on.
+    launcher: process id of the launcher; this process exits when the launcher does.
 
-    Raises EnvironmentFault where the ranks do not find each other.
+    Raises EnvironmentFault if the ranks cannot connect to each other.
     """
     activity, meeting = Activity(), min(timeout, MEETING)
     if ranks.world == 1:
@@ -221,14 +223,14 @@ def open_session(ranks: Ranks, timeout: float, launcher: int | None = None) -> I
 
 
 def _meet(ranks: Ranks, limit: float) -> Store:
-    """The store that MASTER_ADDR and MASTER_PORT name; torchrun holds it itself, else rank 0 does.
+    """Connect to the store at MASTER_ADDR and MASTER_PORT, held by torchrun or else by rank 0.
 
-    limit: seconds.
+    limit: timeout in seconds.
     """
     try:
         found, _, _ = next(rendezvous("env://", ranks.rank, ranks.world, timeout=timedelta(seconds=limit)))
     except (RuntimeError, ValueError) as error:
-        what = f"rank {ranks.rank} of {ranks.world} does not reach the others: {' '.join(str(error).split())[:200]}"
+        what = f"rank {ranks.rank} of {ranks.world} cannot reach the others: {' '.join(str(error).split())[:200]}"
         raise EnvironmentFault(
             Fault("MASTER_ADDR", what, "check the address, the port and the network", code="SF-PARALLEL")
         ) from None

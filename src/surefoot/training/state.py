@@ -1,11 +1,10 @@
-"""Everything of a run that changes besides weights and moments: a few numbers, written to `state.json`.
+"""The run's state besides weights and moments, saved in `state.json`.
 
-Learning rate, data order and random draws are functions of the step and are therefore not here. What is: counts and
-times, the loss scale of fp16 (Micikevicius et al. 2018, "Mixed Precision Training"; rule and constants of torch's
-GradScaler, as a value: the scale is a power of two, so scaling and unscaling are exact unless something overflows or
-underflows), and the best evaluation so far. Which result is best a `Goal` decides: the loss, which should fall, or a
-metric, which should rise. A metric of few examples ties often: then the lower evaluation loss decides, and where that
-is the same too, the earlier step stays.
+Learning rate, data order and random draws are functions of the step and need not be saved. The state holds counters and
+times, the fp16 loss scale (Micikevicius et al. 2018, "Mixed Precision Training"; rule and constants of torch's
+GradScaler; a power of two, so scaling and unscaling are exact except for overflow and underflow), and the best
+evaluation so far. A `Goal` says which evaluation is best: lowest loss or highest metric. Metrics over few examples
+often tie; then the lower evaluation loss wins, and after that the earlier step.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from surefoot.training.report import EvalReport, StepReport, added_loads
 class Best:
     """The best evaluation so far, by the run's goal.
 
-    loss: of that evaluation, where the goal is a metric; None where it was not finite, or was not yet written down when
-        the checkpoint was saved. A known one wins a tie against it.
+    loss: its evaluation loss if the goal is a metric; None if it was not finite or an older version did not save it, in
+        which case a known loss wins the tie.
     """
 
     step: int
@@ -33,33 +32,35 @@ class Best:
     loss: float | None = None
 
     def loses_tie(self, value: float, loss: float | None) -> bool:
-        """Whether an evaluation with the same value and this loss is the better one."""
+        """Whether an evaluation with this value and loss ties and has the lower loss."""
         return value == self.value and loss is not None and (self.loss is None or loss < self.loss)
 
 
-Beside = Literal["set-up", "compile", "batches", "evaluation", "saving", "other"]
-BESIDE: tuple[Beside, ...] = get_args(Beside)
-BEFORE: tuple[Beside, ...] = ("set-up", "compile")  # of these, what comes before the first step
+# What a run spends time on outside of optimizer steps.
+Overhead = Literal["set-up", "compile", "batches", "evaluation", "saving", "other"]
+OVERHEADS: tuple[Overhead, ...] = get_args(Overhead)
+BEFORE_FIRST_STEP: tuple[Overhead, ...] = ("set-up", "compile")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What changes in a run besides weights and moments.
+    """The run's state besides weights and moments; its fields are the keys of state.json.
 
     step: optimizer steps done.
-    tokens, supervised: real input tokens and loss tokens so far.
-    scale: fp16 only.
-    loss_sum, loss_weight: of the steps that moved the weights; their quotient is the mean training loss.
-    evaluated: the last step after which an evaluation ran; -1 before the first.
+    tokens, supervised: input tokens without padding, and loss tokens, so far.
+    scale: fp16 loss scale; None in other precisions.
+    loss_sum, loss_weight: totals over steps that updated the weights; their quotient is the mean training loss.
+    evaluated: the last step that was evaluated; -1 before the first evaluation.
     stale: evaluations since the best one.
-    norms: gradient norms that the next one is held against.
-    rollbacks: those of the run so far, first to last.
-    stage: what the stage carries besides, in plain values.
+    norms: recent gradient norms, from which spikes are detected.
+    rollbacks: the run's rollbacks so far, oldest first.
+    stage: plain values that the method carries between steps.
     seconds: time spent in steps, over all sessions.
-    beside: seconds that went by outside of them, by what took them (`BESIDE`), as far as the checkpoint knows that a
-        session went on from.
-    load: of a mixture's layers, how many tokens went to each expert so far.
-    trackers: under which id each tracker knows the run. Two equal runs share all but these three.
+    beside: `Overhead` -> seconds spent outside of steps; after a resume, as of the checkpoint.
+    load: MoE layer -> tokens sent to each expert so far.
+    trackers: experiment tracker -> its id of the run.
+
+    Two equal runs differ only in `seconds`, `beside` and `trackers`.
     """
 
     step: int = 0
@@ -105,23 +106,23 @@ class RunState:
             load=added_loads(self.load, report.load),
         )
 
-    def spent(self, what: Beside, seconds: float) -> RunState:
-        """With time that went by outside of steps."""
+    def spent(self, what: Overhead, seconds: float) -> RunState:
+        """Return the state with `seconds` added to the time spent on `what`."""
         return dataclasses.replace(self, beside={**self.beside, what: self.beside.get(what, 0.0) + max(0.0, seconds)})
 
     @property
     def mean_loss(self) -> float | None:
-        """Over the supervised tokens of all steps that moved the weights; None before the first."""
+        """Mean training loss over all steps that updated the weights; None before the first."""
         return self.loss_sum / self.loss_weight if self.loss_weight else None
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a run can restart from here: the last step was not refused as non-finite."""
+        """Whether a run can restart from here: the last step was finite."""
         return self.guard.consecutive == 0
 
     def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:
-        """A new best must be better at all, or as good with a lower loss; to reset `stale` it must be better by more
-        than min_delta, which a tie never is."""
+        """Return the state after an evaluation. Any improvement, or a tie with a lower loss, becomes the new best; only
+        an improvement by more than min_delta resets `stale`."""
         value, loss = goal.value(report), goal.loss_of(report)
         gain = goal.gain(value, None if self.best is None else self.best.value)
         tie_won = self.best is not None and self.best.loses_tie(value, loss)
@@ -153,9 +154,9 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Goal:
-    """Which evaluation result a run watches.
+    """The evaluation result that decides which checkpoint is best.
 
-    name: "loss", or one of the evaluation's metrics.
+    name: "loss" (lower is better) or a metric of the evaluation (higher is better).
     """
 
     name: str = LOSS
@@ -164,11 +165,11 @@ class Goal:
         return report.loss if self.name == LOSS else report.metrics[self.name]
 
     def loss_of(self, report: EvalReport) -> float | None:
-        """What decides a tie: the evaluation loss beside a metric; None where it is the value itself, or not finite."""
+        """Return the evaluation loss that decides ties; None if the goal is the loss itself or it is not finite."""
         return report.loss if self.name != LOSS and math.isfinite(report.loss) else None
 
     def gain(self, value: float, best: float | None) -> float:
-        """By how much `value` is better than the best so far; infinite for the first, NaN or negative for no gain."""
+        """Return how much better `value` is than the best so far; inf for the first, not positive for no gain."""
         if not math.isfinite(value):
             return -math.inf
         if best is None:
@@ -178,8 +179,8 @@ class Goal:
 
 INITIAL = 65536.0
 GROWTH_INTERVAL = 2000  # finite steps before the scale doubles
-SMALLEST = 1.0  # an overflow here is no longer the scale's fault
-LARGEST = 2.0**24  # beyond this a growing scale only brings overflows of its own
+SMALLEST = 1.0  # an overflow at this scale is not caused by the scale
+LARGEST = 2.0**24  # a larger scale would itself cause overflows
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""The one optimizer step.
+"""The optimizer step, used by every training method.
 
-SFT, and every other method, runs this function. Losses arrive as sums and are divided by the weight of the whole step
-(supervised tokens, pairs, response tokens), over all micro-batches and ranks. So the split never changes the result.
+Losses arrive as sums and are divided by the total weight of the step (supervised tokens, pairs, response tokens) over
+all micro-batches and ranks, so the split into micro-batches does not change the result.
 
-Every random draw is a function of (seed, step, micro-batch, rank): reseeding before each micro-batch costs microseconds
-and removes the saved generator states, and with them the whole family of "resumed, but with other dropout masks"
-faults.
+Random draws are functions of (seed, step, micro-batch, rank). Reseeding before each micro-batch costs microseconds, and
+there is no generator state to save, so a resumed run cannot continue with different dropout masks.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ Context = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What stays the same from step to step.
+    """Settings that are the same for every step.
 
-    seed: of the run.
-    max_grad_norm: of every group of parameters, or of each its own; None does not clip.
-    forward: autocast as planned.
-    kernels: the attention kernels allowed, around forward and backward.
-    bounds: by the name of a sum of the objective, its largest mean with which a step may move the weights.
-    per_look: tokens between two looks at the moments, see `optimizer_state.look_is_due`.
-    after_step: called when the weights have moved; it changes no number.
-    routing: of a mixture of experts; None elsewhere.
+    seed: the run's seed.
+    max_grad_norm: clipping norm, one for all parameter groups or one per group; None disables clipping.
+    forward: autocast context for forward passes.
+    kernels: context that selects the allowed attention kernels, for forward and backward.
+    bounds: name of an objective's sum -> largest mean with which a step may still update the weights.
+    per_look: tokens between two checks of the moments, see `optimizer_state.look_is_due`.
+    after_step: called at the end of every step; must not change the numerics.
+    routing: router statistics of a mixture-of-experts model; None otherwise.
     """
 
     seed: int
@@ -71,23 +70,23 @@ def train_step(
     ceiling: float | None = None,
     watch: Watch = unwatched,
 ) -> StepReport:
-    """Run one optimizer step and report it.
+    """Run one optimizer step and return its report.
 
-    micro_batches: this rank's; every rank has as many.
-    step: its number, from 1.
-    lr: of every group of parameters, or of each its own.
+    micro_batches: this rank's micro-batches; every rank has the same number of them.
+    step: step number, from 1.
+    lr: learning rate, one for all parameter groups or one per group.
     scale: fp16 loss scale, None otherwise.
-    ceiling: a gradient whose norm over all groups is above it is scaled down to it.
-    watch: times its parts, and changes no number.
+    ceiling: gradients whose norm over all groups exceeds it are scaled down to it.
+    watch: times the parts of the step; does not change the numerics.
 
-    The optimizer moves only when the loss, all gradient norms and, in a step that looks at them, all moments are finite
-    and no bound is passed, on all ranks or on none; a step without weight moves nothing and computes nothing. Here the
-    host waits for the device once: where the guard looks. The passes have waits of their own: the places that are
-    supervised, transformers' look at padding, and once in a step DoRA's factors (`models.fast.adapters`).
+    The optimizer steps only if the loss, all gradient norms and (in steps that check them) all moments are finite and
+    no bound is exceeded; all ranks decide the same. A step of weight 0 computes nothing. This function synchronizes
+    host and device once, for the guard. The passes have syncs of their own: the supervised positions, transformers'
+    padding check, and once per step DoRA's factors (`models.fast.adapters`).
     """
     started = time.perf_counter()
     weight, tokens = step_size(engine, micro_batches)
-    begun = partial(
+    make_report = partial(
         StepReport,
         step=step,
         lr=next(iter(lr.values())) if isinstance(lr, Mapping) else lr,
@@ -97,62 +96,62 @@ def train_step(
         scale=None if scale is None else scale.scale,
     )
     if weight == 0:
-        seconds, held = time.perf_counter() - started, "nothing to learn from"
-        return begun(loss=None, grad_norm=None, decision="held", non_finite=None, seconds=seconds, held=held)
+        seconds, reason = time.perf_counter() - started, "nothing to learn from"
+        return make_report(loss=None, grad_norm=None, decision="held", non_finite=None, seconds=seconds, held=reason)
     sums = accumulate_gradients(
         engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
     )
     with watch("optimizer"):
-        # In this order norms are of the whole step's gradients, of all ranks and without the fp16 scale. The guard and
-        # clipping use the same norms, so that what was judged is what moves the weights.
+        # In this order the norms are those of the whole step's gradients, reduced over ranks and unscaled. The guard
+        # and clipping use the same norms, so the guard judges the gradients that the optimizer applies.
         engine.reduce()
         engine.unscale(scale)
         norms = engine.grad_norms()
         due = optimizer_state.look_is_due(step, tokens, settings.per_look)
-        seen = _look(engine, sums, norms, weight, engine.moments() if due else {})
+        values = _to_host(engine, sums, norms, weight, engine.moments() if due else {})
         can_fall = scale is not None and scale.can_fall
-        decision, non_finite = judge(seen.loss, seen.grad_norm, can_fall, bad_moment=bool(seen.bad_moment))
-        held = _bound_passed(seen.metrics, settings.bounds)
-        decision = "held" if held else decision
-        spike = ceiling if ceiling is not None and decision == "stepped" and seen.grad_norm > ceiling else None
+        decision, non_finite = judge(values.loss, values.grad_norm, can_fall, bad_moment=bool(values.bad_moment))
+        hold_reason = _exceeded_bound(values.metrics, settings.bounds)
+        decision = "held" if hold_reason else decision
+        spike = ceiling if ceiling is not None and decision == "stepped" and values.grad_norm > ceiling else None
         if decision == "stepped":
-            share = 1.0 if spike is None else spike / seen.grad_norm
-            engine.apply(lr, norms, _limits(settings.max_grad_norm, seen.norms, share))
+            share = 1.0 if spike is None else spike / values.grad_norm
+            engine.apply(lr, norms, _clip_limits(settings.max_grad_norm, values.norms, share))
         else:
-            engine.discard()  # before the next backward pass, which would add to gradients that are not finite
+            engine.discard()  # otherwise the next backward pass would accumulate onto non-finite gradients
     settings.after_step()
-    load = _loads(engine, settings.routing) if settings.routing else {}
-    report = begun(
-        loss=None if non_finite == "loss" else seen.loss,
-        grad_norm=seen.grad_norm if non_finite in (None, "moment") else None,
+    load = _expert_loads(engine, settings.routing) if settings.routing else {}
+    report = make_report(
+        loss=None if non_finite == "loss" else values.loss,
+        grad_norm=values.grad_norm if non_finite in (None, "moment") else None,
         decision=decision,
         non_finite=non_finite,
         seconds=time.perf_counter() - started,
-        metrics={**seen.metrics, **spread(load), **_by_group(lr, seen.norms)},
+        metrics={**values.metrics, **spread(load), **_group_metrics(lr, values.norms)},
         load=load,
-        held=held,
+        held=hold_reason,
         spike=spike,
-        moment=seen.bad_moment,
+        moment=values.bad_moment,
     )
     if isinstance(watch, Stopwatch):
         return replace(report, profile=watch.profile(tokens))
     return replace(report, traced=True) if watch is named else report
 
 
-def _loads(engine: Engine, routing: Routing) -> Load:
-    """Of all ranks, which must all ask."""
+def _expert_loads(engine: Engine, routing: Routing) -> Load:
+    """Expert loads summed over all ranks. Collective: every rank must call it."""
     own = routing.take()
     totals = iter(engine.totals([number for counts in own.values() for number in counts]))
     return {name: tuple(int(next(totals)) for _ in counts) for name, counts in own.items()}
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What decides whether the weights move, on the host and the same on all ranks.
+class _StepValues:
+    """The values the guard looks at, copied to the host and identical on all ranks.
 
     loss, metrics: means over the step.
-    norms: of each group's gradients, before clipping.
-    bad_moment: the one of the optimizer that is not finite.
+    norms: parameter group -> gradient norm before clipping.
+    bad_moment: name of an optimizer moment that is not finite; "" if there is none.
     """
 
     loss: float
@@ -162,30 +161,30 @@ class _Seen:
 
     @property
     def grad_norm(self) -> float:
-        """Over all groups."""
+        """Norm over all groups."""
         return math.hypot(*self.norms.values())
 
 
-def _look(
+def _to_host(
     engine: Engine,
     sums: Mapping[str, torch.Tensor],
     norms: Mapping[str, torch.Tensor],
     weight: int,
     moments: Mapping[str, torch.Tensor],
-) -> _Seen:
-    """Bring to the host what decides; here it waits for the device. Metrics are finite where the loss is.
+) -> _StepValues:
+    """Copy the values that the guard needs to the host, in one synchronization, and reduce them over ranks.
 
-    sums: this rank's, loss first.
-    norms: of all ranks, by group.
-    weight: of the whole step.
-    moments: those that are looked at; none where that would take too large a part of this step's time.
+    sums: this rank's sums, loss first.
+    norms: parameter group -> gradient norm over all ranks.
+    weight: total loss weight of the step (all micro-batches, all ranks).
+    moments: optimizer moments to check; empty if the check is not due in this step.
     """
     means = [total / weight for total in sums.values()]
-    looked = optimizer_state.look_at_moments(moments.values(), engine.device)
-    numbers = torch.stack((looked, *means, *(norm.float() for norm in norms.values()))).tolist()
+    moment_sum = optimizer_state.look_at_moments(moments.values(), engine.device)
+    numbers = torch.stack((moment_sum, *means, *(norm.float() for norm in norms.values()))).tolist()
     own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
     finite, loss, *others = engine.totals(own)
-    return _Seen(
+    return _StepValues(
         loss,
         dict(zip(list(sums)[1:], others, strict=True)),
         dict(zip(norms, of_groups, strict=True)),
@@ -194,15 +193,14 @@ def _look(
 
 
 def _bad_moment(engine: Engine) -> str:
-    """Which one is not finite, in the words of all ranks, which must all ask; empty where a sum of finite ones
-    overflowed."""
+    """Name the first non-finite optimizer moment, or "" if only their sum overflowed. Collective."""
     own = optimizer_state.first_bad_moment(engine.moments())
     found = engine.totals([float(bool(own))])[0]
     return own or ("one of another rank" if found else "")
 
 
-def _limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: float) -> PerGroup[float | None]:
-    """Of every group: what it is clipped to anyway, or this share of its norm where that is less."""
+def _clip_limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: float) -> PerGroup[float | None]:
+    """Return each group's clipping norm: its own limit, or `share` of its norm if that is lower."""
     if share == 1.0:
         return limits
     found: dict[str, float | None] = {}
@@ -212,8 +210,8 @@ def _limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: f
     return found
 
 
-def _bound_passed(metrics: Mapping[str, float], bounds: Mapping[str, float]) -> str:
-    """The first metric above its bound, in words; empty where there is none."""
+def _exceeded_bound(metrics: Mapping[str, float], bounds: Mapping[str, float]) -> str:
+    """Describe the first metric above its bound; "" if none is."""
     for name, bound in bounds.items():
         if (value := metrics.get(name, 0.0)) > bound:
             return f"{name.replace('_', ' ')} {value:.4g} is above {bound:g}"
@@ -221,7 +219,7 @@ def _bound_passed(metrics: Mapping[str, float], bounds: Mapping[str, float]) -> 
 
 
 def step_size(engine: Engine, micro_batches: Sequence[Weighted]) -> tuple[int, int]:
-    """Weight and real input tokens of all micro-batches of all ranks. Every rank must call it."""
+    """Return (loss weight, input tokens without padding) over all micro-batches and ranks. Collective."""
     own = (sum(batch.weight for batch in micro_batches), sum(batch.tokens for batch in micro_batches))
     weight, tokens = engine.totals(own)
     return int(weight), int(tokens)
@@ -238,20 +236,20 @@ def accumulate_gradients(
     settings: StepSettings,
     watch: Watch = unwatched,
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward of this rank's micro-batches; returns the sums over them, loss first, detached fp32 scalars
+    """Run forward and backward for this rank's micro-batches; return their sums, loss first, as detached fp32 scalars
     on the device.
 
-    weight: of the whole step, over all ranks.
+    weight: total loss weight of the step (all micro-batches, all ranks).
     """
     sums = {LOSS: torch.zeros((), dtype=torch.float32, device=engine.device)}
     balance = None
     if settings.routing:
-        settings.routing.take()  # drops what passes between two steps counted, such as trials
+        settings.routing.take()  # drop loads counted by passes between steps, such as memory trials
     if settings.routing and settings.routing.coefficient:
         with watch("forward"):
             balance = _balance(engine, objective, micro_batches, step=step, settings=settings, routing=settings.routing)
     for number, batch in enumerate(micro_batches):
-        # Here and not once a step: the masks of a micro-batch do not depend on how many came before it on this rank.
+        # Reseed per micro-batch, not per step: dropout masks must not depend on how many preceded it on this rank.
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
         found = add_gradient(
             engine, objective, batch, weight=weight, scale=scale, settings=settings, watch=watch, balance=balance
@@ -270,14 +268,14 @@ def _balance(
     settings: StepSettings,
     routing: Routing,
 ) -> Balance:
-    """How the step's tokens are routed, over all micro-batches and ranks: with the draws that its own passes will have,
-    and without moving anything."""
+    """Count how the step's tokens are routed, over all micro-batches and ranks. Runs forward passes with the same
+    random draws as the step's own passes. Collective."""
     own: list[float] = []
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
-        with settings.kernels(), settings.forward(), routing.watched() as seen:
+        with settings.kernels(), settings.forward(), routing.watched() as routed:
             objective(engine.model, batch.to(engine.device))
-        chosen, _, rows = routing.tally(seen, batch.rows)
+        chosen, _, rows = routing.tally(routed, batch.rows)
         share = 1.0 if batch.weight else 0.0
         found = [share * number for number in (rows, *chosen.tolist())]
         own = [a + b for a, b in zip(own, found, strict=True)] if own else found
@@ -286,8 +284,8 @@ def _balance(
 
 
 def draw_number(engine: Engine, number: int) -> int:
-    """The number of this rank's micro-batch `number` among those of all ranks. They are dealt in turn, so one has the
-    same draws whichever rank it falls to."""
+    """Return the global index of this rank's micro-batch `number`. Micro-batches are dealt to the ranks in turn, so a
+    micro-batch has the same random draws on whichever rank it runs."""
     return number * engine.world + engine.rank
 
 
@@ -302,21 +300,22 @@ def add_gradient(
     watch: Watch = unwatched,
     balance: Balance | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward of one micro-batch, whose loss sum is divided by the weight of the whole step; returns its
-    sums, loss first, detached. A batch without weight counts nothing.
+    """Run forward and backward for one micro-batch; return its detached sums, loss first (zeros for weight 0).
 
-    balance: of the step, whose load-balancing loss is added to what goes backward, and to no sum but its own."""
-    # A blank micro-batch goes forward and backward like any other: its rank must enter every collective of the pass.
+    weight: total loss weight of the step, by which the loss sum is divided.
+    balance: the step's routing statistics; adds the load-balancing loss to the backward pass and reports it separately.
+    """
+    # A micro-batch of weight 0 still runs forward and backward: its rank must enter every collective of the pass.
     share = 1.0 if batch.weight else 0.0
     routing, extra = settings.routing, {}
     with settings.kernels():
-        with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as seen:
+        with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as routed:
             out = objective(engine.model, batch.to(engine.device))
         loss = out.loss / weight if share else out.loss * 0.0
-        if routing and seen and share:
-            routing.count(seen, batch.rows)
+        if routing and routed and share:
+            routing.count(routed, batch.rows)
             if balance:
-                aux = aux_loss(balance, routing.tally(seen, batch.rows)[1])
+                aux = aux_loss(balance, routing.tally(routed, batch.rows)[1])
                 loss, extra = loss + balance.coefficient * aux, {AUX_LOSS: aux * weight}  # a mean over the step
         with watch("backward"):
             engine.backward(loss, scale)
@@ -324,8 +323,8 @@ def add_gradient(
     return {name: value.detach().float() * share for name, value in found.items()}
 
 
-def _by_group(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, float]:
-    """Norms and rates of the groups, where there are several."""
+def _group_metrics(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, float]:
+    """Return gradient norm and learning rate per parameter group; empty if there is only one group."""
     if len(norms) == 1:
         return {}
     rates = {f"lr_{name}": rate for name, rate in lr.items()} if isinstance(lr, Mapping) else {}
@@ -333,19 +332,19 @@ def _by_group(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, floa
 
 
 def draw_seed(seed: int, step: int, micro_batch: int) -> int:
-    """A well-mixed 63-bit seed; neighbouring steps and micro-batches share nothing."""
-    # The last word is always 0. It stays, because without it every seed would be another, and no run would resume.
+    """Return a well-mixed 63-bit seed; those of neighbouring steps and micro-batches are unrelated."""
+    # The last word is always 0. Without it all seeds would change, and existing runs could not resume.
     words = np.random.SeedSequence((seed, step, micro_batch, 0)).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
 
 def seed_micro_batch(seed: int, step: int, micro_batch: int) -> None:
-    """Set torch's generators on all devices.
+    """Seed torch's generators on all devices.
 
-    micro_batch: see `draw_number`.
+    micro_batch: global index, see `draw_number`.
     """
     number = draw_seed(seed, step, micro_batch)
     if torch.accelerator.is_available():
         torch.manual_seed(number)
-    else:  # it would keep a stack trace for each kind of device that may come yet, which takes longer than all draws
+    else:  # torch.manual_seed records a stack trace per lazily initialized device type, slower than the draws
         torch.default_generator.manual_seed(number)

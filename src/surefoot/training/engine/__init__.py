@@ -1,4 +1,4 @@
-"""Who holds the parameters and moves them: one process or many, behind one seam."""
+"""Engines hold the parameters and run the optimizer, in one process or in many, behind one interface."""
 
 from surefoot.training.engine.base import ALL, Elements, Engine, Groups, PerGroup, of_group
 from surefoot.training.engine.make import EngineChoice, make_engine

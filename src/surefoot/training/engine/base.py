@@ -1,13 +1,13 @@
-"""Who holds the parameters and moves them: the seam between the step and one or many processes.
+"""The engine interface: an engine holds the parameters and runs the optimizer, in one or many processes.
 
     single      the plain model in one process
-    ddp         the plain model in every process; gradients are added up once per step
-    fsdp2       every process holds a share of weights, gradients and moments
-    deepspeed   the same by ZeRO 1 (moments), 2 (and gradients) or 3 (and weights)
+    ddp         the plain model in every process; gradients are summed once per step
+    fsdp2       every process holds a shard of weights, gradients and moments
+    deepspeed   ZeRO 1 (shards moments), 2 (also gradients) or 3 (also weights)
 
-The step, the guard, clipping and checkpoints are the same for all of them. Parameters stand in named groups, each with
-its own rate and its own clipping: one group in most stages, an actor's and a critic's in PPO, which must not clip each
-other.
+The step, the guard, clipping and checkpoints are the same for all engines. Parameters are divided into named groups,
+each with its own learning rate and clipping. Most methods have one group; PPO has an actor's and a critic's, whose
+gradients must not affect each other's clipping.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from surefoot.training.ranks import Ranks, totals
 from surefoot.training.state import LossScale
 
 T = TypeVar("T")
-PerGroup = T | Mapping[str, T]  # one value for all groups, or each group's own
+PerGroup = T | Mapping[str, T]  # one value for all groups, or one per group
 Groups = Mapping[str, Mapping[str, nn.Parameter]]
-Members = Mapping[str, Callable[[str], bool]]  # group -> whether a parameter of that name belongs to it
-ALL = "all"  # the group of a run that has but one
+Members = Mapping[str, Callable[[str], bool]]  # group -> predicate: does the parameter of this name belong to it
+ALL = "all"  # name of the only group, if there is one
 
 
 def of_group(value: PerGroup[T], group: str) -> T:
@@ -40,22 +40,22 @@ def of_group(value: PerGroup[T], group: str) -> T:
 
 
 def groups_of(model: nn.Module, members: Members) -> Groups:
-    """The trainable parameters by group, each in exactly one."""
+    """Divide the trainable parameters into groups; each is in exactly one."""
     parameters = trainable_parameters(model)
     groups = {
         group: {name: one for name, one in parameters.items() if belongs(name)} for group, belongs in members.items()
     }
-    assert sum(map(len, groups.values())) == len(parameters), "every parameter that trains is in exactly one group"
+    assert sum(map(len, groups.values())) == len(parameters), "every trainable parameter is in exactly one group"
     return groups
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Numbers that a rank holds between two steps.
+    """Numbers of elements that a rank holds.
 
-    parameters: of the model, frozen ones included.
-    gradients: of those that train, once `reduce` has run.
-    optimizer: of the parameters whose moments it keeps.
+    parameters: elements of the model's parameters, including frozen ones.
+    gradients: elements of gradients after `reduce`.
+    optimizer: parameter elements whose moments this rank keeps.
     """
 
     parameters: int
@@ -64,12 +64,12 @@ class Elements:
 
 
 class Engine(ABC):
-    """Holds a model's parameters on one rank and moves them.
+    """Holds a model's parameters on one rank and updates them.
 
-    parameters: all that train, by name, as this rank holds them.
-    groups: the same by group.
-    device: of the batches.
-    ranks: which process of how many; rank and world are its numbers.
+    parameters: name -> trainable parameter, as this rank holds it.
+    groups: parameter group -> its parameters.
+    device: device of the batches.
+    ranks: this process's rank and the number of ranks.
     """
 
     model: nn.Module
@@ -89,77 +89,80 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
-        """Accumulate gradients of a scalar loss that is already divided by the step's weight."""
+        """Accumulate gradients of a scalar loss that is already divided by the step's weight.
 
-    def reduce(self) -> None:  # noqa: B027 (for engines that have nothing to do here, as below)
-        """Make the gradients those of all ranks; once, after the last `backward` of a step."""
+        scale: loss scale with which the loss is multiplied first, in fp16."""
+
+    def reduce(self) -> None:  # noqa: B027 (some engines have nothing to do here; likewise below)
+        """Sum the gradients over all ranks. Call once, after the last `backward` of a step. Collective."""
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """Each of these host numbers, added up over the ranks in float64. Every rank must ask."""
+        """Sum each of these host numbers over the ranks, in float64. Collective: every rank must call it."""
         return totals(values, self.ranks)
 
     @abstractmethod
     def unscale(self, scale: LossScale | None) -> None:
-        """Divide the gradients by the scale that `backward` multiplied the loss with; once per step."""
+        """Divide the gradients by the loss scale that `backward` applied; once per step."""
 
     @abstractmethod
     def grad_norms(self) -> dict[str, torch.Tensor]:
-        """Of each group the global 2-norm of the gradients as they are, a scalar on the device; the same on all
-        ranks."""
+        """Return group -> global 2-norm of its current gradients, a scalar on the device, equal on all ranks."""
 
     @abstractmethod
     def apply(
         self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
     ) -> None:
-        """Clip each group by the norm just measured, move the parameters at its rate, drop the gradients."""
+        """Clip each group with the given norms, run the optimizer, and drop the gradients.
+
+        lr: learning rate, one for all groups or one per group.
+        norms: result of `grad_norms`.
+        max_grad_norm: clipping norm; None disables clipping."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop the gradients; parameters and moments stay as they are. Every rank must."""
+        """Drop the gradients without changing parameters or moments. Collective."""
 
     @abstractmethod
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """What this rank holds of the gradients, by the name of a parameter or of what it was put together to."""
+        """Return this rank's part of the gradients, by parameter name or by name of the flat buffer that holds them."""
 
     @abstractmethod
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What this rank holds of the parameters that train, by name."""
+        """Return this rank's part of the trainable parameters, by name."""
 
     @abstractmethod
     def moments(self) -> Mapping[str, torch.Tensor]:
-        """What this rank holds of the optimizer's state, by parameter, or what they were put together to, and entry."""
+        """Return this rank's part of the optimizer state, by "<parameter or flat buffer>/<entry>"."""
 
     @abstractmethod
     def gather_state(self) -> dict[str, torch.Tensor]:
-        """Full optimizer state by name, for a checkpoint; empty on all ranks but the first. Every rank must ask."""
+        """Return the full optimizer state by name on rank 0, for a checkpoint; empty on other ranks. Collective."""
 
     @abstractmethod
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """The inverse, from tensors that every rank has. Raises IntegrityError for those of another model."""
+        """Load a gathered optimizer state, given on every rank. Raises IntegrityError if it is of another model."""
 
     @abstractmethod
     def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
-        """Inside, on rank 0, the model's parameters are whole and can be read and written to files; a forward pass is
-        not possible.
+        """Context in which rank 0 has the model's full parameters, to read or save them. Forward passes are not
+        possible inside. Collective.
 
-        frozen: also those that do not train.
-
-        Every rank must enter.
+        frozen: also gather frozen parameters.
         """
 
     def check_replicas(self) -> None:  # noqa: B027
-        """Raises EnvironmentFault where ranks that should hold the same weights do not. Every rank must ask."""
+        """Check that ranks with replicated weights hold the same bits; raises EnvironmentFault if not. Collective."""
 
     @abstractmethod
     def elements(self) -> Elements:
-        """What this rank holds, counted."""
+        """Count the elements that this rank holds."""
 
     def release(self) -> None:  # noqa: B027
-        """No further step is taken: let go of what would keep the models in memory for as long as the process lives."""
+        """Free resources that would keep the models in memory until the process ends. No step may follow."""
 
 
 class Stepping(Engine):
-    """What engines share that leave gradients on the parameters and step torch's own optimizer."""
+    """Base of engines that keep gradients on the parameters and step torch's own optimizers."""
 
     def __init__(
         self,
@@ -209,27 +212,29 @@ class Stepping(Engine):
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor: all of a plain one, its share of a distributed one."""
+    """Return this rank's part of a tensor: the shard of a DTensor, else the whole tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_gradients(parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
-    """Of those that have one, what this rank holds."""
+    """Return this rank's part of all gradients that are set."""
     return [own_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
 
 
 def clip(gradients: Sequence[torch.Tensor], limit: float, norm: torch.Tensor) -> None:
-    """Scale down to the norm `limit` what has `norm`, the norm over all ranks; torch's `clip_grads_with_norm_`."""
+    """Scale gradients down to norm `limit`, as torch's `clip_grads_with_norm_`.
+
+    norm: their norm over all ranks."""
     if gradients:
-        factor = torch.clamp(limit / (norm + 1e-6), max=1.0)  # stays on the device: comparing would wait for it
+        factor = torch.clamp(limit / (norm + 1e-6), max=1.0)  # clamp, because a comparison would synchronize
         torch._foreach_mul_(list(gradients), factor.to(gradients[0].device))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def norms_of_shares(
     shares: Mapping[str, Sequence[torch.Tensor]], ranks: Ranks, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """2-norms of groups of tensors of which every rank holds a share. Squares are added up in float64, in one message;
-    every rank gets the same bits."""
+    """Compute the 2-norm per group of tensors that are sharded over the ranks. Squares are summed in float64 with one
+    all-reduce; every rank gets the same bits. Collective."""
     zero = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.stack([_square(tensors).to(device) if tensors else zero for tensors in shares.values()])
     if ranks.world > 1:

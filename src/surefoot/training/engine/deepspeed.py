@@ -1,13 +1,14 @@
-"""ZeRO by DeepSpeed: moments (1), gradients (2) and weights (3) shared out over the ranks.
+"""DeepSpeed engine: ZeRO shards moments (stage 1), gradients (2) and weights (3) over the ranks.
 
-DeepSpeed moves gradients and weights; what a step is stays ours. Its mean over ranks is undone (losses are divided by
-the weight of all ranks already), it accumulates until `reduce` ends the step, it neither clips nor scales, and the
-optimizer it steps is wrapped in a gate that only `apply` opens: a step that the guard refused goes through DeepSpeed's
-own clearing up, and moves nothing. Its checkpoints are pickles and are not used: moments go in and out by name.
+DeepSpeed only communicates gradients and weights; surefoot defines the step. DeepSpeed's mean over ranks is undone
+(losses are already divided by the weight over all ranks), gradients accumulate until `reduce`, and it neither clips nor
+scales. Its optimizer is wrapped in a gate that only `apply` opens: after a step that the guard rejects, DeepSpeed's own
+step runs with the gate closed, which clears its buffers and updates nothing. Its checkpoints are pickles and are not
+used; moments are saved and loaded by name.
 
-Optimizers see flat pieces, not matrices, so only those that treat each element alone can be used.
+The optimizer sees flat pieces instead of matrices, so only elementwise optimizers can be used.
 
-Written for the DeepSpeed that `constraints.txt` names; it reads names that are not DeepSpeed's public ones.
+Written for the DeepSpeed version in `constraints.txt`, because it uses private names of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -50,11 +51,9 @@ from surefoot.training.state import LossScale
 
 
 class DeepSpeedEngine(Engine):
-    """ZeRO of one stage. Replicas need no check: moments are held once, and weights are sent to all ranks after every
-    step.
+    """One ZeRO stage. There is no replica check: moments exist once, and weights are sent to all ranks after each step.
 
-    Raises InputError for an optimizer that needs whole matrices, for quantised weights, and where DeepSpeed is not
-    installed.
+    Raises InputError for an optimizer that is not elementwise, for quantised weights, and if DeepSpeed is missing.
     """
 
     def __init__(
@@ -92,15 +91,15 @@ class DeepSpeedEngine(Engine):
         )
         self._zero = self._engine.optimizer
         self._hooks = _reduce_by_parameter(self._zero) if stage == 3 else []
-        self._pending = False  # gradients since the last step
+        self._pending = False  # whether there are gradients since the last step
         self._reduced = False
         self._forget()
 
     def backward(self, loss: torch.Tensor, scale: LossScale | None) -> None:
-        # DeepSpeed would do the first two when its own forward begins and ends, which stages go around.
+        # DeepSpeed's own forward would do these two, but methods call the model directly.
         self._zero.clear_backward_seen_flag()
         self._engine._backward_prologue()
-        # It divides what it adds up by the number of ranks.
+        # DeepSpeed averages over ranks; multiply by the world size to get sums.
         factor = self.world if scale is None else self.world * scale.scale
         self._engine.backward(loss * factor, scale_wrt_gas=False)
         self._pending, self._reduced = True, False
@@ -135,10 +134,10 @@ class DeepSpeedEngine(Engine):
 
     def discard(self) -> None:
         if not self._pending:
-            return  # DeepSpeed's own step expects a backward pass before it
+            return  # DeepSpeed's step requires a backward pass before it
         if not self._reduced:
             self.reduce()
-        self._zero.step()  # through a closed gate
+        self._zero.step()  # the gate is closed: clears buffers, updates nothing
         self._forget()
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -182,8 +181,8 @@ class DeepSpeedEngine(Engine):
         return Elements(held, trained if self._stage == 1 else kept, kept)
 
     def release(self) -> None:
-        """A hook at a parameter's gradient is out of sight of Python's collector, and so is all that it refers to. The
-        stack of running modules is global to DeepSpeed, and the model of every engine of stage 3 stays on it."""
+        """Remove references that would keep the model alive: Python's garbage collector cannot see gradient hooks of
+        parameters, and DeepSpeed's global stack of running modules keeps the model of every stage 3 engine."""
         for hook in self._hooks:
             hook.remove()
         self._engine.destroy()
@@ -195,7 +194,7 @@ class DeepSpeedEngine(Engine):
             return parameter.detach().clone()
 
     def _own_gradients(self) -> dict[str, list[torch.Tensor]]:
-        """This rank's, by group of parameters, once they are reduced."""
+        """Return group -> this rank's part of the reduced gradients."""
         found: dict[str, list[torch.Tensor]] = {name: [] for name in self.groups}
         for index, flat in enumerate(self._flats()):
             group = index if self._stage < 3 else self._zero.sub_group_to_group_id[index]
@@ -205,7 +204,8 @@ class DeepSpeedEngine(Engine):
         return found
 
     def _forget(self) -> None:
-        """Gradients of stage 3 lie in a buffer that keeps those of a parameter that the next step does not use."""
+        """Reset after a step. Stage 3's gradient buffer would keep old gradients of parameters unused in the next
+        step."""
         if self._stage == 3:
             self._zero.grad_partitions_flat_buffer.zero_()
         self._pending = self._reduced = False
@@ -235,7 +235,7 @@ class DeepSpeedEngine(Engine):
 
 
 class Gate(torch.optim.Optimizer):
-    """The run's optimizer as DeepSpeed sees it: it steps the groups that DeepSpeed asks for, and only while open."""
+    """Wraps the run's optimizer for DeepSpeed: steps the groups that DeepSpeed selects, and only while open."""
 
     def __init__(self, inner: Optimizer):
         self._parts = parts_of(inner)
@@ -265,8 +265,8 @@ class Gate(torch.optim.Optimizer):
 
 
 def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
-    """Under stage 3 a weight is empty outside of its module. PEFT's DoRA computes norms from weights of several modules
-    of a layer, so a decoder layer is fetched as one."""
+    """Make stage 3 gather a decoder layer as one unit. Otherwise a weight is empty outside of its module's forward, but
+    PEFT's DoRA computes norms from weights of several modules of a layer."""
     layers = {type(layer) for inner in language_models(model) for layer in decoder_layers(inner)}
     if layers:
         deepspeed.utils.set_z3_leaf_modules(model, list(layers))
@@ -275,10 +275,10 @@ def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
 
 
 def _reduce_by_parameter(zero: Any) -> list[RemovableHandle]:
-    """DeepSpeed reduces what it fetches as one whenever that is done, with whatever gradients are there by then. A
-    layer that several parts share, such as an actor and a critic on one trunk, is done once for each of them, and has
-    the gradients of all only after the last. So each parameter is reduced when its own gradient is complete, as those
-    outside of layers are: in the order of the graph, which is the same on all ranks. Returns the hooks."""
+    """Reduce each parameter's gradient when it is complete; returns the hooks. DeepSpeed would reduce a unit's
+    gradients when the unit's backward ends. A layer used several times, such as by an actor and a critic on one
+    backbone, ends once per use, before all its gradients are complete. The order of reductions is that of the autograd
+    graph, which is the same on all ranks."""
     for hook in zero._leaf_module_hooks:
         hook.remove()
     zero._leaf_module_hooks.clear()
@@ -291,28 +291,29 @@ def _reduce_by_parameter(zero: Any) -> list[RemovableHandle]:
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """DeepSpeed takes a layer for done when its input has a gradient: at once, before its weights have theirs, where
-    the output of a frozen embedding needs none."""
+    """Make the output of a frozen embedding require a gradient. DeepSpeed considers a layer's backward finished when
+    its input has a gradient; without one, it would finish before the layer's weights have theirs."""
     return output.requires_grad_() if torch.is_grad_enabled() and output.is_leaf else output
 
 
-_BUCKET = 500_000_000  # elements of a message; DeepSpeed's own default
+_BUCKET = 500_000_000  # elements per message; DeepSpeed's default
 _NEVER = 2**31 - 1
 
 
 def deepspeed_config(
     *, stage: Literal[1, 2, 3], offload: Literal["none", "optimizer", "all"], world: int, trained: int, pinned: bool
 ) -> dict[str, Any]:
-    """DeepSpeed's settings for a stage of ZeRO.
+    """Return DeepSpeed's config.
 
-    stage: of ZeRO.
-    offload: to host memory.
-    trained: parameters that train.
-    pinned: page-locked host memory.
+    stage: ZeRO stage.
+    offload: what to keep in host memory.
+    trained: number of trainable elements.
+    pinned: whether to use page-locked host memory.
 
-    What the step does itself is off: accumulation, clipping, loss scaling, dtypes. Under ZeRO 3 every weight is shared
-    out, however small, and freed as soon as its module has run: stages call the model in other orders than DeepSpeed's
-    record of the last step foresees (rollouts, references, evaluations), and what it fetched ahead would be wrong.
+    Features that surefoot's step implements itself are off: accumulation, clipping, loss scaling, dtypes. Under ZeRO 3
+    every weight is sharded, however small, and freed as soon as its module has run. Prefetching is off, because
+    DeepSpeed predicts the order of modules from the last step, and methods call the model in varying orders (rollouts,
+    references, evaluations).
     """
     place = {"device": "cpu", "pin_memory": pinned}
     zero: dict[str, Any] = {

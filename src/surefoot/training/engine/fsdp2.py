@@ -1,14 +1,14 @@
-"""Every rank holds a share of each weight, gradient and moment: torch's `fully_shard`.
+"""FSDP2 engine: torch's `fully_shard`; every rank holds a shard of each weight, gradient and moment.
 
-The units are the decoder layers, what else a language model holds (embeddings, last norm, head), and each module with
-parameters outside of the language models. A unit is gathered when its module is called and freed after; so a language
-model is only ever entered through its own forward (see `surefoot.models.forward`), a value head through its.
+The FSDP units are the decoder layers, the rest of each language model (embeddings, last norm, head), and each module
+with parameters outside of the language models. A unit is gathered when its module is called and freed afterwards, so
+code must call a language model or value head through its own forward (see `surefoot.models.forward`).
 
-Gradients are added, not averaged: losses are divided by the weight of all ranks before. No MixedPrecisionPolicy: the
-step's autocast decides dtypes, as in every other engine. What autocast casts it keeps for the backward pass; where a
-model of fp32 trains in full under bf16, only gradient checkpointing keeps those copies from filling a GPU.
+Gradients are summed, not averaged, because losses are divided by the weight over all ranks before. There is no
+MixedPrecisionPolicy: the step's autocast decides dtypes, as in every other engine. Autocast keeps its casted copies for
+the backward pass; in full bf16 training of an fp32 model only gradient checkpointing keeps these from filling a GPU.
 
-Between steps every unit is sharded again: a gathered copy that stayed would be older than the weights.
+After each step all units are resharded: a gathered copy that stayed would be older than the weights.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from surefoot.training.ranks import Ranks
 
 
 class Fsdp2Engine(Stepping):
-    """Has nothing left to `reduce`: every backward pass has added up the gradients and shared them out.
+    """FSDP2. `reduce` has nothing to do, as every backward pass reduce-scatters the gradients.
 
-    offload: shares lie in host memory, where the optimizer steps too.
+    offload: keep shards in host memory and run the optimizer there.
 
-    Raises InputError for parameters that cannot be shared out.
+    Raises InputError for parameters that cannot be sharded.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Fsdp2Engine(Stepping):
     def gather_state(self) -> dict[str, torch.Tensor]:
         whole = {}
         for key, entry in state_entries(self.optimizer, self.parameters):
-            tensor = _whole(entry)  # one at a time: every rank has it for a moment
+            tensor = _whole(entry)  # one at a time, because every rank holds the full tensor temporarily
             if self.ranks.is_first:
                 whole[key] = tensor.cpu()
         return whole
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        load_optimizer_tensors(self.optimizer, self.parameters, tensors, held=_share_like)
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors, place=_share_like)
 
     @contextmanager
     def gathered(self, frozen: bool = True) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Fsdp2Engine(Stepping):
 
 
 def shard(model: nn.Module, ranks: Ranks, device: torch.device, *, offload: bool) -> list[FSDPModule]:
-    """Share out all parameters of `model` over the ranks, in place; returns the units."""
+    """Shard all parameters of `model` over the ranks, in place; return the FSDP units."""
     require_shareable(model, "fsdp2")
     mesh = init_device_mesh(device.type, (ranks.world,))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
@@ -115,13 +115,13 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device, *, offload: bool
         for module in [*inner, root]:
             unit = fully_shard(module, mesh=mesh, offload_policy=policy)
             unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
+            unit.set_force_sum_reduction_for_comms(True)  # gloo does not support a reduction with a factor
             units.append(unit)
     return units
 
 
 def _roots(module: nn.Module) -> list[nn.Module]:
-    """The modules through whose forward a method enters: language models, and heads outside of them."""
+    """Find the modules whose forward a method calls: language models, and heads outside of them."""
     inside = any(isinstance(one, PreTrainedModel) for one in module.modules())
     if isinstance(module, PreTrainedModel) or not inside:
         return [module] if next(module.parameters(), None) is not None else []
@@ -134,7 +134,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _share_like(entry: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Of a moment, this rank's share; what is shaped otherwise (a count of steps) every rank keeps."""
+    """Return this rank's shard of a moment; entries of another shape (the step counter) are kept on every rank."""
     assert isinstance(parameter, DTensor)
     if entry.shape != parameter.shape:
         return entry.to(parameter.device)

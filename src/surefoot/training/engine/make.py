@@ -1,7 +1,7 @@
-"""Make the engine that a plan names, and check what each rank really holds against the plan.
+"""Make the engine that a plan names, and check what each rank actually holds against the plan.
 
-Libraries fall back to whole copies silently: accelerate 1.15 gives plain DDP for FSDP or DeepSpeed on a
-CPU, and a model that no rule cuts stays whole on every rank. Both would run, and neither would be what was planned.
+Libraries silently fall back to full copies: accelerate 1.15 gives plain DDP for FSDP or DeepSpeed on a CPU, and a model
+that no wrapping rule matches stays whole on every rank. Such runs would work, but not as planned.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from surefoot.training.ranks import Ranks
 class EngineChoice:
     """The engine that a plan names.
 
-    zero_stage: of deepspeed alone.
-    offload: what fsdp2 and deepspeed keep in host memory between its uses.
+    zero_stage: ZeRO stage, for deepspeed only.
+    offload: what fsdp2 and deepspeed keep in host memory between uses.
     """
 
     name: Literal["single", "ddp", "fsdp2", "deepspeed"]
@@ -43,14 +43,14 @@ def make_engine(
     ranks: Ranks,
     device: torch.device,
 ) -> Engine:
-    """The engine over a model that has its weights already, from the base or from a checkpoint; the same on all ranks.
+    """Make an engine for a model whose weights are loaded already, equal on all ranks.
 
-    model: for ddp and single on `device`; for the others it may lie on the host, from where each rank takes its share.
-    members: group -> which of the parameters belong to it.
-    make_optimizer: of the parameters as this rank holds them, which are others than the model had before; called once.
-        Of a checkpoint the moments are loaded afterwards with `Engine.load_state`.
+    model: on `device` for ddp and single; for the others it may be on the CPU, from where each rank takes its shard.
+    members: group -> predicate on parameter names.
+    make_optimizer: makes the optimizer from the parameters as the engine holds them (sharding replaces the model's);
+        called once. Moments of a checkpoint are loaded afterwards with `Engine.load_state`.
 
-    Raises InputError where the engine cannot hold this model or optimizer, EnvironmentFault where ranks differ.
+    Raises InputError if the engine does not support this model or optimizer, EnvironmentFault if ranks differ.
     """
     if choice.name in ("single", "ddp"):
         groups = groups_of(model, members)
@@ -72,22 +72,22 @@ def make_engine(
     return Fsdp2Engine(model, members, make_optimizer, ranks, device, offload=choice.offload == "all")
 
 
-# What is not cut evenly (norms and biases that stay whole, padding to the number of ranks), as a share of all.
+# Tolerated fraction of elements that are not sharded evenly: norms and biases kept whole, padding to the world size.
 _REST = 0.1
 
 
 def count_elements(model: nn.Module) -> Elements:
-    """Of a model that is whole; gradients and optimizer as of one rank that holds all of them."""
+    """Count the elements of an unsharded model, as held by a single rank."""
     trained = sum(parameter.numel() for parameter in trainable_parameters(model).values())
     return Elements(sum(parameter.numel() for parameter in model.parameters()), trained, trained)
 
 
 def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Elements) -> dict[str, Any]:
-    """Hold the engine's class and what it holds against the plan; returns both, JSON-able.
+    """Check the engine's class and element counts against the plan; return them as a JSON-able dict.
 
-    name: of the planned engine.
-    cut: which of weights, gradients and optimizer are planned to be cut into shares.
-    whole: counted before the engine took the model.
+    name: planned engine.
+    cut: which of "weights", "gradients" and "optimizer" are planned to be sharded.
+    whole: `count_elements` of the model, from before the engine was made.
 
     Raises EnvironmentFault with one line per difference.
     """
@@ -106,7 +106,7 @@ def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Element
         if not least <= held <= most:
             what = f"rank {engine.rank} holds {held:,} of {total:,} elements of its {part}"
             planned = f"at most {int(most):,}" if part in cut else "all of them"
-            faults.append(Fault("plan: parallel.engine", f"{what}; planned are {planned}", code="SF-PLAN-BROKEN"))
+            faults.append(Fault("plan: parallel.engine", f"{what}; the plan says {planned}", code="SF-PLAN-BROKEN"))
     if faults:
         raise EnvironmentFault(faults)
     return {

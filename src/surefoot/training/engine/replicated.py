@@ -1,7 +1,7 @@
-"""The plain model, whole: in one process (`SingleEngine`), or in every process of several (`DdpEngine`).
+"""Engines with a full copy of the model: in one process (`SingleEngine`) or in each of several (`DdpEngine`).
 
-Under DDP gradients are added up once per step, in one message. Losses are divided by the weight of all ranks before
-`backward`, so gradients are added and not averaged. The order in which they stand in the message is that of the model's
+Under DDP gradients are summed once per step, with one all-reduce. Losses are divided by the weight over all ranks
+before `backward`, so gradients are summed and not averaged. The message holds the gradients in the order of the model's
 parameters, on every rank and in every step.
 """
 
@@ -21,9 +21,9 @@ from surefoot.training.ranks import ALONE, Ranks, add_over_ranks, first_differen
 
 
 class SingleEngine(Stepping):
-    """Holds the plain model in one process.
+    """The plain model in one process.
 
-    groups: None puts all parameters into one.
+    groups: parameter groups; None puts all parameters into one.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SingleEngine(Stepping):
 
 
 class DdpEngine(SingleEngine):
-    """Raises EnvironmentFault where the ranks do not hold the same weights to begin with."""
+    """Data-parallel replicas. Raises EnvironmentFault if the ranks do not start with the same weights."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, groups: Groups, ranks: Ranks):
         super().__init__(model, trainable_parameters(model), optimizer, groups, ranks)
@@ -63,12 +63,12 @@ class DdpEngine(SingleEngine):
 
     def reduce(self) -> None:
         for parameter in self.parameters.values():
-            if parameter.grad is None:  # what no example of this rank used may have been used elsewhere
+            if parameter.grad is None:  # unused on this rank, but maybe used on another
                 parameter.grad = torch.zeros_like(parameter)
         add_over_ranks([one.grad for one in self.parameters.values() if one.grad is not None], self.ranks)
 
     def check_replicas(self) -> None:
-        # A rank whose memory or interconnect is faulty would otherwise train a model of its own, unnoticed.
+        # A rank with faulty memory or interconnect would otherwise silently diverge from the others.
         moments = optimizer_tensors(self.optimizer, self.parameters)
         _require_same({**self.parameters, **moments}, self.ranks, "after this step")
 
@@ -79,5 +79,5 @@ def _require_same(tensors: Mapping[str, torch.Tensor], ranks: Ranks, when: str) 
         odd = f"rank{'s' if len(found.odd) > 1 else ''} {', '.join(map(str, found.odd))}"
         others = "rank 0" if ranks.world == 2 else "the others"
         what = f"is not the same on all {ranks.world} ranks {when}: {odd} and {others} differ"
-        fix = "give every rank the same files, libraries and kind of device; if they have them, test the hardware"
+        fix = "give every rank the same files, libraries and kind of device; if they are the same, test the hardware"
         raise EnvironmentFault(Fault(found.name, what, fix, code="SF-RANKS-DIFFER"))

@@ -1,5 +1,5 @@
-"""What engines share that give each rank a part of every parameter: which optimizers they refuse, and how a sharded
-model becomes whole for a moment, so that whatever reads parameters can write them to files.
+"""Helpers of the sharding engines: which optimizers and models they support, and how to gather full parameters
+temporarily, so that code that reads parameters can save them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from surefoot.training.optimizer import Optimizer, parts_of
 
 
 def elementwise(optimizer: Optimizer, engine: str) -> Optimizer:
-    """The same, where it treats every number alone. Raises InputError for one that needs whole matrices (muon,
-    adafactor) or blocks (8-bit moments): of shares it would make another step than one process does."""
+    """Return the optimizer if it is elementwise. Raises InputError for one that needs whole matrices (muon, adafactor)
+    or blocks (8-bit moments): on shards its update would differ from that of a single process."""
     for part in parts_of(optimizer):
         if not isinstance(part, torch.optim.AdamW | torch.optim.SGD):
-            what = f"{type(part).__name__} works on whole matrices or blocks, and {engine} gives it shares of them"
+            what = f"{type(part).__name__} needs whole matrices or blocks, but {engine} shards them"
             raise InputError(
                 Fault("optim.name", what, "use adamw or sgd, or parallel.engine: ddp", code="SF-CONFIG-CONFLICT")
             )
@@ -30,7 +30,7 @@ def require_shareable(model: nn.Module, engine: str) -> None:
     """Raises InputError for quantised weights."""
     packed = next((name for name, one in model.named_parameters() if not one.is_floating_point()), None)
     if packed is not None:
-        what = f"{engine} cannot share out quantised weights, such as {packed}"
+        what = f"{engine} cannot shard quantised weights, such as {packed}"
         raise InputError(Fault("parallel.engine", what, "use ddp, or precision.base: auto", code="SF-CONFIG-CONFLICT"))
 
 
@@ -38,11 +38,11 @@ def require_shareable(model: nn.Module, engine: str) -> None:
 def whole_parameters(
     model: nn.Module, whole: Callable[[nn.Parameter], torch.Tensor], *, keep: bool, frozen: bool
 ) -> Iterator[None]:
-    """Inside, where `keep`, whole tensors on the host stand in the place of the model's parameters.
+    """Context in which the model's parameters are replaced by full tensors on the CPU, if `keep`.
 
-    whole: of one parameter, on all ranks at once; they come one after another, so a rank that keeps none needs room for
-        one.
-    frozen: also modules of which nothing trains. Tied parameters stay tied.
+    whole: collective that gathers one parameter; called for one after another, so a rank with `keep` False needs memory
+        for one parameter only.
+    frozen: also gather modules without trainable parameters. Tied parameters stay tied.
     """
     former: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[int, nn.Parameter | None] = {}

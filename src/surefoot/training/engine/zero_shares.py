@@ -1,8 +1,8 @@
-"""Which part of which parameter a rank keeps under ZeRO, and moments by name out of and into those parts.
+"""Map ZeRO's flat tensors to parameters: which part of a parameter a rank holds, and moments by name from and to them.
 
-DeepSpeed lays the parameters of a group end to end and keeps moments as flat tensors. Stages 1 and 2 cut the row into
-one piece per rank, wherever the cut falls; stage 3 cuts every parameter. Either way a rank keeps, of a parameter, one
-run of its elements at one place of one flat tensor.
+DeepSpeed concatenates the parameters of a group and keeps moments as flat tensors. Stages 1 and 2 cut the concatenation
+into one piece per rank, possibly inside a parameter; stage 3 cuts every parameter. Either way a rank holds one
+contiguous run of a parameter's elements, at one offset of one flat tensor.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from surefoot.training.manifest import damaged
 from surefoot.training.optimizer_state import FILE, check_state
 from surefoot.training.ranks import Ranks
 
-States = Sequence[dict[str, Any]]  # of each flat tensor the optimizer's entries: flat like it, or scalars
+States = Sequence[dict[str, Any]]  # optimizer state per flat tensor; its entries are flat too, or scalars
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of one parameter.
+    """How one parameter is distributed.
 
     flat: index of the flat tensor that holds it.
-    place: where in it, on this rank.
-    runs: of each rank the first element and the one after its last, empty where it keeps none.
-    shape: of the whole parameter.
+    place: offset in that tensor on this rank.
+    runs: per rank (first element, one past the last element); empty ranges for ranks that hold none.
+    shape: shape of the full parameter.
     """
 
     flat: int
@@ -40,10 +40,10 @@ class Share:
 
 
 def share_of_row(flat: int, start: int, shape: torch.Size, size: int, ranks: Ranks) -> Share:
-    """Stages 1 and 2.
+    """Return a parameter's share under ZeRO stages 1 and 2.
 
-    start: of the parameter in the row.
-    size: of each rank's piece of the row.
+    start: offset of the parameter in the concatenated group.
+    size: elements of each rank's piece of the group.
     """
     elements = shape.numel()
 
@@ -55,9 +55,9 @@ def share_of_row(flat: int, start: int, shape: torch.Size, size: int, ranks: Ran
 
 
 def share_of_parameter(flat: int, place: int, shape: torch.Size, size: int, ranks: Ranks) -> Share:
-    """Stage 3.
+    """Return a parameter's share under ZeRO stage 3.
 
-    size: elements of each rank's piece of the parameter, the last ones padded.
+    size: elements of each rank's piece of the parameter; the last pieces are padded.
     """
     elements = shape.numel()
     cuts = [min(rank * size, elements) for rank in range(ranks.world + 1)]
@@ -65,10 +65,10 @@ def share_of_parameter(flat: int, place: int, shape: torch.Size, size: int, rank
 
 
 def own_part(piece: torch.Tensor, elements: int, rank: int) -> torch.Tensor:
-    """Stage 3.
+    """Strip the padding from a rank's piece under ZeRO stage 3.
 
-    piece: of a parameter of so many elements, as a rank keeps it; all pieces are of one size. What the last ones have
-        beyond the parameter's end is memory that nobody wrote.
+    piece: this rank's piece; all are of one size. Padding beyond the parameter's end is uninitialized memory.
+    elements: elements of the full parameter.
     """
     flat = piece.flatten()
     return flat[: max(0, elements - rank * len(flat))]
@@ -77,7 +77,7 @@ def own_part(piece: torch.Tensor, elements: int, rank: int) -> torch.Tensor:
 def whole_state(
     shares: Mapping[str, Share], states: States, ranks: Ranks, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Moments by name, on the host of rank 0; empty elsewhere. One parameter at a time travels. Every rank must ask."""
+    """Gather the moments by name on the CPU of rank 0, one parameter at a time; empty on other ranks. Collective."""
     whole = {}
     for name, share in shares.items():
         for entry, value in states[share.flat].items():
@@ -88,7 +88,7 @@ def whole_state(
 
 
 def _assemble(value: torch.Tensor, share: Share, ranks: Ranks, device: torch.device) -> torch.Tensor:
-    """Runs are sent and not added up: bits stay bits, the sign of a zero too."""
+    """Gather one flat entry as a full tensor. Broadcasts instead of summing, which would lose the sign of zeros."""
     whole = torch.empty(share.shape.numel(), dtype=value.dtype, device=device)
     first, end = share.runs[ranks.rank]
     whole[first:end] = value[share.place : share.place + end - first]
@@ -105,8 +105,8 @@ def put_state(
     tensors: Mapping[str, torch.Tensor],
     ranks: Ranks,
 ) -> None:
-    """The inverse of `whole_state`, into `states`. Raises IntegrityError for tensors of another model, and where the
-    parameters of one flat tensor have taken different numbers of steps."""
+    """Write gathered moments into `states`; the inverse of `whole_state`. Raises IntegrityError for tensors of another
+    model, and if parameters of one flat tensor have different step counts."""
     check_state({name: torch.empty(share.shape, device="meta") for name, share in shares.items()}, tensors)
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -114,12 +114,10 @@ def put_state(
         flat, state = flats[share.flat], states[share.flat]
         if value.ndim == 0:
             if entry in state and not torch.equal(state[entry].cpu(), value.cpu()):
-                what = (
-                    f"{key} is {value.item():g}, and {state[entry].item():g} for others: DeepSpeed counts them together"
-                )
-                raise IntegrityError(damaged(FILE, what, "go on with the engine that wrote it"))
+                what = f"{key} is {value.item():g}, but {state[entry].item():g} for others; DeepSpeed keeps one count"
+                raise IntegrityError(damaged(FILE, what, "continue with the engine that wrote it"))
             state[entry] = value.to(flat.device)
             continue
         first, end = share.runs[ranks.rank]
-        held = state.setdefault(entry, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
-        held[share.place : share.place + end - first] = value.flatten()[first:end].to(held.device)
+        own = state.setdefault(entry, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
+        own[share.place : share.place + end - first] = value.flatten()[first:end].to(own.device)
