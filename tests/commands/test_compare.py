@@ -326,7 +326,7 @@ def test_verify_shows_the_cause_and_a_few_rows(runs: Path) -> None:
     assert [line.startswith("config: ") for line in lines].index(True) == 2
     assert any(line.startswith("config: optim.lr ") and gives(line, 0.0002) for line in lines)
     assert "and more" in result.stdout
-    assert 0 < result.stdout.count("differs, at most") <= MOST_SHOWN
+    assert 0 < result.stdout.count("differs by at most") <= MOST_SHOWN
     newest = [next((runs / name).glob("checkpoint-*")) for name in ("a", "other")]
     assert "surefoot compare" not in call("verify", newest[0], "--same-as", newest[1]).stdout  # it takes runs alone
     same = call("verify", runs / "a", "--same-as", runs / "same")

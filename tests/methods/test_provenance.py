@@ -56,7 +56,7 @@ def test_changed_files_are_cautions(run):
     content[-4] ^= 1  # the last bit of some weight
     path.write_bytes(content)
     (caution,) = open_for_use(str(run)).cautions
-    assert caution.endswith("adapter_model.safetensors: has another content than was written (SHA-256 differs)")
+    assert caution.endswith("adapter_model.safetensors: was changed after it was written (SHA-256 differs)")
 
 
 def test_twin_of_large_files_only_the_size_is_looked_at(run, monkeypatch):

@@ -255,10 +255,10 @@ def test_an_input_of_which_nothing_comes_is_no_fault():
 
 def test_the_words_name_who_made_it():
     origin = Origin("a.b.out", "input", (1,), made_in="a.b")
-    assert origin.what == "the input of a.b.out, which a.b itself computes,"
-    assert Origin("a.b", "input", (1,), made_in="").what == "the input of a.b, which the model itself computes,"
+    assert origin.what == "the input of a.b.out, computed by a.b itself,"
+    assert Origin("a.b", "input", (1,), made_in="").what == "the input of a.b, computed by the model itself,"
     back = Origin("a.b.out", "gradient", (1,), made_in="a")
-    assert back.what == "the output gradient of a.b.out, which a itself passes back,"
+    assert back.what == "the output gradient of a.b.out, computed in the backward pass of a itself,"
     old = {name: value for name, value in back.to_json().items() if name != "made_in"}
     assert Origin.from_json(old).what == "the output gradient of a.b.out"
 

@@ -44,6 +44,8 @@ def test_exact_match_by_hand():
 class Rows:
     """As much of a TokenisedDataset as is asked for."""
 
+    sight = None
+
     def __init__(self, rows):
         self.rows = rows
 

@@ -231,5 +231,5 @@ def test_the_run_ends_at_once_with_one_line():
     assert _is_lost(Patient, state, report)
     error = _diverged(report, state, "a replay of the step was finite", 99)
     assert isinstance(error, Diverged)
-    assert "a moment of the optimizer is not finite (head.weight/exp_avg_sq)" in str(error)
+    assert "an optimizer moment is not finite (head.weight/exp_avg_sq)" in str(error)
     assert len(error.faults) == 1

@@ -120,8 +120,11 @@ def watch(store, monkeypatch, activity=None, **changes):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"pid": GONE, "step": 5, "doing": "saving"}, "rank 1 (pid 4194305) has ended without a word; it was saving"),
-        ({}, "has not answered for 1 s"),
+        (
+            {"pid": GONE, "step": 5, "doing": "saving"},
+            "rank 1 (pid 4194305) has ended without an error message; it was saving",
+        ),
+        ({}, "has not responded for 1 s"),
     ],
 )
 def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, other, said):
@@ -197,7 +200,7 @@ def test_a_rank_that_never_comes_is_named(server, monkeypatch, capfd):
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
-    assert "error: rank 1 of 2 has not come within 1 s" in capfd.readouterr().err
+    assert "error: rank 1 of 2 did not connect within 1 s" in capfd.readouterr().err
 
 
 def test_twin_a_rank_that_comes_in_time_ends_nothing(server, monkeypatch):
@@ -219,7 +222,7 @@ def test_a_log_that_cannot_be_written_keeps_no_process_alive(server, monkeypatch
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
-    assert "has ended without a word" in capfd.readouterr().err
+    assert "has ended without an error message" in capfd.readouterr().err
 
 
 def test_what_is_half_written_is_removed_before_the_process_is_ended(server, monkeypatch, tmp_path):

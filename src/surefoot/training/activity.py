@@ -1,6 +1,7 @@
-"""What a rank is doing, for the others to know: a few plain values, written by the main thread, read by the watchdog.
+"""What a rank is doing: plain values written by the main thread and read by the watchdog, which shares them with
+others.
 
-Assigning an attribute is atomic in Python, so the two threads need no lock.
+Attribute assignment is atomic in Python, so the two threads need no lock.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-LEAST_LIMIT = 45.0  # seconds without progress that are never too many
+LEAST_LIMIT = 45.0  # lower bound of the limit, in seconds
 _DISTRIBUTED = os.path.join("torch", "distributed")
-SLOWER = 5.0  # times the slowest step so far
+SLOWER = 5.0  # the limit, as a multiple of the slowest step so far
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """number grows with every beat.
+    """State of a rank, published once per second.
 
-    host, pid, born: by which a process on the same machine is known.
-    doing: in words.
-    step, ticks: how far its main thread has come.
-    place: of that thread, function and file.
-    waiting: whether that lies in torch.distributed.
-    over: its part is done.
+    number: increases with every heartbeat.
+    host, pid, born: machine, process id and start time, which identify the process.
+    doing: current activity, for messages.
+    step, ticks: progress of the main thread.
+    place: function and file that the main thread is in.
+    waiting: whether that is in torch.distributed.
+    over: whether the rank is done.
     """
 
     number: int
@@ -58,8 +60,8 @@ class Heartbeat:
 
 
 class Activity:
-    """Of this rank. Steps are bounded in time after the first one, which loads and compiles; what is declared with
-    `during` may take as long as it takes."""
+    """Activity of this rank. Steps have a time limit, except for the first, which loads and compiles; activities
+    declared with `during` have none."""
 
     def __init__(self) -> None:
         self.doing, self.step, self.ticks, self.over = "starting", 0, 0, False
@@ -72,7 +74,7 @@ class Activity:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """What the main thread does in the block, at its own pace."""
+        """Declare an activity of the main thread that has no time limit."""
         before, self.doing = self.doing, what
         self._declared += 1
         try:
@@ -84,12 +86,12 @@ class Activity:
             self._step_began = self._since
 
     def begin_anew(self) -> None:
-        """The next step is a first one again."""
+        """Treat the next step as the first again, after a rollback."""
         self._steps, self.doing, self.step = 0, "going back to a checkpoint", 0
         self.tick()
 
     def step_begins(self, step: int) -> None:
-        """This rank comes to optimizer step `step`."""
+        """Record the start of optimizer step `step`."""
         now = time.monotonic()
         if self._steps:
             self._slowest = max(self._slowest, now - self._step_began)
@@ -98,18 +100,18 @@ class Activity:
         self._since = self._step_began = now
 
     def tick(self) -> None:
-        """The main thread got something done."""
+        """Record progress of the main thread."""
         self.ticks += 1
         self._since = time.monotonic()
 
     @property
     def limit(self) -> float:
-        """Seconds without progress that are too many."""
+        """Seconds without progress after which the rank counts as stalled."""
         return max(LEAST_LIMIT, SLOWER * self._slowest)
 
     @property
     def stalled(self) -> float | None:
-        """Seconds since the last progress, where they are too many."""
+        """Seconds since the last progress if they exceed the limit, else None."""
         seconds = time.monotonic() - self._since
         bounded = self._steps > 1 and not self._declared and not self.over
         return seconds if bounded and seconds > self.limit else None
@@ -119,7 +121,7 @@ class Activity:
         return Heartbeat(self._numbers, *self._who, self.doing, self.step, self.ticks, *self._place(), self.over)
 
     def _place(self) -> tuple[str, bool]:
-        """Where the main thread is, and whether it waits there for other ranks."""
+        """Return where the main thread is, and whether it is waiting for other ranks there."""
         frame = sys._current_frames().get(self._thread or 0)
         if frame is None:
             return "", False
@@ -130,7 +132,7 @@ class Activity:
 
 
 def is_gone(beat: Heartbeat, host: str) -> bool:
-    """Whether the process of that beat, on this machine, has ended; False where that cannot be seen from here."""
+    """Whether the process of a heartbeat has ended; False if it is on another machine or cannot be inspected."""
     if beat.host != host:
         return False
     try:

@@ -1,19 +1,19 @@
-"""Finish checkpoints while the steps go on: one thread, one checkpoint at a time, and no error is lost.
+"""Finish checkpoints in a background thread while training continues: one at a time, and no error is lost.
 
     with background_writer(over=16 << 20) as writer:
-        with begin_checkpoint(...) as begun:        # the files are written, into the disk's cache
-            write_model(begun.folder)
-        folder = writer.take(begun.finish, begun.size, note)    # hashed, flushed and committed by the thread
+        with begin_checkpoint(...) as pending:      # writes the files, into the page cache
+            write_model(pending.folder)
+        folder = writer.take(pending.finish, pending.size, note)    # hashed, flushed and committed by the thread
         ...
-        for note, folder in writer.finished():      # raises what a checkpoint ran into
+        for note, folder in writer.finished():      # raises the error of a failed checkpoint
             ...
 
-To hash the files, to wait until the disk has them and to delete older ones needs no weights, which go on changing. The
-snapshot is the page cache: to write into it takes four to five times as long as a copy in memory, but its pages are the
-system's to give back once they are on the disk, and a run has no second set of weights and moments. A checkpoint that
-is killed in between was never committed, and the one before it stands.
+Hashing the files, flushing them and deleting older checkpoints need no access to the weights, which keep changing. The
+page cache serves as the snapshot: writing to it takes four to five times as long as a copy in memory, but the system
+frees its pages once they are on disk, and the run needs no second copy of weights and moments. A checkpoint that is
+interrupted in between was never committed, and the one before it remains valid.
 
-Trade-off: the thread takes a processor from the steps for as long as it hashes.
+Trade-off: while it hashes, the thread takes a CPU core from training.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _THREAD = "checkpoint"
 
 
 def is_writing() -> bool:
-    """Whether a thread of this process is finishing a checkpoint at this moment."""
+    """Whether a thread of this process is currently finishing a checkpoint."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
 class BackgroundWriter:
     """Finishes checkpoints in a thread, one at a time.
 
-    over: bytes of a checkpoint from which on a thread finishes it; a smaller one is finished at once, in less time than
-        a thread would take to start and report.
+    over: size in bytes from which on a thread is used; a smaller checkpoint is finished immediately, which takes less
+        time than a thread.
     """
 
     def __init__(self, over: int):
@@ -47,26 +47,27 @@ class BackgroundWriter:
         self._found: Path | BaseException | None = None
 
     def take(self, finish: Finish, size: int, note: Any = None) -> Path | None:
-        """Finish a checkpoint of so many bytes. Returns its folder where that is done, None where a thread is at it.
-        No other may be on its way: call `finished` first.
+        """Finish a checkpoint; return its folder if done, None if a thread is finishing it. No other may be pending:
+        call `finished` first.
 
-        note: given back with its folder.
+        size: bytes of its files.
+        note: returned by `finished` along with the folder.
         """
         assert self._thread is None, "one checkpoint at a time"
         if size < self._over:
             return finish()
         self._note = note
-        # Not a daemon: a program that ends while it writes waits for it.
+        # Not a daemon, so that the interpreter waits for it on exit.
         self._thread = threading.Thread(target=self._run, args=(finish,), name=_THREAD)
         self._thread.start()
         return None
 
     def finished(self, wait: bool = False) -> list[tuple[Any, Path]]:
-        """(note, folder) of a checkpoint that became whole since the last call.
+        """Return (note, folder) of a checkpoint that was finished since the last call.
 
-        wait: for the one that is on its way.
+        wait: whether to wait for a pending one.
 
-        Raises what stopped it.
+        Raises the error of a checkpoint that failed.
         """
         if self._thread is None or (self._thread.is_alive() and not wait):
             return []
@@ -86,7 +87,8 @@ class BackgroundWriter:
 
 @contextmanager
 def background_writer(over: int) -> Iterator[BackgroundWriter]:
-    """Waits, at its end, for what is on its way. What that ran into is raised, unless another error is on its way."""
+    """Context of a writer; waits at its end for a pending checkpoint. Its error is raised, or added as a note to an
+    error of the block."""
     writer = BackgroundWriter(over)
     try:
         yield writer
@@ -94,6 +96,6 @@ def background_writer(over: int) -> Iterator[BackgroundWriter]:
         try:
             writer.finished(wait=True)
         except Exception as second:
-            error.add_note(f"the checkpoint that was on its way failed as well: {second}")
+            error.add_note(f"the pending checkpoint failed as well: {second}")
         raise
     writer.finished(wait=True)

@@ -1,4 +1,4 @@
-"""Are two checkpoints the same run? Bit for bit: weights, optimizer state, run state."""
+"""Compare two checkpoints bit by bit: weights, optimizer state and run state."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from surefoot.system.errors import IntegrityError
 from surefoot.training.checkpoint import STATE
 from surefoot.training.manifest import unreadable
 
-TIMING = frozenset({"seconds", "beside", "trackers"})  # of state.json: what two equal runs do not share
+TIMING = frozenset({"seconds", "beside", "trackers"})  # keys of state.json in which two equal runs differ
 
 
 @dataclass(frozen=True)
 class Difference:
     """One difference between two checkpoints.
 
-    where: file and tensor or entry.
-    what: how far apart, in words.
+    where: file, and tensor or key.
+    what: description of the difference.
     """
 
     where: str
@@ -32,12 +32,12 @@ class Difference:
 
 
 def compare_checkpoints(a: Path, b: Path) -> list[Difference]:
-    """All differences between two checkpoint folders; empty when they are bit-identical."""
+    """List all differences between two checkpoint folders; empty if they are bit-identical."""
     return compare_weights(a, b) + _compare_state(a / STATE, b / STATE)
 
 
 def compare_weights(a: Path, b: Path) -> list[Difference]:
-    """Differences between the safetensors files that lie in two folders. Reads one tensor at a time."""
+    """List the differences between the safetensors files of two folders. Reads one tensor at a time."""
     differences = []
     for name in sorted({path.name for folder in (a, b) for path in folder.glob("*.safetensors")}):
         if not ((a / name).is_file() and (b / name).is_file()):
@@ -62,7 +62,7 @@ def _compare_tensors(name: str, a: Path, b: Path) -> list[Difference]:
 def _opened(path: Path) -> safe_open:
     try:
         return safe_open(path, "pt")
-    except (OSError, SafetensorError) as error:  # its header and its size are compared here
+    except (OSError, SafetensorError) as error:  # safe_open checks the header against the file size
         raise IntegrityError(unreadable(path, error, "surefoot verify names all such files")) from None
 
 
@@ -73,7 +73,7 @@ def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if torch.equal(as_bytes(a), as_bytes(b)):
         return None
     distance = (a.double() - b.double()).abs().max().item()
-    return f"differs, at most by {distance:.3g}"
+    return f"differs by at most {distance:.3g}"
 
 
 def _compare_state(a: Path, b: Path) -> list[Difference]:

@@ -1,15 +1,15 @@
-"""Where did the first non-finite value come from? Replay the step and watch every module, forward and backward.
+"""Find the origin of the first non-finite value: replay the step with hooks on every module, forward and backward.
 
-Used only after a step went wrong, so it may be slow: two hooks per module, one finiteness check per tensor.
+Used only after a step failed, so it may be slow: two hooks per module, one finiteness check per tensor.
 
-A module's input gets an identity of its own in front of it. So the gradient that is seen there is what this module
-passes back, and not the sum with what others do that read the same tensor: the module that spoilt it has a name.
+Each module input is passed through an identity (a view). The gradient at that view is what this module alone passes
+back, not the sum over all modules that read the same tensor, so the module that made it non-finite can be named.
 
-Attention, rotary positions, residual sums are code of a module between those inside of it, and no module of their own.
-What they spoil is first seen in front of the next module, or behind the last one on the way back: then the module that
-was under way is named as well.
+Attention, rotary embeddings and residual sums are code of a parent module between its submodules. A non-finite value
+from there is first seen at the input of the next submodule or, in the backward pass, at the output of the previous one;
+then the parent is named as well.
 
-A model that is compiled is looked at as it is written: compiled code has no modules, and knows no hooks.
+A compiled model is run in eager mode for this: compiled code has no modules and runs no hooks.
 """
 
 from __future__ import annotations
@@ -37,16 +37,23 @@ from surefoot.training.state import LossScale
 from surefoot.training.step import LOSS, StepSettings, add_gradient, draw_number, seed_micro_batch, step_size
 
 Phase = Literal["forward", "input", "loss", "backward", "gradient", "parameter"]
-_PHASES: tuple[Phase, ...] = ("forward", "input", "loss", "backward", "gradient", "parameter")  # most certain first
+_PHASES: tuple[Phase, ...] = (
+    "forward",
+    "input",
+    "loss",
+    "backward",
+    "gradient",
+    "parameter",
+)  # most reliable first
 
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """A tensor that is not finite.
+    """Facts about a non-finite tensor.
 
-    nan, inf: how many numbers are.
-    largest: magnitude among the finite ones, None where there are none.
-    sha256: of its bytes, by which a replay knows it again.
+    nan, inf: number of NaN and of infinite elements.
+    largest: largest finite magnitude; None if no element is finite.
+    sha256: hash of its bytes, by which a replay recognizes it.
     """
 
     shape: tuple[int, ...]
@@ -76,15 +83,16 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was first seen that is not finite.
+    """Where the first non-finite value was seen.
 
-    module: full name; of the loss function: "loss"; of a gradient that overflowed although all that led to it was
-        finite: the parameter.
-    phase: where its value was first seen non-finite.
-    examples: of the micro-batch that was replayed, the number `micro_batch` of this rank's.
-    tensor: that value.
-    made_in: the module whose own code made it, from finite values; "" for the model as a whole, or none; None in
-        records of earlier versions, which do not have it.
+    module: full module name; "loss" for the loss function; the parameter for a gradient that overflowed although all
+        activation gradients were finite.
+    phase: which value of the module was non-finite.
+    examples: examples of the replayed micro-batch.
+    micro_batch: its index among this rank's micro-batches.
+    tensor: facts about the value.
+    made_in: the module whose own code computed it from finite values; "" for the top-level model or none; None in
+        records of versions without this field.
     """
 
     module: str
@@ -99,17 +107,17 @@ class Origin:
 
     @property
     def what(self) -> str:
-        """The value in words."""
+        """Description of the value."""
         return self.what_of(self.module)
 
     def what_of(self, name: str) -> str:
-        """The same with another name for the module."""
+        """Describe the value, with `name` for the module."""
         maker = self.made_in or "the model"
-        passed = "" if self.made_in is None else f", which {maker} itself passes back,"
+        passed = "" if self.made_in is None else f", computed in the backward pass of {maker} itself,"
         return {
             "forward": f"the output of {name}",
-            "input": f"the input of {name}, which {maker} itself computes,",
-            "loss": "the loss itself, from finite outputs,",
+            "input": f"the input of {name}, computed by {maker} itself,",
+            "loss": "the loss, computed from finite outputs,",
             "backward": f"the gradient that {name} passes back",
             "gradient": f"the output gradient of {name}{passed}",
             "parameter": f"the gradient of {name}",
@@ -117,12 +125,12 @@ class Origin:
 
     @property
     def way(self) -> str:
-        """Which pass, however it was seen there."""
+        """The pass in which it appeared: forward, loss, backward or parameter."""
         return {"input": "forward", "gradient": "backward"}.get(self.phase, self.phase)
 
     @property
     def maker(self) -> str:
-        """The module that made it, as far as it is known; of phases without one, what they name."""
+        """The module that computed it, as far as known, else `module`."""
         return self.module if self.made_in is None or self.phase in ("loss", "parameter") else self.made_in
 
     def to_json(self) -> dict[str, Any]:
@@ -137,10 +145,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a replay saw.
+    """The result of a replay.
 
-    origin: None where everything was finite.
-    losses: sums of the micro-batches up to the bad one, fp32; of all where none was.
+    origin: None if everything was finite.
+    losses: fp32 loss sums of the micro-batches up to and including the non-finite one, or of all.
     """
 
     origin: Origin | None
@@ -148,11 +156,11 @@ class Finding:
 
 
 def largest_finite(tensor: torch.Tensor) -> float | None:
-    """The largest magnitude among the finite numbers, None where there are none."""
+    """Return the largest finite magnitude; None if no element is finite."""
     if not tensor.numel():
         return None
     largest = max(abs(float(bound)) for bound in torch.aminmax(tensor))
-    if math.isfinite(largest):  # no copy of what may be all weights of a model
+    if math.isfinite(largest):  # avoid a copy: the tensor may be huge
         return largest
     finite = tensor[torch.isfinite(tensor)]
     return float(finite.abs().max()) if finite.numel() else None
@@ -170,11 +178,11 @@ def find_origin(
     numbers: Sequence[int] | None = None,
     look: bool = True,
 ) -> Finding:
-    """Replay a step that was not finite, with its own random draws, and look after each micro-batch. Every rank must
-    replay all of its own micro-batches, because they wait for each other in every pass.
+    """Replay a non-finite step with its own random draws and find the origin. Collective: every rank must replay all of
+    its micro-batches, because the passes contain collectives.
 
-    weight, numbers: of a step of another process, its weight over all ranks and the `draw_number` of each micro-batch.
-    look: at the modules; without, the passes are the step's own, compiled where the model is.
+    weight, numbers: for a step of another process, its weight over all ranks and the `draw_number` of each micro-batch.
+    look: whether to install hooks; without them the passes run exactly as in the step, compiled if the model is.
     """
     weight = step_size(engine, micro_batches)[0] if weight is None else weight
     numbers = [draw_number(engine, number) for number in range(len(micro_batches))] if numbers is None else numbers
@@ -182,7 +190,7 @@ def find_origin(
     losses: list[float] = []
     try:
         for place, (batch, number) in enumerate(zip(micro_batches, numbers, strict=True)):
-            seed_micro_batch(settings.seed, step, number)  # the draws of the step itself, else it is another step
+            seed_micro_batch(settings.seed, step, number)  # same dropout masks as in the step
             with _watch(engine.model) if look else nullcontext([]) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if origin is None:
@@ -197,8 +205,8 @@ def find_origin(
 
 
 def source_of(engine: Engine, origin: Origin | None) -> int | None:
-    """The rank whose origin is most certain, and among those the lowest; the same on all, which must all ask. Gradients
-    of parameters may have been added up over the ranks already when they are looked at, so they come last."""
+    """Return the rank with the most reliable origin, the lowest one among equals; the same on all ranks. Parameter
+    gradients may already be reduced over ranks when they are checked, so they rank last. Collective."""
     places = [0.0] * engine.world
     places[engine.rank] = 1.0 + _PHASES.index(origin.phase) if origin else 0.0
     found = [(place, rank) for rank, place in enumerate(engine.totals(places)) if place]
@@ -206,7 +214,7 @@ def source_of(engine: Engine, origin: Origin | None) -> int | None:
 
 
 def agreed_origin(engine: Engine, origin: Origin | None) -> str | None:
-    """In words, the same on all ranks."""
+    """Describe the most reliable origin, with the same text on all ranks; None if there is none. Collective."""
     source = source_of(engine, origin)
     if source is None:
         return None
@@ -215,8 +223,8 @@ def agreed_origin(engine: Engine, origin: Origin | None) -> str | None:
 
 
 def place_of_error(error: BaseException, model: nn.Module) -> str:
-    """The module in whose forward pass an exception was raised, by name, or by its class where it is no part of
-    `model`, as in a reference that stands apart; empty where it was in none."""
+    """Return the name of the module in whose forward pass an exception was raised, or its class if it is not part of
+    `model` (such as a separate reference model); "" if it was raised outside of modules."""
     names = {id(module): name for name, module in model.named_modules()}
     found, trace = "", error.__traceback__
     while trace is not None:
@@ -228,16 +236,16 @@ def place_of_error(error: BaseException, model: nn.Module) -> str:
 
 
 def _origin(engine: Engine, seen: Sequence[Origin], loss: torch.Tensor) -> Origin | None:
-    """Of one micro-batch.
+    """Find the origin in one micro-batch.
 
-    seen: by its hooks.
-    loss: its sum.
+    seen: what the hooks recorded.
+    loss: the loss sum.
     """
     if not torch.isfinite(loss) and not any(one.phase in ("forward", "input") for one in seen):
         return _sighting("loss", "loss", loss, "")
     if seen:
         return seen[0]
-    for name, gradient in engine.gradients().items():  # overflowed although every activation's was finite
+    for name, gradient in engine.gradients().items():  # overflow, although all activation gradients are finite
         if not torch.isfinite(gradient).all():
             return _sighting(name, "parameter", gradient, "")
     return None
@@ -249,12 +257,12 @@ def _sighting(module: str, phase: Phase, tensor: torch.Tensor, made_in: str) -> 
 
 @contextmanager
 def _watch(model: nn.Module) -> Iterator[list[Origin]]:
-    """Collect what is not finite in the order in which it appears; only the first of each pass is kept. Children come
-    before their parents."""
+    """Install hooks that collect the first non-finite value of the forward and of the backward pass, in this order.
+    Submodules are checked before their parents."""
     watch = _Watch()
     named = [(name, module) for name, module in model.named_modules() if name]
     names = {module: name for name, module in named}
-    # Always: what is computed again for the backward pass is left by an exception, as soon as it has all it needs.
+    # always_call: gradient checkpointing leaves a recomputed forward by an exception, once it has all it needs.
     handles = [module.register_forward_hook(watch.leaves(name), always_call=True) for name, module in named]
     handles += [module.register_forward_pre_hook(watch.enters(name), with_kwargs=True) for name, module in named]
     try:
@@ -266,17 +274,17 @@ def _watch(model: nn.Module) -> Iterator[list[Origin]]:
 
 
 class _Watch:
-    """The hooks of one forward and backward pass.
+    """Hooks for one forward and backward pass.
 
-    seen: the first sighting of the forward pass, and that of the backward pass.
+    seen: the first non-finite value of the forward pass and that of the backward pass.
     """
 
     def __init__(self) -> None:
         self.seen: list[Origin] = []
-        self._inside: list[str] = []  # the modules whose forward passes are under way, the innermost last
-        self._suspect: Origin | None = None  # an input; whether anything comes of it, outputs tell
-        self._forward = self._backward = False  # whether there is one
-        self._callers: Any = WeakTensorKeyDictionary()  # outputs: their version, and who got it, the outermost last
+        self._inside: list[str] = []  # modules whose forward is running, innermost last
+        self._suspect: Origin | None = None  # a non-finite input; counts only if an output becomes non-finite
+        self._forward = self._backward = False  # whether one was found in this pass
+        self._callers: Any = WeakTensorKeyDictionary()  # output -> (its version, modules that received it)
 
     def enters(self, name: str) -> Callable[..., Any]:
         def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -312,13 +320,14 @@ class _Watch:
         return hook
 
     def made(self, name: str, tensor: torch.Tensor) -> None:
-        """An output of a module."""
+        """Check an output of a module."""
         if not self._forward and not _is_finite(tensor):
             self._forward = True
             self.seen.append(self._suspect or _sighting(name, "forward", tensor, name))
 
     def _returns(self, name: str, tensor: torch.Tensor, caller: str) -> None:
-        """A parent that returns what a module in it returned does nothing with it: its own caller does."""
+        """Hook the gradient of an output. If a parent returns a submodule's output unchanged, the code that uses it is
+        the parent's caller."""
         known = self._callers.get(tensor)
         if known is not None and known[0] == tensor._version:
             known[1].append(caller)
@@ -337,19 +346,20 @@ class _Watch:
 
 
 def _is_spoilt(tensor: torch.Tensor) -> bool:
-    """Whether an argument is not finite, and no mask, which holds minus infinity on purpose and no gradient."""
+    """Whether an argument is non-finite, except for attention masks, which hold -inf on purpose and need no
+    gradient."""
     if _is_finite(tensor):
         return False
     return tensor.requires_grad or bool((tensor.isnan() | tensor.isposinf()).any())
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Outside of the graph: a layer that is recomputed must save as many tensors the second time, without this look."""
+    # Detached: a recomputed layer must save the same number of tensors as the first time.
     return bool(torch.isfinite(tensor.detach()).all())
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A module's arguments with each floating-point tensor changed, in the plain containers that arguments come in."""
+    """Apply `change` to each floating-point tensor of a module's arguments, inside tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value) if value.is_floating_point() else value
     if type(value) in (tuple, list):
@@ -360,7 +370,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def float_tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Floating-point tensors of a module's output, whatever it is wrapped in."""
+    """Yield the floating-point tensors of a module's output, inside dicts, lists and tuples."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output

@@ -1,8 +1,7 @@
-"""Evaluation during training: the loss over all of the evaluation data, and the model's own answers with metrics on
-them.
+"""Evaluation during training: the loss over the evaluation data, and metrics of generated answers.
 
-The prompt of an answer is everything before an example's last answer, so a dialogue is answered with its real history.
-Decoding is greedy: equal weights give equal answers. A metric is a function of all answers; higher is better.
+The prompt is everything before an example's last answer, so a dialogue keeps its real history. Decoding is greedy, so
+equal weights give equal answers. A metric is a function of all answers; higher is better.
 """
 
 from __future__ import annotations
@@ -38,14 +37,15 @@ def evaluate_loss(
     give_up: Callable[[], bool] = lambda: False,
     totals: Callable[[Sequence[float]], list[float]] = list,
 ) -> EvalReport | None:
-    """Run `objective` without gradients and with dropout off over all batches; the model's mode is restored.
+    """Evaluate `objective` over all batches without gradients and with dropout off; then restore the model's mode.
 
-    unit: what the batches weigh; of tokens the loss is a cross entropy, and has a perplexity.
-    give_up: called before each batch; once it returns True, the result is None.
-    totals: adds numbers up over the ranks, of which each has its own batches, and as many.
+    step: optimizer steps done, for the report.
+    unit: what batch weights count; for "tokens" the loss is a cross entropy and the report has a perplexity.
+    give_up: called before each batch; if it returns True, the result is None.
+    totals: sums host numbers over the ranks; each rank has the same number of batches.
 
-    Sums are added in float64, so the result depends on the batch split only through the forward pass itself. A
-    non-finite loss is reported as it is.
+    Sums accumulate in float64, so the batch split affects the result only through the forward pass. A non-finite loss
+    is reported unchanged.
     """
     started = time.perf_counter()
     loss_sum, weight = 0.0, 0
@@ -56,7 +56,7 @@ def evaluate_loss(
             if give_up():
                 return None
             out = one_pass(model, objective, batch, settings=settings, device=device)
-            counts = batch.weight > 0  # a blank one is there so that ranks keep step
+            counts = batch.weight > 0  # batches of weight 0 give all ranks the same number of batches
             loss_sum += float(out.loss) if counts else 0.0
             for name, value in out.sums.items():
                 sums[name] = sums.get(name, 0.0) + (float(value) if counts else 0.0)
@@ -79,13 +79,13 @@ def evaluate_loss(
 def one_pass(
     model: nn.Module, objective: Objective, batch: Weighted, *, settings: StepSettings, device: torch.device
 ) -> LossSum:
-    """Of one batch, to be computed in `inference_mode`."""
+    """Compute one batch; call it inside `inference_mode`."""
     with settings.kernels(), settings.forward():
         return objective(model, batch.to(device))
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); infinite where that is more than a float holds."""
+    """Return exp(loss), or inf if that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -94,11 +94,12 @@ def perplexity(loss: float) -> float:
 
 @dataclass(frozen=True)
 class Answered:
-    """One example with the model's own answer.
+    """One example with the model's generated answer.
 
-    prompt, expected: from the data, special tokens left out of the latter.
-    answer: the model's.
-    stopped: it ended by a stop token, not at the limit.
+    prompt: prompt from the data, with special tokens.
+    expected: reference answer, without special tokens.
+    answer: generated answer.
+    stopped: whether it ended with a stop token rather than at the length limit.
     """
 
     prompt: str
@@ -111,7 +112,7 @@ Metric = Callable[[Sequence[Answered]], float]
 
 
 def exact_match(answers: Sequence[Answered]) -> float:
-    """Share of answers that ended by themselves and equal the expected text, blanks around both left out."""
+    """Return the fraction of answers that stopped by themselves and equal the expected text after stripping."""
     return sum(one.stopped and one.answer.strip() == one.expected.strip() for one in answers) / len(answers)
 
 
@@ -131,11 +132,13 @@ def answer_examples(
     rows: int,
     give_up: Callable[[], bool] = lambda: False,
 ) -> list[Answered] | None:
-    """Answers to the first `count` examples (None: all), in their order.
+    """Generate answers to the first `count` examples (None: all), in their order.
 
-    positions: the longest sequence the model takes; a prompt that fills them is not answered.
-    rows: prompts at once.
-    give_up: called before each batch; once it returns True, the result is None.
+    stop_ids: token ids that end an answer.
+    pad_id: token id for padding.
+    positions: longest sequence the model supports; a prompt that fills it gets an empty answer.
+    rows: batch size.
+    give_up: called before each batch; if it returns True, the result is None.
     """
     examples = [dataset[index] for index in range(min(count or len(dataset), len(dataset)))]
     requested = [last_answer(example) for example in examples]
@@ -160,14 +163,14 @@ def answer_examples(
         for place, prompt, answer in zip(places, prompts, generated, strict=True):
             expected = str(tokenizer.decode(requested[place][1], skip_special_tokens=True))
             text = str(tokenizer.decode(prompt))
-            asked = sight.with_facts(text, iter(shown)) if shown and sight is not None else text
-            answers[place] = Answered(asked, expected, answer.text, answer.stopped)
+            full_prompt = sight.with_facts(text, iter(shown)) if shown and sight is not None else text
+            answers[place] = Answered(full_prompt, expected, answer.text, answer.stopped)
     return answers
 
 
 def _batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]]:
-    """Indices of prompts that form a batch, longest first. One longer than `most` leaves fewer positions than an answer
-    may take; it is a batch of its own, so that it shortens no other answer."""
+    """Yield batches of prompt indices, longest first. A prompt longer than `most` leaves too few positions for a full
+    answer; it gets a batch of its own, so that it shortens no other answer."""
     order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
     alone = [place for place in order if lengths[place] > most]
     yield from ([place] for place in alone)
@@ -176,7 +179,7 @@ def _batches(lengths: Sequence[int], rows: int, most: int) -> Iterator[list[int]
 
 
 def last_answer(example: Example) -> tuple[list[int], list[int]]:
-    """Ids before the example's last stretch of learned tokens, and that stretch."""
+    """Split an example into the ids before its last run of supervised tokens, and that run."""
     learned = np.flatnonzero(example.supervised)
     breaks = np.flatnonzero(np.diff(learned) > 1)
     start = int(learned[breaks[-1] + 1]) if len(breaks) else int(learned[0])

@@ -1,18 +1,17 @@
-"""What a run keeps of a step that went wrong, so that it can be run again elsewhere: a folder, see `failure_names`.
+"""Record a failed step in a folder, so that it can be replayed elsewhere. Folder names: see `failure_names`.
 
-    failure.json          which step, what was seen, seeds, rates, scale; the layout of the batches
-    batch.safetensors     of a step the micro-batches of this rank, of an evaluation the batch that it was at, tensor by
-                          tensor
-    weights.safetensors   the parameters that train, as they were, where they are small enough and a replay needs them
-    config.yaml, plan.json, environment.json, flight.jsonl (the steps before it)
-    MANIFEST.json         sizes and hashes of all these, and what the run belongs to
+    failure.json          the step, what was seen, seed, learning rates, loss scale; layout of the batches
+    batch.safetensors     a step's micro-batches on this rank, or an evaluation's current batch
+    weights.safetensors   the trainable parameters, if they are small enough and a replay needs them
+    config.yaml, plan.json, environment.json, flight.jsonl (the steps before)
+    MANIFEST.json         sizes and hashes of all these, and the run's identity
 
-The folder appears whole or not at all. Nothing in it is code. Weights that train are held back from moving by the guard
-when a step is not finite, so they are those that the step began with; frozen ones are the base model's.
+The folder is written completely or not at all, and contains no code. The guard does not update weights in a non-finite
+step, so the trainable weights are those with which the step began; frozen ones are the base model's.
 
-A device's own errors, and its memory's, are no such failure: they say nothing of what was computed. torch has a class
-for what the driver reports and one for its own allocator on accelerators; what the libraries on top report, and its
-allocator on the host, are plain RuntimeErrors, recognised by their words.
+Device errors and out-of-memory errors are not recorded, because they say nothing about the computed values. torch has
+one class for driver errors and one for its accelerator allocator; errors of CUDA libraries and of the CPU allocator are
+plain RuntimeErrors, recognized by their text.
 """
 
 from __future__ import annotations
@@ -50,35 +49,36 @@ Needs = Literal["weights", "run", "data"]
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest magnitude of a weight that trains, among the finite ones, and the parameter that has it."""
+    """The largest finite magnitude among the trainable weights, and its parameter."""
 
     name: str
     magnitude: float
 
     def __str__(self) -> str:
-        return f"the largest weight that trains: {self.magnitude:.4g}, in {self.name}"
+        return f"largest trainable weight: {self.magnitude:.4g}, in {self.name}"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A step that went wrong, as it is recorded.
+    """Record of a failed step.
 
-    step: the one that went wrong, in itself or in a `phase` before or after it.
-    kind: a value that was not finite, or an exception.
-    seed: of the run.
-    numbers: of each micro-batch of a step, see `draw_number`.
-    weight: of the whole step over all ranks, 0 where it was not known.
-    scale: of fp16.
-    finding: what a replay in the run itself saw.
-    loss, grad_norm: of the step as it ran, which of them was not finite is in `non_finite`.
-    error: type and words of the exception.
-    place: the module in which it was raised.
-    bad_weights: the parameters that were not finite themselves, in memory.
-    largest: None where it is not known, as in older records.
-    rollbacks: those of the run before it.
-    examples: those that were to be learned from or evaluated, as far as they are known.
-    needs: what makes it again: the weights of then; all that the run carries from step to step, so that the steps from
-        a checkpoint on are taken again; or the data alone.
+    step: the step that failed, in itself or in a `phase` before or after it.
+    kind: a non-finite value, or an exception.
+    seed: the run's seed.
+    numbers: `draw_number` of each micro-batch of the step.
+    weight: total loss weight of the step over all ranks; 0 if unknown.
+    lr: parameter group -> learning rate.
+    scale: fp16 loss scale; None in other precisions.
+    finding: result of the replay that the run itself made.
+    loss, grad_norm: values of the step as it ran; `non_finite` names the non-finite one.
+    error: type and message of the exception.
+    place: module in which it was raised.
+    bad_weights: names of parameters that were themselves non-finite.
+    largest: the largest trainable weight; None if unknown, as in older records.
+    rollbacks: the run's rollbacks before the failure.
+    examples: the examples of the step or evaluation, as far as known.
+    needs: what a replay needs: "weights", the weights at that time; "run", all state of the run, so that the steps
+        since a checkpoint are repeated; "data", only the data.
     """
 
     step: int
@@ -105,12 +105,12 @@ class Failure:
 
     @property
     def moment(self) -> str:
-        """What the run was doing, in words."""
+        """What the run was doing, for messages."""
         return moment(self.step, self.phase)
 
     @property
     def steps_before(self) -> int:
-        """The last step that was done before it."""
+        """The last step completed before the failure."""
         return self.step if self.phase == "evaluation" else self.step - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -122,13 +122,13 @@ class Failure:
             if finding is None
             else {
                 "origin": finding.origin.to_json() if finding.origin else None,
-                "losses": [loss.hex() for loss in finding.losses],  # exact, and NaN has a name
+                "losses": [loss.hex() for loss in finding.losses],  # exact, and can represent NaN
             },
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Failure:
-        """Raises KeyError, TypeError or ValueError for what `to_json` has not made."""
+        """Raises KeyError, TypeError or ValueError for data that `to_json` has not made."""
         content = {name: value for name, value in data.items() if name not in ("schema", "batches")}
         finding, scale, largest = content["finding"], content["scale"], content.get("largest")
         if finding is not None:
@@ -150,11 +150,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A failure as it lies on the disk.
+class SavedFailure:
+    """A failure folder, read from disk.
 
-    batches: of the rank that wrote it, on the CPU.
-    weights: by name, None where they were left out.
+    batches: micro-batches of the rank that wrote it, on the CPU.
+    weights: name -> trainable parameter; None if they were not saved.
     """
 
     failure: Failure
@@ -175,11 +175,13 @@ def write_failure(
     texts: Mapping[str, str],
     identity: Mapping[str, Any],
 ) -> Path:
-    """Returns the folder.
+    """Write a failure folder under `run`; return its path.
 
-    texts: further files by name.
+    weights: name -> trainable parameter; None to leave them out.
+    texts: file name -> content of further files.
+    identity: hashes and versions of the run, for the manifest.
 
-    Raises EnvironmentFault where the disk refuses, TypeError for batches of an unknown kind.
+    Raises EnvironmentFault if the disk cannot be written, TypeError for unknown types of batches.
     """
     tensors, layout = batches_to_file(batches)
     folder = failure_folder(run, failure)
@@ -196,8 +198,8 @@ def write_failure(
     return folder
 
 
-def read_failure(folder: Path) -> Kept:
-    """Raises InputError for a folder that is none of these, IntegrityError for one that is not as it was written."""
+def read_failure(folder: Path) -> SavedFailure:
+    """Read a failure folder. Raises InputError if it is not one, IntegrityError if its files were changed."""
     require_failure(folder)
     if faults := [check.fault for check in check_files(folder) if check.fault]:
         raise IntegrityError(faults)
@@ -208,7 +210,7 @@ def read_failure(folder: Path) -> Kept:
             raise IntegrityError(damaged(folder / RECORD, what))
         batches = batches_from_file(load_file(folder / BATCH), content["batches"])
         weights = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
-        return Kept(Failure.from_json(content), batches, weights)
+        return SavedFailure(Failure.from_json(content), batches, weights)
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise IntegrityError(unreadable(folder / RECORD, error)) from None
 
@@ -218,8 +220,7 @@ AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 
 @dataclass(frozen=True)
 class Attempt:
-    """What was begun of a step: the step itself, or what comes before or after it. micro_batches, lr (of each group of
-    parameters), scale (of fp16): those of the step, as far as they were known."""
+    """A phase of a step that was started. micro_batches, lr (per parameter group) and scale (fp16) as far as known."""
 
     step: int
     micro_batches: Sequence[Weighted] = ()
@@ -229,16 +230,16 @@ class Attempt:
 
 
 class CurrentBatch:
-    """Holds the batch that an evaluation computes, for a recorder.
+    """Tracks the batch that an evaluation is processing, for a recorder.
 
-    batch: None between two, and where there is none.
+    batch: the current batch; None between batches.
     """
 
     def __init__(self) -> None:
         self.batch: Weighted | None = None
 
     def each(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
-        """The same batches."""
+        """Yield `batches`, keeping track of the current one."""
         self.batch = None
         for batch in batches:
             self.batch = batch
@@ -247,14 +248,14 @@ class CurrentBatch:
 
 
 class Recorder(Protocol):
-    """Keeps what went wrong, so that it can be run again. Raises nothing."""
+    """Records failures for a replay. Its methods raise nothing."""
 
     def failed(self, attempt: Attempt, report: StepReport, finding: Finding) -> None:
-        """A step was not finite; called on the rank that saw it."""
+        """Record a non-finite step; called on the rank that found its origin."""
         ...
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
-        """It raised an exception on this rank, which ends the run."""
+        """Record an exception on this rank, which ends the run."""
         ...
 
 
@@ -266,14 +267,14 @@ def look_into(
     report: StepReport,
     recorder: Recorder | None,
 ) -> str:
-    """Where a step's first non-finite value came from, in words, the same on all ranks, which must all ask. The rank
-    that saw it has it recorded. Raises what the device raises."""
+    """Find, record and describe the origin of a step's first non-finite value; the text is the same on all ranks. The
+    rank that found it writes the record. Device errors are raised. Collective."""
     try:
         finding = find_origin(
             engine, objective, attempt.micro_batches, step=attempt.step, scale=attempt.scale, settings=settings
         )
     except Exception as error:
-        # others wait for this rank inside of the pass; a device that fails in it may have made what was not finite
+        # Other ranks wait inside the pass, so this one cannot continue; and a failing device explains the bad value.
         if engine.world > 1 or is_device_error(error):
             raise
         finding, failed = Finding(None, ()), f"its replay failed ({type(error).__name__}: {error})"
@@ -282,14 +283,14 @@ def look_into(
     if recorder is not None:
         if engine.rank == (source_of(engine, finding.origin) or 0):
             recorder.failed(attempt, report, finding)
-        engine.totals([0.0])  # no rank ends the run while another one writes
+        engine.totals([0.0])  # barrier: no rank may end the run while another writes the record
     suspects = f"{'compiled code, ' if is_compiled(engine.model) else ''}the hardware or a non-deterministic kernel"
-    finite = f"a replay of the step was finite: suspect {suspects}"
+    finite = f"a replay of the step was finite, so suspect {suspects}"
     return failed or agreed_origin(engine, finding.origin) or finite
 
 
 _LIBRARY = re.compile(r"\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_\w+|\b(CUDA|HIP|MPS|NCCL) error\b")
-# What torch raises is of the class for an error of the device where the driver or a library allocates by itself.
+# torch raises its class for device errors also when the driver or a library fails to allocate memory.
 _MEMORY = re.compile(
     r"DefaultCPUAllocator|not enough memory: you tried to allocate|can't allocate memory"
     r"|\b(CUDA|HIP) error: out of memory|\b(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED"
@@ -303,7 +304,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Of the device, or of a library that drives it; memory that it lacks is none."""
+    """Whether the error comes from the device or its libraries; out of memory does not count."""
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -312,5 +313,5 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def is_of_the_environment(error: BaseException) -> bool:
-    """A device that failed, or memory that was lacking: no other way to compute it would help."""
+    """Whether the device failed or memory ran out, so that another implementation would not help."""
     return is_out_of_memory(error) or is_device_error(error)

@@ -1,11 +1,11 @@
-"""Names of the folders that record a failure, and those of a run. Without torch, as reports read it.
+"""Names of failure folders, and the list of those in a run folder. Without torch, because reports import it.
 
-    failure-STEP               the step
-    failure-STEP-batches       the making of its batches
-    failure-STEP-memory        the stage's own state, updated after the step
-    failure-STEP-evaluation    the evaluation after it
+    failure-STEP               the step itself
+    failure-STEP-batches       making its batches
+    failure-STEP-memory        updating the method's state after the step
+    failure-STEP-evaluation    the evaluation after the step
 
-and `-rollback-N` behind each, after the run went back N times.
+with the suffix `-rollback-N` if the run had rolled back N times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from surefoot.training.manifest import MANIFEST
 
-Phase = Literal["batches", "step", "memory", "evaluation"]  # of a step, in their order
+Phase = Literal["batches", "step", "memory", "evaluation"]  # in the order in which a step runs them
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _STEP: Phase = "step"
 _OTHERS = "|".join(phase for phase in _PHASES if phase != _STEP)
@@ -29,24 +29,24 @@ def failure_name(step: int, phase: Phase, rollbacks: int) -> str:
 
 
 def moment(step: int, phase: Phase) -> str:
-    """What a run was doing, in words."""
+    """Describe the phase of a step, for messages."""
     return {
-        "batches": f"the making of step {step}'s batches",
+        "batches": f"making the batches of step {step}",
         "step": f"step {step}",
-        "memory": f"what the stage carries on from step {step}",
+        "memory": f"updating the method's state after step {step}",
         "evaluation": f"the evaluation after step {step}",
     }[phase]
 
 
 def failures_in(run: Path) -> list[Path]:
-    """Those of a run folder, in the order in which the run came by them."""
+    """List the complete failure folders of a run, in the order in which they happened."""
     found = {path: name for path in run.glob("failure-*") if (name := _NAME.fullmatch(path.name))}
     whole = [path for path in found if (path / MANIFEST).is_file()]
     return sorted(whole, key=lambda path: _order(found[path]))
 
 
 def newest_failure(run: Path, step: int) -> Path | None:
-    """The newest of those, where it is of this step or a later one."""
+    """Return the newest failure folder if it belongs to `step` or a later step, else None."""
     newest = next(reversed(failures_in(run)), None)
     named = _NAME.fullmatch(newest.name) if newest else None
     return newest if named and int(named["step"]) >= step else None

@@ -1,7 +1,7 @@
-"""Which module a pass is in, reported as it goes, so that another process knows where this one died.
+"""Report which module a pass is in while it runs, so that another process knows where this one died.
 
-One hook per module and pass; nothing is looked at and no number changes. Unlike `diagnose`, which looks for a value,
-this is for steps that end their process, of which nothing else is left.
+One hook per module and pass; no value is read or changed. Unlike `diagnose`, which looks for a value, this is for steps
+that kill their process.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ENTERS, LEAVES, REACHES = "enters", "leaves", "reaches"
 
 @contextmanager
 def followed(model: nn.Module, report: Callable[[str, str], object]) -> Iterator[None]:
-    """Report which module a pass is in, while it runs.
+    """Context that reports which module a pass is in.
 
-    report: called when a forward pass ENTERS or LEAVES a module, by name, and when a backward pass REACHES one: the
-        gradient of its output is known.
+    report: called with (event, module name) when a forward pass ENTERS or LEAVES a module, and when a backward pass
+        REACHES one, that is, when the gradient of its output is known.
     """
 
     def enters(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any) -> None:  # what a hook returns would take the place of the inputs
+        def hook(module: nn.Module, inputs: Any) -> None:  # a return value would replace the inputs
             report(ENTERS, name)
 
         return hook

@@ -1,7 +1,7 @@
-"""Manifests: what files a folder was published with, by size and SHA-256.
+"""Manifests: the files of a published folder with their sizes and SHA-256 hashes.
 
-`MANIFEST.json` is written last, and vouches for itself as well: safetensors loads flipped bits without complaint, so
-the hashes are what makes a folder trustworthy.
+`MANIFEST.json` is written last and contains a hash of itself. safetensors loads flipped bits without an error, so only
+the hashes show that a folder is intact.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.folders import MANIFEST as MANIFEST
 
 SCHEMA = 2
-_WITHOUT_DIGEST = 1  # the schema before: its manifests say nothing of themselves
+_WITHOUT_DIGEST = 1  # the previous schema, without a hash of the manifest itself
 _DIGEST = "sha256"
-CHANGED = "has another content than was written (SHA-256 differs)"
+CHANGED = "was changed after it was written (SHA-256 differs)"
 
 
 def damaged(where: object, what: str, fix: str = "") -> Fault:
-    """The fault of a file or folder that is not as it was written.
+    """Make the fault of a file or folder that was changed after it was written.
 
-    where: its path, or its name.
+    where: path or name.
     """
     return Fault(str(where), what, fix, code="SF-CHECKPOINT-DAMAGED")
 
 
 def unreadable(where: object, error: Exception, fix: str = "") -> Fault:
-    """The fault of a file that could not be read: damaged, unless the system refused it before its bytes were seen.
+    """Make the fault of a file that cannot be read: damaged, unless the operating system refused to read it.
 
-    where: its path, or its name.
-    error: what reading it raised; gzip's own errors are an OSError without a number.
+    where: path or name.
+    error: exception from reading it; gzip's own errors are OSErrors without errno.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return Fault(str(where), f"cannot be read: {error.strerror or error}", fix, code="SF-FILE-UNREADABLE")
@@ -43,7 +43,7 @@ def unreadable(where: object, error: Exception, fix: str = "") -> Fault:
 
 
 def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes and hashes of the files among `paths`, which lie in `folder`."""
+    """Make the manifest of the files among `paths`, all of which are in `folder`."""
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": durable.sha256_file(path)}
         for path in paths
@@ -53,13 +53,13 @@ def manifest(folder: Path, paths: Sequence[Path], step: int, identity: Mapping[s
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with the SHA-256 of all else in it, as it is written."""
+    """Return the manifest with the SHA-256 of its other content."""
     rest = {key: value for key, value in content.items() if key != _DIGEST}
     return {**rest, _DIGEST: hashlib.sha256(durable.json_text(rest).encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; IntegrityError when it is missing, torn, changed or of another schema."""
+    """Read a folder's manifest. Raises IntegrityError if it is missing, incomplete, changed or of an unknown schema."""
     path = folder / MANIFEST
     try:
         text = plain_files.read_text(path)
@@ -72,11 +72,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if schema not in (SCHEMA, _WITHOUT_DIGEST):
         raise IntegrityError(damaged(path, f"has schema {schema}; this version of surefoot reads {SCHEMA}"))
     if not _is_whole(content):
-        raise IntegrityError(damaged(path, "lacks what a manifest has, or names files outside its folder"))
+        raise IntegrityError(damaged(path, "lacks required entries, or names files outside of its folder"))
     if schema == SCHEMA and not _as_written(text, content):
         raise IntegrityError(damaged(path, CHANGED))
     if schema == _WITHOUT_DIGEST and _DIGEST in content:
-        raise IntegrityError(damaged(path, f"has another content than was written: its schema was {SCHEMA}"))
+        raise IntegrityError(damaged(path, f"was changed after it was written: its schema was {SCHEMA}"))
     return content
 
 
@@ -88,7 +88,7 @@ def _as_written(text: str, content: Mapping[str, Any]) -> bool:
 
 
 def _is_whole(content: Any) -> bool:
-    """Of the right form, with names of files below its folder."""
+    """Whether a manifest has all entries, and names only files below its folder."""
     match content:
         case {"step": int(), "identity": dict(), "files": dict(files)}:
             return all(_is_entry(name, entry) for name, entry in files.items())
@@ -105,9 +105,9 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of a manifest.
+    """Result of checking one file of a manifest.
 
-    fault: what is wrong with it, None when every byte is as it was written.
+    fault: what is wrong with it; None if it is intact.
     """
 
     name: str
@@ -117,9 +117,9 @@ class FileCheck:
 
 
 def check_files(folder: Path, hashed_up_to: int | None = None) -> list[FileCheck]:
-    """Hash every file that the folder's manifest names. IntegrityError when the manifest itself cannot be used.
+    """Check every file of the folder's manifest. Raises IntegrityError if the manifest itself is invalid.
 
-    hashed_up_to: of files with more bytes only the size is looked at.
+    hashed_up_to: largest size in bytes to hash; for larger files only the size is checked.
     """
     return check_against(folder, read_manifest(folder)["files"], hashed_up_to)
 
@@ -127,9 +127,9 @@ def check_files(folder: Path, hashed_up_to: int | None = None) -> list[FileCheck
 def check_against(
     folder: Path, files: Mapping[str, Mapping[str, Any]], hashed_up_to: int | None = None
 ) -> list[FileCheck]:
-    """Hold a folder's files against their recorded sizes and hashes.
+    """Check a folder's files against recorded sizes and hashes.
 
-    files: name -> `size` in bytes and `sha256`, as they were written.
+    files: name -> {"size": bytes, "sha256": hash}.
     hashed_up_to: as in `check_files`.
     """
     if outside := [name for name, entry in files.items() if not _is_entry(name, entry)]:
@@ -148,7 +148,7 @@ def _file_fault(path: Path, expected: Mapping[str, Any], hashed_up_to: int | Non
     hashed = hashed_up_to is None or expected["size"] <= hashed_up_to
     try:
         same = not hashed or durable.sha256_file(path) == expected["sha256"]
-    except OSError as error:  # as a disk says of a sector that it has lost
+    except OSError as error:  # such as an unreadable sector
         return unreadable(path, error)
     if not same:
         return damaged(path, CHANGED)

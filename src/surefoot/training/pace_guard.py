@@ -1,8 +1,8 @@
-"""Is the run slower than it was? By its own pace alone: no other run's number is right for this model and machine.
+"""Detect that a run has become slower than it was, by comparison with its own earlier steps only.
 
-A step is slow where it took clearly longer than its work asks for. Its work is known beforehand, so longer examples are
-no alarm; and since a part of a step costs the same however small it is, a step with little work may take as long as an
-ordinary one. One slow step is no alarm either: most of the last few have to be.
+A step is slow if it took clearly longer than its amount of work explains, so longer examples cause no alarm. Part of a
+step's time is constant, so a step with little work may take as long as an ordinary one. A single slow step causes no
+alarm: the median of the last few must be slow.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import median
 
-WINDOW = 50  # steps whose median is the ordinary pace
-RECENT = 5  # steps that are compared with it
-FEWEST = 20  # steps before there is an ordinary pace
-FALL = 0.7  # of the ordinary pace: below it is an alarm
-QUIET = 50  # steps without another word
+WINDOW = 50  # steps whose median defines the ordinary pace
+RECENT = 5  # newest steps, which are compared with it
+FEWEST = 20  # steps needed before an ordinary pace is defined
+FALL = 0.7  # an alarm is raised below this fraction of the ordinary pace
+QUIET = 50  # steps after an alarm without another one
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The run has become slower.
+    """Alarm that the run has become slower.
 
-    pace: of the last steps, as a share of the ordinary one.
+    pace: pace of the last steps as a fraction of the ordinary pace.
     since: the first of these steps.
     """
 
@@ -32,17 +32,17 @@ class Slow:
 
 
 class PaceGuard:
-    """Called after every step, in order."""
+    """Compares each step with the steps before."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW + RECENT)
         self._quiet_until = 0
 
     def step(self, step: int, seconds: float, work: float) -> Slow | None:
-        """Take note of a step; returns an alarm where the last few were slow.
+        """Add a step, in order; return an alarm if the last few were slow.
 
-        seconds: that it took, with the wait for its data.
-        work: in any unit that is in proportion to its time.
+        seconds: duration, including the wait for data.
+        work: amount of work, in any unit proportional to time.
         """
         if seconds <= 0 or work <= 0:
             return None

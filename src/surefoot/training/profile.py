@@ -1,4 +1,4 @@
-"""Where the time of a step goes: its batches, forward, backward and the optimizer; clocked, then traced by operator.
+"""Measure where the time of a step goes: data, forward, backward and optimizer; first timed, then traced by operator.
 
     watch = Stopwatch(engine.device)
     report = train_step(..., watch=watch)
@@ -7,12 +7,12 @@
     window = Window(first=1, last=1000, wanted=5, device=device, finished=print)
     watch = window.watch(step)          # before each step
     with window.between("checkpoint"): save(state)
-    window.close()                      # where the run ends before the window does
+    window.close()                      # in case the run ends before the window
 
-A GPU runs behind the program, so a part is waited for before and after it is timed: watched steps are a little slower
-than the others, and compute the same numbers. Of a window, first come steps that warm up, then those that are clocked,
-then a few under torch's profiler: it slows operators down, small ones most, so times are taken from the steps before.
-Evaluation and checkpoints lie between steps.
+A GPU runs asynchronously, so each timed part synchronizes before and after: timed steps are slightly slower than others
+and compute the same numbers. A window has warm-up steps, then timed steps, then a few steps under torch's profiler. The
+profiler slows operators down, small ones most, so times come from the steps before. Evaluation and checkpoints happen
+between steps.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Watch = Callable[[Part], AbstractContextManager[object]]
 
 
 def unwatched(part: Part) -> AbstractContextManager[object]:
-    """Time nothing, wait for nothing."""
+    """A watch that does nothing."""
     return nullcontext()
 
 
 def named(part: Part) -> AbstractContextManager[object]:
-    """Time nothing, but give the part its name in a trace."""
+    """A watch that only names the part in a trace."""
     return record_function(part)
 
 
 class Stopwatch:
-    """A watch for one step.
+    """A watch that times the parts of one step.
 
-    clock: seconds.
+    clock: returns the time in seconds.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter):
@@ -68,9 +68,9 @@ class Stopwatch:
         self._passes += part == "forward"
 
     def profile(self, tokens: int) -> StepProfile:
-        """The step's times per micro-batch.
+        """Return the step's times.
 
-        tokens: real input tokens of the step.
+        tokens: input tokens of the step, without padding.
         """
         forward, backward = self.seconds["forward"], self.seconds["backward"]
         total = forward + backward
@@ -88,16 +88,16 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
 
-WARM_UP = 2  # steps: the first one allocates, and may compile
-TRACED = 2  # a trace of more is slow to open
+WARM_UP = 2  # steps; the first one allocates memory and may compile
+TRACED = 2  # steps; a longer trace is slow to open
 
 
 @dataclass(frozen=True)
 class Operator:
     """One operator of the trace.
 
-    seconds: its own, without those of operators that it calls; on the GPU where there is one.
-    calls: how often.
+    seconds: self time, without operators that it calls; GPU time if there is a GPU.
+    calls: number of calls.
     """
 
     name: str
@@ -107,14 +107,15 @@ class Operator:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was seen.
+    """The result of a profiling window.
 
-    first, last: the steps that were clocked. seconds: of all of them, each part and together; what lies between steps
-        (evaluation, checkpoints) is not in `step_seconds`.
-    counted: by the system meanwhile.
-    traced: steps of the trace.
-    operators: by their time, longest first.
-    write_trace: into a file that Perfetto and chrome://tracing open.
+    first, last: the timed steps.
+    parts: part -> seconds over all timed steps.
+    step_seconds: total seconds of the timed steps, without evaluation and checkpoints between them.
+    counted: system counters over the timed steps.
+    traced: number of traced steps.
+    operators: operators of the trace, slowest first.
+    write_trace: writes the trace to a file for Perfetto or chrome://tracing.
     """
 
     first: int
@@ -132,10 +133,10 @@ class Recorded:
 
 
 def phases(first: int, last: int, wanted: int) -> tuple[range, range]:
-    """The steps of a window that are clocked, and those that are traced.
+    """Return the steps to time and the steps to trace.
 
     first, last: steps of this session.
-    wanted: steps to clock. A short run has less warm-up, then clocks less.
+    wanted: number of steps to time. A short run has fewer warm-up steps, then fewer timed steps.
     """
     steps = last - first + 1
     traced = min(TRACED, wanted, max(0, steps - 1))
@@ -146,9 +147,10 @@ def phases(first: int, last: int, wanted: int) -> tuple[range, range]:
 
 
 class Window:
-    """Clocks and traces some steps of a run.
+    """Times and traces some steps of a run.
 
-    finished: called once, as soon as the last traced step is over; not at all where no step was clocked.
+    first, last, wanted: see `phases`.
+    finished: called once, after the last traced step; not called if no step was timed.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class Window:
         self._over = False
 
     def watch(self, step: int) -> Watch:
-        """Called before each step of the run, in order. What times it, inside of the window."""
+        """Return the watch for a step; call it before each step of the run, in order."""
         self._end_step()
         if self._over:
             return unwatched
@@ -196,7 +198,7 @@ class Window:
 
     @contextmanager
     def between(self, part: Part) -> Iterator[None]:
-        """Around what is done between steps."""
+        """Context for work between steps, such as an evaluation."""
         if self._current is None:
             yield
             return
@@ -208,12 +210,12 @@ class Window:
             self._between[part] += watch.seconds[part]
 
     def abandon(self) -> None:
-        """The run has failed: nothing is reported."""
+        """Stop without a report, because the run has failed."""
         self._over = True
         self._stop_tracer()
 
     def close(self) -> None:
-        """The run is over, perhaps before the window is."""
+        """End the window when the run is over, with a report of the steps so far."""
         self._end_step()
         self._finish()
 
@@ -256,7 +258,7 @@ class Window:
 
 
 def _operators(tracer: profile, device: torch.device) -> tuple[Operator, ...]:
-    """Of the traced steps, without the names of our own parts, which hold no time of their own."""
+    """Return the operators of the traced steps, without the part names, which have no time of their own."""
     on_gpu = device.type == "cuda"
     found = [
         Operator(event.key, (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6, event.count)

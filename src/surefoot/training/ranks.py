@@ -1,13 +1,13 @@
-"""Which process of how many, and what processes exchange on the host.
+"""Ranks, and collectives on host data.
 
-    totals             numbers added up in float64, over gloo: the same sums, bit for bit, on every rank
-    first_difference   the first tensor that is not the same bytes on all ranks, by hash
-    gather_rows        numbers of places (episodes) that lie on one rank each, brought to all: the others add zeros, and
-                       float64 holds ids and fp32 numbers exactly
-    gather_texts       the same of texts
+    totals             sums of numbers in float64 over gloo; bit-identical on every rank
+    first_difference   the first tensor whose bytes differ between ranks, found by hash
+    gather_rows        rows of numbers (one per episode) that exist on one rank each, gathered on all: the others add
+                       zeros, and float64 represents ids and fp32 numbers exactly
+    gather_texts       the same for texts
 
-A process group for "cpu:gloo" or "cpu:gloo,cuda:nccl" exists wherever `world` is more than 1: tensors on the host go
-over gloo, those on a GPU over NCCL.
+If `world` is more than 1, there is a process group with backend "gloo" or "cpu:gloo,cuda:nccl": CPU tensors use gloo,
+GPU tensors use NCCL.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from surefoot.models.convert.tensors import as_bytes
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process of how many.
+    """This process's place among all processes of the run.
 
-    rank: this process, from 0.
-    world: how many there are.
-    local_rank: of this one on its machine.
+    rank: this process's rank, from 0.
+    world: number of ranks.
+    local_rank: rank among the processes on the same machine.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what only one may write."""
+        """Whether this is rank 0, which writes the run folder."""
         return self.rank == 0
 
 
@@ -45,7 +45,7 @@ ALONE = Ranks(0, 1, 0)
 
 
 def totals(values: Sequence[float], ranks: Ranks) -> list[float]:
-    """Each of these numbers, added up over the ranks in float64. Every rank must ask, with as many."""
+    """Sum each number over the ranks, in float64. Collective, with the same number of values on every rank."""
     if ranks.world == 1 or not values:
         return list(values)
     numbers = torch.tensor(list(values), dtype=torch.float64)
@@ -54,8 +54,8 @@ def totals(values: Sequence[float], ranks: Ranks) -> list[float]:
 
 
 def add_over_ranks(tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
-    """Replace each tensor by its sum over the ranks, in one message. All of one dtype and device; every rank must ask,
-    with the same shapes in the same order."""
+    """Replace each tensor by its sum over the ranks, with one all-reduce. The tensors must have one dtype and device.
+    Collective, with the same shapes in the same order on every rank."""
     if ranks.world == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -67,7 +67,7 @@ def add_over_ranks(tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
 
 
 def text_from(source: int, text: str, ranks: Ranks) -> str:
-    """The text that rank `source` gives; what the others give is not looked at. Every rank must ask."""
+    """Broadcast the text of rank `source`; the `text` of other ranks is ignored. Collective."""
     if ranks.world == 1:
         return text
     content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if ranks.rank == source else None
@@ -80,10 +80,10 @@ def text_from(source: int, text: str, ranks: Ranks) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that is not the same on all ranks.
+    """A tensor that differs between ranks.
 
-    name: of a tensor.
-    odd: the ranks that do not have what most have; of two ranks, or of halves, those that do not have what rank 0 has.
+    name: tensor name.
+    odd: ranks that differ from the majority; without a majority, ranks that differ from rank 0.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Difference:
 
 
 def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Difference | None:
-    """The first tensor whose bytes are not the same on all ranks; None where all are. The names must be the same
-    everywhere, which is looked at first. Every rank must ask; 32 bytes of each tensor travel."""
+    """Return the first tensor whose bytes differ between ranks, or None. The list of names is compared first. Sends 32
+    bytes per tensor. Collective."""
     if ranks.world == 1:
         return None
     names = list(tensors)
@@ -110,15 +110,14 @@ def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Diffe
 
 
 def _gathered(digests: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """[N, 32] of each rank -> [world, N, 32]."""
+    """Gather the digests of all ranks: [N, 32] -> [world, N, 32]."""
     everybody = [torch.empty_like(digests) for _ in range(ranks.world)]
     dist.all_gather(everybody, digests)
     return torch.stack(everybody)
 
 
 def _odd_ones(digests: torch.Tensor) -> tuple[int, ...]:
-    """[world, 32] -> the ranks without the commonest digest; of equally common ones, without that of the lowest
-    rank."""
+    """Return the ranks without the most common digest ([world, 32]); ties go to the digest of the lowest rank."""
     seen = [bytes(one) for one in digests.tolist()]
     commonest = max(seen, key=seen.count)  # the first of the largest
     return tuple(rank for rank, one in enumerate(seen) if one != commonest)
@@ -132,11 +131,11 @@ Totals = Callable[[Sequence[float]], list[float]]  # see `Engine.totals`
 
 
 def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) -> list[list[float]]:
-    """The rows of all ranks, by place.
+    """Gather rows of numbers from all ranks.
 
-    own: place (of `count`) -> this rank's numbers.
+    own: index (below `count`) -> this rank's row.
 
-    Every rank must call it; a place that no rank has comes out empty.
+    Returns `count` rows; an index that no rank has gives an empty row. Collective.
     """
     lengths = [int(length) for length in totals([float(len(own.get(place, ()))) for place in range(count)])]
     flat: list[float] = []
@@ -151,6 +150,6 @@ def gather_rows(own: Mapping[int, Sequence[float]], count: int, totals: Totals) 
 
 
 def gather_texts(own: Mapping[int, str], count: int, totals: Totals) -> list[str]:
-    """`gather_rows` of texts, whose bytes are numbers. Every rank must ask."""
+    """Gather texts like `gather_rows`, as rows of byte values. Collective."""
     rows = gather_rows({place: list(map(float, text.encode())) for place, text in own.items()}, count, totals)
     return [bytes(map(int, row)).decode() for row in rows]

@@ -1,20 +1,20 @@
-"""Where a mixture's routers send tokens: the load of each expert, and the loss that keeps the loads alike.
+"""Expert loads and the load-balancing loss of mixture-of-experts models.
 
-The loss is the one of Switch Transformer (Fedus et al. 2021, eq. 4 to 6) as transformers' `load_balancing_loss_func`
-has it, over all layers together:
+The loss is that of Switch Transformer (Fedus et al. 2021, eq. 4 to 6), computed over all layers together as in
+transformers' `load_balancing_loss_func`:
 
     aux = E * sum over experts i of  f_i * P_i
 
-f_i is the number of times that i is among a token's k likeliest experts, and P_i the sum of its probabilities, both
-divided by N, the routed tokens of all layers. Here N, f and P are those of the whole optimizer step: of all
-micro-batches and ranks, without padding. transformers takes one forward pass for all; a product of two means is another
-number for each way to split the step, and its gradient as well. f has no gradient, so it has to be known before the
-first backward pass: a step of several micro-batches is routed once beforehand, which costs one more forward pass.
+f_i is the number of times that expert i is among a token's top k, and P_i the sum of its router probabilities, both
+divided by N, the number of routed tokens of all layers. Here N, f and P cover the whole optimizer step: all
+micro-batches and ranks, without padding. transformers computes them per forward pass; since the loss is a product of
+two means, its value and gradient then depend on how the step is split. f has no gradient but must be known before the
+first backward pass, so each step first runs its forward passes once for routing, which costs one extra forward pass.
 
-A router here is a module that gives its logits first and, behind them, the experts that it chose ([T, k], whole
-numbers), as those of transformers do.
+A router is a module that returns its logits first and, after them, the indices of the chosen experts (integers [T, k]),
+as in transformers.
 
-Shapes: T tokens of a forward pass, E experts, k of them for a token.
+Shapes: T tokens of a forward pass, E experts, k experts per token.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from surefoot.data.batching.batch import Batch
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.report import Load
 
-AUX_LOSS = "aux_loss"  # among a step's metrics
+AUX_LOSS = "aux_loss"  # name of the step metric
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Of the whole step.
+    """Routing statistics of the whole step.
 
-    coefficient: of the loss.
-    chosen: [E], how often each expert was chosen.
-    rows: tokens times layers.
+    coefficient: coefficient of the loss.
+    chosen: [E], how often each expert is in a token's top k.
+    rows: number of tokens times layers.
     """
 
     coefficient: float
@@ -49,18 +49,18 @@ class Balance:
 
 
 @dataclass
-class Seen:
-    """One forward pass. logits: [T, E] of every call of a router, by its name; indices: [T, k]."""
+class RouterOutputs:
+    """Router outputs of one forward pass: router name -> logits [T, E] and indices [T, k] of each call."""
 
     logits: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     indices: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
 
 class Routing:
-    """Looks on as a model's routers decide.
+    """Observes a model's routers.
 
-    routers: by layer.
-    coefficient: of the loss; 0 where loads are counted alone.
+    routers: layer -> router module.
+    coefficient: coefficient of the load-balancing loss; 0 only counts loads.
     """
 
     def __init__(self, routers: Mapping[str, nn.Module], coefficient: float = 0.0):
@@ -68,16 +68,16 @@ class Routing:
         self._counted: dict[str, torch.Tensor] = {}
 
     @contextmanager
-    def watched(self) -> Iterator[Seen]:
-        """Inside, forward passes that have a gradient are seen. Their backward passes are not for inside: layers that
-        are computed again would be seen twice."""
-        seen = Seen()
+    def watched(self) -> Iterator[RouterOutputs]:
+        """Context that records the router outputs of forward passes with gradients. Run backward outside of it: layers
+        recomputed by gradient checkpointing would be recorded twice."""
+        seen = RouterOutputs()
 
         def hook(name: str) -> Any:
             def see(module: nn.Module, given: object, output: Any) -> None:
                 if not (torch.is_grad_enabled() and isinstance(output, tuple)):
                     return
-                # Nothing is computed here: a layer that is computed again has to save as many tensors.
+                # Compute nothing here: a recomputed layer must save the same number of tensors as the first time.
                 tables = [one for one in output if isinstance(one, torch.Tensor) and one.ndim == 2]
                 chosen = [one for one in tables if not one.is_floating_point()]
                 if chosen and tables[0].is_floating_point():
@@ -94,8 +94,8 @@ class Routing:
                 handle.remove()
 
     @torch.no_grad()
-    def count(self, seen: Seen, rows: Batch) -> None:
-        """Add the real tokens of a forward pass to the loads."""
+    def count(self, seen: RouterOutputs, rows: Batch) -> None:
+        """Add a forward pass to the loads, without padding."""
         for name, calls in seen.indices.items():
             for logits, index in zip(seen.logits[name], calls, strict=True):
                 experts = logits.shape[-1]
@@ -106,13 +106,13 @@ class Routing:
                 self._counted[name] = self._counted[name] + found if name in self._counted else found
 
     def take(self) -> dict[str, list[float]]:
-        """The loads since the last call, of this rank. The host waits for the device."""
+        """Return this rank's loads since the last call and reset them. Synchronizes host and device."""
         counted, self._counted = self._counted, {}
         return {name: counted[name].tolist() for name in self._routers if name in counted}
 
-    def tally(self, seen: Seen, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """f, P and N of one forward pass, as sums; P has a gradient. Raises EnvironmentFault where padding cannot be
-        told from tokens."""
+    def tally(self, seen: RouterOutputs, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Return f, P and N of one forward pass, as sums; P has a gradient. Raises EnvironmentFault if padding cannot
+        be distinguished from tokens."""
         chosen = probability = torch.zeros(())
         count = 0.0
         for name, index in seen.indices.items():
@@ -134,16 +134,18 @@ _KEY = "model.router_aux_loss_coef"
 
 
 def aux_loss(balance: Balance, probability: torch.Tensor) -> torch.Tensor:
-    """What one forward pass adds to the step's loss, before the coefficient. probability: see `Routing.tally`."""
+    """Return one forward pass's contribution to the step's load-balancing loss, without the coefficient.
+
+    probability: P of `Routing.tally`."""
     return len(balance.chosen) * (balance.chosen.to(probability) * probability).sum() / balance.rows**2
 
 
 def _real(rows: Batch, count: int, device: torch.device) -> torch.Tensor:
-    """[count], 1.0 for each token of the pass that is no padding, row by row."""
+    """Return [count]: 1.0 for each real token of the pass and 0.0 for padding, row by row."""
     tokens = rows.input_ids.numel()
-    if count < tokens:  # of the last layer, what is read (`surefoot.models.fast.last_block`)
+    if count < tokens:  # the last layer computes only the positions that are used (`surefoot.models.fast.last_block`)
         return torch.ones(count, device=device)
-    if rows.documents:  # one row, and behind it what fills it up
+    if rows.documents:  # one packed row with padding at its end
         return (torch.arange(count, device=device) < rows.tokens).float()
     if rows.attention_mask is not None:
         return rows.attention_mask.reshape(-1).to(device).float()
@@ -152,7 +154,8 @@ def _real(rows: Batch, count: int, device: torch.device) -> torch.Tensor:
 
 
 def spread(load: Load) -> dict[str, float]:
-    """Of a step: how many times its even share the busiest expert of any layer has, and how many experts have none."""
+    """Return a step's load metrics: the busiest expert's load relative to an even share, and the number of idle
+    experts."""
     loads = [counts for counts in load.values() if sum(counts)]
     if not loads:
         return {}

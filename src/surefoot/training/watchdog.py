@@ -1,19 +1,19 @@
-"""A thread in every rank, so that no rank waits without end for one that is gone.
+"""A watchdog thread per rank, so that no rank waits forever for a rank that is gone.
 
-It writes this rank's heartbeat into the store once a second, over a connection of its own, and reads those of the next
-rank and of rank 0, which holds the store. Four things end the run, on every rank within seconds of each other:
+Once per second it writes this rank's heartbeat to the store, over a connection of its own, and reads the heartbeats of
+the next rank and of rank 0, which holds the store. These conditions end the run, on all ranks within seconds:
 
-    absent    no heartbeat at all for MEETING seconds: it was never started, or does not find the others
+    absent    no heartbeat at all for MEETING seconds: the rank was not started or cannot connect
     gone      the process of a rank on this machine has ended without publishing a fault
     silent    no heartbeat for SILENT seconds: stopped, swapped out, or its machine is off
-    stalled   steps are being taken, and the main thread of a rank has got nothing done for too long while the others
-              wait for it (`Activity.limit`)
+    stalled   steps are running, and the main thread of a rank has made no progress for too long while the others wait
+              for it (`Activity.limit`)
 
-and a fault that another rank has published. The first fault in the store counts, so that one line is printed and all
-ranks leave with its exit code. The end is `os._exit`: a main thread inside a collective runs no Python. Whatever
-matters is on the disk already, and what is half written is removed.
+and a fault published by another rank. The first fault in the store wins, so that one message is printed and all ranks
+exit with its code. The process ends with `os._exit`, because a main thread blocked in a collective runs no Python code.
+Finished files are safe on disk by then, and unfinished ones are removed.
 
-The trade-off: a heartbeat needs the interpreter's lock, so a library that holds it for SILENT seconds looks stopped.
+Trade-off: a heartbeat needs the GIL, so a library that holds it for SILENT seconds makes the rank look stopped.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from surefoot.system import durable
 from surefoot.system.errors import EnvironmentFault
 from surefoot.training.activity import Activity, Heartbeat, is_gone
 
-PERIOD = 1.0  # seconds from beat to beat
+PERIOD = 1.0  # seconds between heartbeats
 SILENT = 30.0
-MEETING = 300.0  # seconds that ranks may start apart; torch's own limit for a store
-_PATIENCE = 25.0  # seconds for the store's answer
+MEETING = 300.0  # seconds within which all ranks must start; torch's default timeout of a store
+_PATIENCE = 25.0  # timeout for the store's answer, in seconds
 
 
 class Watchdog:
-    """The thread that ends this rank when the run cannot go on.
+    """The thread that ends this rank when the run cannot continue.
 
-    launcher: process id of the launcher, without which this process ends.
-    meeting: seconds that ranks may start apart.
-    note: called with the reason of the end, for run.log.
-    end: leaves the process; given by tests.
+    launcher: process id of the launcher; this process exits when the launcher does.
+    meeting: seconds within which all ranks must start.
+    note: called with the reason why the run ends, for run.log.
+    end: exits the process; replaced in tests.
+    silent: seconds without heartbeat after which a rank is considered lost; None for SILENT.
     """
 
     def __init__(
@@ -68,33 +69,33 @@ class Watchdog:
         self._host = socket.gethostname()
         self._watched = sorted({0, (rank + 1) % world} - {rank})
         self._seen: dict[int, tuple[Heartbeat, float]] = {}
-        self._awaited: dict[int, float] = {}  # since when each is that has not come yet
-        self._known: dict[int, Heartbeat] = {}  # the last beat of each, however old: who it was
+        self._awaited: dict[int, float] = {}  # rank that has not started yet -> time since when it is awaited
+        self._known: dict[int, Heartbeat] = {}  # rank -> its last heartbeat, however old
         self._halt = threading.Event()
         self._answered = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """The first beat is in the store when this returns."""
+        """Start the thread; the first heartbeat is in the store when this returns."""
         self._store.set(_key(self._rank), self._activity.heartbeat().to_bytes().decode())
         self._answered = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._guard, name="watchdog of the store", daemon=True).start()
 
     def meet(self) -> None:
-        """Wait for the first beats of the ranks that this one watches: one that ends a moment later is known."""
+        """Wait for the first heartbeats of the watched ranks, so that a rank that ends soon after can be named."""
         keys = {rank: _key(rank) for rank in self._watched}
         self._store.wait(list(keys.values()))
         for rank, key in keys.items():
             self._known.setdefault(rank, Heartbeat.from_bytes(self._store.get(key)))
 
     def stop(self) -> None:
-        """The last beat says that this rank's part is done."""
+        """Stop the thread, after a last heartbeat that says that this rank is done."""
         self._halt.set()
         self._thread.join(timeout=_PATIENCE)
 
     def _work(self) -> None:
-        # A connection of its own: on the main thread's, a beat would queue behind a `wait` that lasts minutes.
+        # A separate connection: on the main thread's, a heartbeat would queue behind a `wait` that lasts minutes.
         store = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue]
         store.set_timeout(timedelta(seconds=_PATIENCE))
         looked = time.monotonic()
@@ -102,7 +103,7 @@ class Watchdog:
             halt = self._halt.wait(PERIOD)
             if self._launcher is not None and os.getppid() != self._launcher:
                 self._leave(EnvironmentFault.exit_code)
-            if time.monotonic() - looked > self._silent / 2:  # this process was stopped: what it saw before is old
+            if time.monotonic() - looked > self._silent / 2:  # this process was suspended: its observations are stale
                 self._seen.clear()
                 self._awaited.clear()
             looked = time.monotonic()
@@ -115,20 +116,20 @@ class Watchdog:
                 if line is not None:
                     own = RankFault(self._rank, EnvironmentFault.exit_code, (line,))
                     self._finish(publish_fault(store, own), store)
-                elif (fault := published_fault(store)) is not None and fault.rank != self._rank:  # its own, it raises
+                elif (fault := published_fault(store)) is not None and fault.rank != self._rank:  # its own is raised
                     self._finish(fault, store)
-            except RuntimeError:  # every failure of a store is one
+            except RuntimeError:  # the type of every store error
                 if halt:
                     return
                 self._without_store()
 
     def _guard(self) -> None:
-        """A question to a store whose process is stopped is never answered, whatever its time limit."""
+        """Detect a store whose process is suspended: requests to it block forever, whatever their timeout."""
         looked = time.monotonic()
         while not self._halt.wait(PERIOD):
             now = time.monotonic()
             if now - looked > self._silent / 2:
-                self._answered = now  # this process was stopped itself
+                self._answered = now  # this process itself was suspended
             looked = now
             if now - self._answered > min(_PATIENCE, self._silent):
                 self._without_store()
@@ -138,7 +139,7 @@ class Watchdog:
             now = time.monotonic()
             if not store.check([_key(rank)]):
                 if now - self._awaited.setdefault(rank, now) > self._meeting:
-                    what = f"has not come within {self._meeting:.0f} s: not started, or it does not find the others"
+                    what = f"did not connect within {self._meeting:.0f} s: not started, or it cannot reach the others"
                     return f"rank {rank} of {self._world} {what}"
                 continue
             beat = Heartbeat.from_bytes(store.get(_key(rank)))
@@ -149,12 +150,12 @@ class Watchdog:
             if beat.over:
                 continue
             if is_gone(beat, self._host):
-                # Read again: between the read above and its end it may have said that its part is done.
+                # Read again: it may have reported that it is done between the read above and its exit.
                 latest = Heartbeat.from_bytes(store.get(_key(rank)))
                 if not latest.over:
-                    return _line(rank, latest, "has ended without a word", self._host)
+                    return _line(rank, latest, "has ended without an error message", self._host)
             elif now - self._seen[rank][1] > self._silent:
-                what = f"has not answered for {self._silent:.0f} s: stopped, or cut off"
+                what = f"has not responded for {self._silent:.0f} s: stopped, or disconnected"
                 return _line(rank, beat, what, self._host)
         return None
 
@@ -165,18 +166,19 @@ class Watchdog:
         beats = [Heartbeat.from_bytes(one) for one in store.multi_get([_key(rank) for rank in range(self._world)])]
         behind = slowest(beats)
         if not behind:
-            return f"no rank gets on, each waits for the others for {seconds:.0f} s, at step {beats[0].step}"
+            return f"all ranks have been waiting for each other for {seconds:.0f} s, at step {beats[0].step}"
         what = f"has made no progress for {seconds:.0f} s while others wait"
         return _line(behind[0], beats[behind[0]], f"{what}, {beats[behind[0]].place}", self._host)
 
     def _without_store(self) -> None:
-        """The store is gone, so ranks cannot agree on who prints: the rank that watches rank 0 does."""
+        """End the run when the store is gone. Ranks cannot agree on who prints; the last one does, as it watches rank
+        0."""
         if self._halt.is_set():
             return
-        time.sleep(PERIOD)  # a rank that ends the run properly takes its store along: let its own message come first
+        time.sleep(PERIOD)  # a regular exit of the store's rank also ends the store; let its message come first
         first = self._known.get(0)
         if self._rank == self._world - 1:
-            what = "is gone or does not answer"
+            what = "is gone or does not respond"
             self._say(f"rank 0 {what}" if first is None else _line(0, first, what, self._host))
         self._leave(EnvironmentFault.exit_code)
 
@@ -200,13 +202,13 @@ class Watchdog:
         self._note(line)
 
     def _note(self, line: str) -> None:
-        with suppress(Exception):  # of a full disk, say: nothing may keep this process from ending
+        with suppress(Exception):  # such as a full disk: nothing may keep this process from ending
             self.note(line)
 
 
 def slowest(beats: Sequence[Heartbeat]) -> list[int]:
-    """The ranks that are behind others or, where all have come equally far, those that do not wait in a collective
-    while others do. Empty where nothing distinguishes them."""
+    """Return the ranks that are behind or, if all are at the same point, those that are not waiting in a collective
+    while others are. Empty if nothing distinguishes the ranks."""
     least = min(beat.progress for beat in beats)
     for behind in (
         [rank for rank, beat in enumerate(beats) if beat.progress == least],
@@ -228,17 +230,17 @@ def _line(rank: int, beat: Heartbeat, what: str, host: str) -> str:
 
 
 def _print(line: str) -> None:
-    """By os.write, because the main thread may hold the lock of a buffered stream."""
-    os.write(2, f"error: {line}; go on with --resume\n".encode())
+    """Print with os.write, because the main thread may hold the lock of a buffered stream."""
+    os.write(2, f"error: {line}; continue with --resume\n".encode())
 
 
-LINGER = 5.0  # seconds that the rank with the store stays, so that the others can read why it ends
+LINGER = 5.0  # seconds that the rank with the store waits, so that the others can read the fault
 _FAULT = "fault"
 
 
 @dataclass(frozen=True)
 class RankFault:
-    """A fault that ends the run: of which rank, with which exit code, in which lines."""
+    """A fault that ends the run: the rank, its exit code and the lines of its message."""
 
     rank: int
     code: int
@@ -254,17 +256,18 @@ class RankFault:
 
 
 def publish_fault(store: Store, fault: RankFault) -> RankFault:
-    """Publish a fault to all ranks; returns the one that was published first."""
+    """Publish a fault to all ranks; return the fault that was published first."""
     return RankFault.from_bytes(store.compare_set(_FAULT, "", fault.to_text()))
 
 
 def published_fault(store: Store) -> RankFault | None:
-    """What some rank has published, if any."""
+    """Return the published fault, or None."""
     return RankFault.from_bytes(store.get(_FAULT)) if store.check([_FAULT]) else None
 
 
 def mark_done(store: Store, rank: int, world: int, seconds: float) -> None:
-    """This rank needs the store no longer. Rank 0, with which the store may go, waits for the others to say so."""
+    """Report that this rank no longer needs the store. Rank 0, which may hold it, waits up to `seconds` for the
+    others."""
     store.set(f"over/{rank}", "")
     if rank == 0:
         store.wait([f"over/{other}" for other in range(world)], timedelta(seconds=seconds))

@@ -117,19 +117,19 @@ def test_what_attention_spoils_is_told_as_its_own_and_with_the_weight_that_is_to
     failure = read_failure(run / "failure-2").failure
     origin, attention = failure.finding.origin, "base_model.model.model.layers.0.self_attn"
     assert (origin.module, origin.phase, origin.made_in) == (f"{attention}.o_proj", "input", attention)
-    assert f"step 2: the input of {attention}.o_proj, which {attention} itself computes, (" in said
+    assert f"step 2: the input of {attention}.o_proj, computed by {attention} itself, (" in said
     weights = load_file(run / "failure-2" / "weights.safetensors")
     ordered = sorted(weights.items())
     name, largest = max(((key, float(one.abs().max())) for key, one in ordered), key=lambda one: one[1])
     assert (failure.largest.name, failure.largest.magnitude) == (name, largest)
-    words = f"the largest weight that trains: {largest:.4g}, in {name}"
+    words = f"largest trainable weight: {largest:.4g}, in {name}"
     assert largest > 9e29
     assert f"; {words}; kept in" in said
     for arguments, verdict in (((), "the same value at the same module, bit for bit"), (("--plain",), "at the same")):
         code, said = run_again(run / "failure-2", *arguments)
         assert code == 0, said
         assert verdict in said
-        assert said.count(f"the input of {attention}.o_proj, which {attention} itself computes, (") == 2
+        assert said.count(f"the input of {attention}.o_proj, computed by {attention} itself, (") == 2
         assert said.count("o_proj.") == said.count("o_proj.lora_B") == 1  # the largest weight alone
         assert words in said
 

@@ -193,7 +193,7 @@ def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stag
     assert (found.weights is None) == (failure.needs != "weights")
     before = checkpoints(world / name)
     then, now, _ = reproduced(kept, plant, data_raise)
-    assert then.startswith(f"the making of step {STEP}'s batches, recorded: ValueError: a record")
+    assert then.startswith(f"making the batches of step {STEP}, recorded: ValueError: a record")
     assert (", from checkpoint-3: ValueError" in now) == rollout
     goes_on(world, name, path, before)
     learned = {line["step"]: set(line["examples"]) for line in recent(world / name)}
@@ -233,7 +233,9 @@ def test_what_a_stage_carries_on_is_taken_again_from_the_checkpoint(world, plant
     assert (failure.needs, len(failure.examples)) == ("run", 4)
     before = checkpoints(world / name)
     now = reproduced(kept, plant, average_raises)[1]
-    assert now.startswith(f"what the stage carries on from step {EVALUATED}, now, from checkpoint-3: ZeroDivisionError")
+    assert now.startswith(
+        f"updating the method's state after step {EVALUATED}, now, from checkpoint-3: ZeroDivisionError"
+    )
     goes_on(world, name, path, before)
 
 

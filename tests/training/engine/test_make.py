@@ -42,10 +42,10 @@ def test_a_share_is_recorded():
 @pytest.mark.parametrize(
     ("engine", "name", "cut", "said"),
     [
-        (Fsdp2Engine(100), "fsdp2", EVERYTHING, "holds 100 of 100 elements of its weights; planned are at most 60"),
+        (Fsdp2Engine(100), "fsdp2", EVERYTHING, "holds 100 of 100 elements of its weights; the plan says at most 60"),
         (Fsdp2Engine(50, optimizer=20), "fsdp2", EVERYTHING, "20 of 20 elements of its optimizer"),
         (Fsdp2Engine(50), "deepspeed", EVERYTHING, "planned deepspeed, found Fsdp2Engine"),
-        (Fsdp2Engine(50), "fsdp2", {"optimizer"}, "planned are all of them"),
+        (Fsdp2Engine(50), "fsdp2", {"optimizer"}, "the plan says all of them"),
     ],
 )
 def test_a_silent_fallback_is_refused(engine, name, cut, said):

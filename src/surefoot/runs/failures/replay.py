@@ -47,7 +47,7 @@ from surefoot.training.activity import Activity
 from surefoot.training.checkpoint import Checkpoint, list_checkpoints, read_state, verify_checkpoint
 from surefoot.training.diagnose import Finding, find_origin, place_of_error
 from surefoot.training.evaluation import one_pass
-from surefoot.training.failure import CurrentBatch, Failure, Kept, is_device_error, read_failure
+from surefoot.training.failure import CurrentBatch, Failure, SavedFailure, is_device_error, read_failure
 from surefoot.training.guard import is_on_the_way
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Job, run_loop
@@ -139,7 +139,7 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
 
 
 def _from_checkpoint(
-    kept: Kept, run: PreparedRun, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
+    kept: SavedFailure, run: PreparedRun, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
 ) -> Replayed:
     loaded = set_up_again(run)
     if kept.weights is not None:
@@ -185,7 +185,7 @@ def plain_plan(plan: RunPlan) -> RunPlan:
     )
 
 
-def _again(kept: Kept, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
+def _again(kept: SavedFailure, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
     """What is found in a step; of all else that nothing was raised."""
     failure, engine, task = kept.failure, loaded.engine, run.task
     pad = loaded.plan.tokenizer.pad_id
@@ -257,7 +257,7 @@ def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None
         raise InputError(Fault(str(folder), what, fix, code="SF-OWN-FUNCTION"))
 
 
-def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
+def _checkpoint(folder: Path, kept: SavedFailure) -> Checkpoint | None:
     """Where to begin, where the steps before it are taken again; None for the base model."""
     if not _goes_on(kept):
         return None
@@ -269,7 +269,7 @@ def _checkpoint(folder: Path, kept: Kept) -> Checkpoint | None:
     return None
 
 
-def _goes_on(kept: Kept) -> bool:
+def _goes_on(kept: SavedFailure) -> bool:
     """Whether the steps before it are taken again."""
     return kept.failure.needs == "run" or (kept.failure.needs == "weights" and kept.weights is None)
 
