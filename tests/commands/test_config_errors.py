@@ -185,8 +185,8 @@ give a .json, .jsonl, .csv, .tsv, .parquet or .txt file [SF-FILE-MISSING]
     "contradiction": (
         {"early_stopping": "{patience: 2}"},
         """\
-…/run.yaml:6:17: error: early_stopping: needs evaluation data, and data.eval is none; \
-set data.eval to a file, a share or a count, or leave this key out (early_stopping=null) [SF-CONFIG-CONFLICT]
+…/run.yaml:6:17: error: early_stopping: needs evaluation data, but data.eval is none; \
+set data.eval to a file, a fraction or a count, or leave this key out (early_stopping=null) [SF-CONFIG-CONFLICT]
   6 | early_stopping: {patience: 2}
     |                 ^
 """,
@@ -194,8 +194,8 @@ set data.eval to a file, a share or a count, or leave this key out (early_stoppi
     "fp16 weights that train": (
         {"adapter": "", "precision": "{base: fp16}"},
         """\
-…/run.yaml:5:19: error: precision.base: without an adapter the base itself trains, and training fp16 weights ends in \
-'Attempting to unscale FP16 gradients'; use `precision: fp16`, which computes in fp16 over fp32 weights, \
+…/run.yaml:5:19: error: precision.base: without an adapter the base trains, and training fp16 weights ends in \
+'Attempting to unscale FP16 gradients'; use `precision: fp16`, which computes in fp16 with fp32 weights, \
 or add an adapter [SF-CONFIG-CONFLICT]
   5 | precision: {base: fp16}
     |                   ^^^^
@@ -212,7 +212,7 @@ or add an adapter [SF-CONFIG-CONFLICT]
     "tab": (
         {"optim": "\n\tlr: 1e-4"},
         """\
-…/run.yaml:7:1: error: not valid YAML: a tab where spaces belong; indent with spaces [SF-CONFIG-YAML]
+…/run.yaml:7:1: error: not valid YAML: a tab instead of spaces; indent with spaces [SF-CONFIG-YAML]
   7 |  lr: 1e-4
     | ^
 """,

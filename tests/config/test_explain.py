@@ -21,13 +21,13 @@ def test_every_key_is_explained() -> None:
 def test_one_key_in_full() -> None:
     assert explain_key("optim.lr").splitlines() == [
         "optim.lr",
-        "  Highest learning rate.",
+        "  Peak learning rate.",
         "",
         "  expects   a number greater than 0",
         "  default   2e-4",
         "  example   optim: {lr: 2e-4}",
         "  override  optim.lr=2e-4",
-        "  resume    refused: the saved moments and the learning-rate curve belong to the old optimizer",
+        "  resume    refused: the saved optimizer state and learning-rate schedule belong to the old optimizer",
     ]
 
 

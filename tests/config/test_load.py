@@ -215,7 +215,7 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("parallel", "{engine: single, nproc: 2}"),): ("parallel.nproc", "parallel.engine"),
     (("parallel", "{engine: ddp, zero_stage: 3}"),): ("parallel.zero_stage", "parallel.engine"),
     (("parallel", "{engine: ddp, offload: all}"),): ("parallel.offload", "parallel.engine"),
-    (("adapter", "{kind: lora, publish: merged}"), ("precision", "{base: nf4}")): ("adapter.publish", "quantised"),
+    (("adapter", "{kind: lora, publish: merged}"), ("precision", "{base: nf4}")): ("adapter.publish", "quantized"),
 }
 CONSISTENT: list[dict[str, str]] = [
     {"eval_every": "200 steps"},

@@ -23,7 +23,7 @@ from surefoot.runs import run_folder as changes
 from surefoot.runs.run_folder import inspect_folder
 
 CHANGED = (
-    "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the curve of the new length"
+    "duration changed from 1 epoch to 2 epochs: from here on the learning rate follows the schedule of the new length"
 )
 
 

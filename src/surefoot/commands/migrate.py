@@ -39,7 +39,9 @@ from surefoot.system.messages import counted, size_text
 @config_arguments
 @click.option("--to", "model", required=True, metavar="MODEL", help="The new model: a folder or hub id.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write it.  [default: next to CONFIG]")
-@click.option("--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, a40, t4, cpu ..., or 48GiB.")
+@click.option(
+    "--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, a40, t4, cpu ..., or 48GiB."
+)
 @click.option("--try", "try_out", is_flag=True, help="Take two steps on eight records with the new config.")
 @click.option("--json", "as_json", is_flag=True, help="Print changes and checklist as JSON.")
 def migrate(

@@ -1,7 +1,7 @@
-"""Keys that are fine alone and cannot hold together. Only what the config itself shows; the plan checks the rest.
+"""Check for keys that are valid alone but not together, as far as the config itself shows; the plan checks the rest.
 
-Reading a config asks here, so that a contradiction is shown in the file; planning asks again, for configs made in code.
-A key at its default never contradicts: a saved config spells out all defaults and must load again.
+Loading a config runs these checks, so that errors point into the file; planning runs them again for configs made in
+code. A key at its default never conflicts: a saved config contains all defaults and must load again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from surefoot.config.sections import SourceConfig
 
 
 def contradictions(config: RunConfig) -> list[Problem]:
-    """Every pair of keys that excludes each other, named both."""
+    """Return a problem for every conflict, naming all keys involved."""
     return [problem for rule in _RULES for problem in rule(config)]
 
 
@@ -40,7 +40,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
                 "eval_every",
             )
         return
-    # With the value that asks for nothing: a saved config spells out every key, and an override takes none of them out.
+    # key=value that turns the feature off: a saved config contains every key, and an override cannot remove one.
     wants = {
         "early_stopping=null": config.early_stopping is not None,
         "samples.count=0": config.samples.count > 0,
@@ -50,13 +50,13 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
     }
     for without, wanted in wants.items():
         if wanted:
-            fix = f"set data.eval to a file, a share or a count, or leave this key out ({without})"
+            fix = f"set data.eval to a file, a fraction or a count, or leave this key out ({without})"
             key = without.partition("=")[0]
-            yield _problem(key, "needs evaluation data, and data.eval is none", fix, "data.eval")
+            yield _problem(key, "needs evaluation data, but data.eval is none", fix, "data.eval")
 
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:
-    """Answers are generated from what stands before the first supervised token."""
+    """Check that there are prompts: answers are generated from the tokens before the first supervised one."""
     requested = {"samples.count": config.samples.count > 0, "metrics.names": bool(config.metrics.names)}
     without = {"data.train_on: everything": config.data.train_on == "everything"}
     without[f"stage: {config.stage}"] = config.method.plain_texts
@@ -81,7 +81,7 @@ def _plain_texts(config: RunConfig) -> Iterator[Problem]:
         return
     for key in ("train_on", "template"):
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
-            what = "is about turns, and stage: {config.stage} learns every token of plain texts"
+            what = f"applies to conversations, but stage: {config.stage} trains on every token of plain texts"
             yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
 
 
@@ -89,11 +89,11 @@ def _publishing(config: RunConfig) -> Iterator[Problem]:
     if config.adapter is None or config.adapter.publish == "adapter":
         return
     if config.bos.scale != 1:
-        what = f"bos.scale {config.bos.scale:g} stands in a file beside the weights, and a merged model would lose it"
+        what = f"bos.scale {config.bos.scale:g} is stored in a separate file, which a merged model would lose"
         fix = "leave adapter.publish out; `surefoot export --merge` can write the factor into the weights"
         yield _problem("adapter.publish", what, fix, "bos.scale")
     if config.precision.base in QUANTISED:
-        what = "the adapter was trained over quantised weights, and merged into the whole ones it answers otherwise"
+        what = "the adapter is trained on quantized weights; merged into unquantized ones the model answers differently"
         fix = "leave adapter.publish out; `surefoot export --merge` shows the difference"
         yield _problem("adapter.publish", what, fix, "precision.base")
 
@@ -103,23 +103,23 @@ def _mixture(config: RunConfig) -> Iterator[Problem]:
     weighted = [key for key, source in train if source.weight is not None]
     repeated = [key for key, source in train if source.epochs is not None]
     if weighted and repeated:
-        what = f"a mixture is given either by weights or by epochs, and {shown_key(repeated[0])}.epochs is set too"
-        fix = "keep weight for all sources or epochs for all"
+        what = f"a mixture uses either weights or epochs, but {shown_key(repeated[0])}.epochs is set as well"
+        fix = "use weight for all sources, or epochs for all"
         yield _problem(f"{weighted[0]}.weight", what, fix, f"{repeated[0]}.epochs")
     for key, source in _sources(config):
         if key.startswith("data.eval.") and (source.weight is not None or source.epochs is not None):
             name = "weight" if source.weight is not None else "epochs"
             yield _problem(f"{key}.{name}", "evaluation reads every example once", "leave it out")
         if source.share is not None and source.share.take > len(source.share.of):
-            what = f"asks for part {source.share.take}, and {key}.share.of has {len(source.share.of)}"
+            what = f"selects part {source.share.take}, but {key}.share.of has {len(source.share.of)}"
             yield _problem(f"{key}.share.take", what, "count parts from 1", f"{key}.share.of")
         if source.streaming and source.max_samples is None and config.data.max_samples is None:
-            what = "a stream has no end that could be planned for"
+            what = "a stream has no known length to plan for"
             yield _problem(f"{key}.streaming", what, "give this source max_samples", f"{key}.max_samples")
 
 
 def _sources(config: RunConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """Dotted key (data.train.0) and source."""
+    """Yield (dotted key such as data.train.0, source)."""
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if isinstance(sources, tuple):
             yield from ((f"{key}.{number}", source) for number, source in enumerate(sources))
@@ -128,13 +128,15 @@ def _sources(config: RunConfig) -> Iterator[tuple[str, SourceConfig]]:
 def _optimizer(config: RunConfig) -> Iterator[Problem]:
     optim = config.optim
     if optim.momentum is not None and optim.name not in ("sgd", "muon"):
-        what = f"only sgd and muon take it, and optim.name is {optim.name}"
-        yield _problem("optim.momentum", what, "leave it out; optim.betas[0] is the first moment's rate", "optim.name")
+        what = f"only sgd and muon use it, but optim.name is {optim.name}"
+        yield _problem(
+            "optim.momentum", what, "leave it out; optim.betas[0] is the decay rate of the first moment", "optim.name"
+        )
     if optim.name in ("sgd", "adafactor"):
         for key in ("betas", "eps"):
             if getattr(optim, key) != OptimConfig.model_fields[key].default:
                 fix = "use optim.momentum, or leave it out" if (optim.name, key) == ("sgd", "betas") else "leave it out"
-                yield _problem(f"optim.{key}", f"belongs to AdamW, and optim.name is {optim.name}", fix, "optim.name")
+                yield _problem(f"optim.{key}", f"belongs to AdamW, but optim.name is {optim.name}", fix, "optim.name")
 
 
 def _trackers(config: RunConfig) -> Iterator[Problem]:
@@ -143,7 +145,7 @@ def _trackers(config: RunConfig) -> Iterator[Problem]:
             yield _problem("report_to", f"names {name} {times} times", "name it once")
     for key in (key for key in TrackingConfig.model_fields if not config.report_to):
         if getattr(config.tracking, key) != TrackingConfig.model_fields[key].default:
-            yield _problem(f"tracking.{key}", "report_to names no tracker", "add one, or leave this out", "report_to")
+            yield _problem(f"tracking.{key}", "report_to lists no tracker", "add one, or leave this out", "report_to")
 
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
@@ -152,14 +154,14 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         if optim.decay != OptimConfig.model_fields["decay"].default:
             yield _problem(
                 "optim.decay",
-                f"only the wsd schedule has a final decay, and optim.schedule is {optim.schedule}",
+                f"only the wsd schedule has a final decay, but optim.schedule is {optim.schedule}",
                 "set optim.schedule to wsd, or leave optim.decay out",
                 "optim.schedule",
             )
     elif isinstance(optim.warmup, float) and optim.warmup + optim.decay > 1:
         yield _problem(
             "optim.decay",
-            f"optim.warmup {optim.warmup:g} and optim.decay {optim.decay:g} together exceed the run",
+            f"optim.warmup {optim.warmup:g} and optim.decay {optim.decay:g} together exceed 1",
             "make their sum at most 1",
             "optim.warmup",
         )
@@ -169,7 +171,7 @@ def _noise(config: RunConfig) -> Iterator[Problem]:
     if config.optim.neftune_alpha is not None and config.compile != "off":
         yield _problem(
             "optim.neftune_alpha",
-            f"compile: {config.compile} freezes the forward pass, and NEFTune changes it for every batch",
+            f"compile: {config.compile} fixes the forward pass, but NEFTune changes it for every batch",
             "leave one of them out",
             "compile",
         )
@@ -179,7 +181,7 @@ def _bos(config: RunConfig) -> Iterator[Problem]:
     if config.bos.prepend == "off" and config.bos.scale != 1:
         yield _problem(
             "bos.scale",
-            f"{config.bos.scale:g} scales the BOS that begins every example, and bos.prepend: off puts none there",
+            f"{config.bos.scale:g} scales the BOS at the start of every example, but bos.prepend is off",
             "leave bos.prepend out, or set bos.scale to 1",
             "bos.prepend",
         )
@@ -190,7 +192,7 @@ def _batch(config: RunConfig) -> Iterator[Problem]:
     if micro != "auto" and micro > size:
         yield _problem(
             "batch.micro",
-            f"a forward pass of {micro} examples is more than a step of {size} (batch.size)",
+            f"{micro} examples per forward pass are more than the {size} per step (batch.size)",
             f"use at most {size}, or raise batch.size",
             "batch.size",
         )
@@ -208,11 +210,11 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
         for name in (name for name, switch in kernels.items() if switch == "on"):
             yield _problem(
                 f"attention.{name}",
-                f"is a kernel of SDPA, and attention.implementation is {chosen.implementation}",
+                f"is an SDPA kernel, but attention.implementation is {chosen.implementation}",
                 "set attention.implementation to sdpa, or leave this key out",
                 "attention.implementation",
             )
-    elif set(kernels.values()) == {"off"}:  # kernels are SDPA's: auto takes it once they are switched
+    elif set(kernels.values()) == {"off"}:  # setting a kernel makes auto choose SDPA
         yield _problem(
             "attention.implementation",
             "no SDPA kernel is left: flash, mem_efficient, cudnn and math are all off",
@@ -226,7 +228,7 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     if config.adapter is None and base in QUANTISED:
         yield _problem(
             "precision.base",
-            "quantised weights cannot train, and without an adapter the base itself does",
+            "quantized weights cannot train, but without an adapter the base trains",
             "add an adapter (QLoRA), or leave precision.base out",
             "adapter",
         )
@@ -234,8 +236,8 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
         harm = "ends in 'Attempting to unscale FP16 gradients'" if base == "fp16" else "loses small updates"
         yield _problem(
             "precision.base",
-            f"without an adapter the base itself trains, and training {base} weights {harm}",
-            f"use `precision: {base}`, which computes in {base} over fp32 weights, or add an adapter",
+            f"without an adapter the base trains, and training {base} weights {harm}",
+            f"use `precision: {base}`, which computes in {base} with fp32 weights, or add an adapter",
             "adapter",
         )
 
@@ -244,21 +246,21 @@ def _qat(config: RunConfig) -> Iterator[Problem]:
     precision, fields = config.precision, PrecisionConfig.model_fields
     grouped = precision.qat in ("int4", "int8-int4")
     if not grouped and precision.qat_group_size != fields["qat_group_size"].default:
-        what = f"is the size of int4's groups, and precision.qat is {precision.qat}"
+        what = f"is the group size of int4, but precision.qat is {precision.qat}"
         yield _problem("precision.qat_group_size", what, "leave it out", "precision.qat")
     if precision.qat == "off":
         return
     if config.stage not in QAT_STAGES:
-        what = f"is tried in stages {', '.join(QAT_STAGES)}, and stage is {config.stage}"
+        what = f"is supported in stages {', '.join(QAT_STAGES)}, but stage is {config.stage}"
         yield _problem("precision.qat", what, "leave it out", "stage")
     if precision.base in QUANTISED:
-        what = f"would round weights again that precision.base: {precision.base} holds in few bits"
+        what = f"would quantize weights again that precision.base: {precision.base} already quantizes"
         yield _problem("precision.qat", what, "leave one of them out", "precision.base")
     if config.compile != "off":
-        what = f"compile: {config.compile} was not tried with torchao's rounding layers"
+        what = f"compile: {config.compile} is not tested with torchao's fake-quantized layers"
         yield _problem("precision.qat", what, "leave compile out", "compile")
     if config.adapter is not None and config.adapter.publish == "merged":
-        what = "the adapter learns beside a base that is rounded, and merged into whole weights it answers otherwise"
+        what = "the adapter is trained with a rounded base; merged into unrounded weights the model answers differently"
         yield _problem("adapter.publish", what, "leave it out", "precision.qat")
 
 

@@ -1,4 +1,4 @@
-"""What `surefoot explain` prints: one key in full, or all keys as a table."""
+"""Format the output of `surefoot explain`: one key in full, or all keys as a table."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WIDTH = 100  # columns of the text
 
 
 def explain_key(path: str) -> str:
-    """One key: what it is for, what may stand there, default, example, what a resumed run allows.
+    """Explain one key: purpose, accepted values, default, example, and whether it may change on resume.
 
-    Raises InputError naming the nearest key.
+    Raises InputError that names the nearest key.
     """
     key = all_keys().get(path)
     if key is None:
         near = nearest_key(path)
         fix = f"did you mean {near.path}?" if near else "`surefoot explain` lists all keys"
-        raise InputError(Fault("", f"no config key is called {path}", fix, code="SF-CONFIG-KEY"))
+        raise InputError(Fault("", f"there is no config key {path}", fix, code="SF-CONFIG-KEY"))
     rows = {
         "expects": key.expected,
         "default": _default(key),
@@ -39,7 +39,7 @@ def explain_key(path: str) -> str:
 
 
 def explain_all() -> str:
-    """Every key that takes a plain value, with its default and the first sentence of its text."""
+    """Return a table of all keys with a plain value: default and the start of the help text."""
     return "\n".join(_table([key for key in all_keys().values() if not key.children]))
 
 

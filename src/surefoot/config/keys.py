@@ -1,13 +1,13 @@
-"""Every key of the config as one flat table, read from its JSON Schema, with its accepted values in words.
+"""Read every config key from the JSON Schema into a flat table, with its accepted values in words.
 
     all_keys()["optim.lr"].expected    # "a number greater than 0"
     all_keys()["optim.lr"].example     # 0.0002
     config_schema()                    # JSON Schema (draft 2020-12) for editors
 
-`surefoot explain` prints these rows and error messages quote them, so the two never disagree. Editors that hold the
-schema accept exactly what a run accepts, but for two things that only a run sees: whether files exist, and that "1.5
-steps" is not a whole number of steps. A key inside an item of a list (`data.train.1.weight`, shown as
-`data.train[1].weight`) has the row of its key without the number.
+`surefoot explain` prints these rows and error messages quote them, so the two always agree. Editors with the schema
+accept exactly what a run accepts, except for two things that only a run checks: whether files exist, and that "1.5
+steps" is not a whole number of steps. A key inside a list item (`data.train.1.weight`, shown as
+`data.train[1].weight`) has the row of the key without the number.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from surefoot.config.yaml_scalars import is_plain_text
 Fragment = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-LONGEST = 40  # characters of a value that a message quotes
+LONGEST = 40  # characters of a value in a message
 
 
 class _Generator(GenerateJsonSchema):
-    """Without titles that repeat the keys; durations as they are written."""
+    """JSON Schema without titles that repeat keys, and with durations as text."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -43,7 +43,7 @@ class _Generator(GenerateJsonSchema):
 
 @cache
 def config_schema() -> dict[str, Any]:
-    """One shared dictionary: read it, do not change it."""
+    """Return the JSON Schema. The dictionary is shared: do not change it."""
     schema = RunConfig.model_json_schema(schema_generator=_Generator)
     return {"$schema": DIALECT, **schema, "title": "surefoot config"}
 
@@ -56,12 +56,12 @@ _BRACKET = re.compile(r"\[(\d+)\]")
 class Key:
     """One key of the config.
 
-    path: "optim.lr".
-    expected: what may stand there, in words.
-    example: a value that is accepted.
-    item: what each item of a list of fixed words may be, in words; empty for other values.
-    default: None also where the key is required.
-    children: paths of the keys of a group; empty for a plain value.
+    path: dotted path such as "optim.lr".
+    expected: accepted values in words.
+    example: an accepted value.
+    item: accepted items of a list of fixed words, in words; empty for other values.
+    default: None also if the key is required.
+    children: paths of a group's keys; empty for a plain value.
     """
 
     path: str
@@ -85,23 +85,23 @@ class Key:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Groups and plain keys by path, in the order of the schema."""
+    """Return groups and plain keys by path, in the order of the schema."""
     schema = config_schema()
     return {key.path: key for key in _walk(schema, "", schema["$defs"])}
 
 
 def schema_key(path: str) -> str:
-    """ "data.train.1.weight" -> "data.train.weight" """
+    """Drop list positions: "data.train.1.weight" -> "data.train.weight"."""
     return _ITEM.sub("", path)
 
 
 def shown_key(path: str) -> str:
-    """ "data.train.1.weight" -> "data.train[1].weight", as messages write it"""
+    """Format a key for messages: "data.train.1.weight" -> "data.train[1].weight"."""
     return _ITEM.sub(r"[\1]", path)
 
 
 def typed_key(text: str) -> str:
-    """ "data.train[1].weight" -> "data.train.1.weight"; both may be typed"""
+    """Normalize a key as typed: "data.train[1].weight" -> "data.train.1.weight"."""
     return _BRACKET.sub(r".\1", text)
 
 
@@ -134,7 +134,7 @@ def _group_of(fragment: Fragment, definitions: dict[str, Fragment]) -> Fragment 
 
 
 def _choices(fragment: Fragment) -> tuple[str, ...]:
-    """The words among the accepted values, or items of a list, for "did you mean"."""
+    """Return accepted strings, also of list items, for "did you mean"."""
     words: list[str] = []
     for option in fragment.get("anyOf", [fragment.get("items", fragment)]):
         values = option.get("enum", [option["const"]] if "const" in option else [])
@@ -143,14 +143,14 @@ def _choices(fragment: Fragment) -> tuple[str, ...]:
 
 
 def in_words(fragment: Fragment) -> str:
-    """What a fragment of the config's JSON Schema accepts: "a whole number of at least 1"."""
+    """Describe what a fragment of the JSON Schema accepts: "a whole number of at least 1"."""
     if "anyOf" in fragment:
         options = list(dict.fromkeys(in_words(option) for option in fragment["anyOf"]))
         return ", or ".join(options) if any(" or " in option for option in options) else _either(options)
     if "$ref" in fragment:
         return "a group of keys"
     if "enum" in fragment:
-        return _either([value for value in fragment["enum"] if isinstance(value, str)])  # true stands for on
+        return _either([value for value in fragment["enum"] if isinstance(value, str)])  # true means on
     if "const" in fragment:
         return _scalar(fragment["const"])
     match fragment["type"]:
@@ -173,7 +173,7 @@ def in_words(fragment: Fragment) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message quotes it, with its kind: `'eight' (text)`."""
+    """Format a value with its kind for a message: `'eight' (text)`."""
     text = repr(value) if isinstance(value, str) else as_yaml(value)
     if len(text) > LONGEST:
         text = text[: LONGEST - 1] + "…"
@@ -197,7 +197,7 @@ def kind_of(value: Any) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """A value on one line, as the config would have it."""
+    """Format a value on one line, as in a config."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {as_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -212,7 +212,7 @@ def _scalar(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """The shorter of 0.0002 and 2e-4; whole numbers below a million as they are."""
+    """Format a number as the shorter of 0.0002 and 2e-4; whole numbers below a million are unchanged."""
     plain = repr(value)
     if value.is_integer() and abs(value) < 1e6:
         return plain

@@ -1,9 +1,9 @@
-"""From a YAML file and overrides to a checked config, or to one error that lists everything that is wrong.
+"""Load a checked config from a YAML file and overrides, or raise one error that lists every mistake.
 
     loaded = load_config("run.yaml", ["optim.lr=1e-5"])
     loaded.config.optim.lr, loaded.origins["optim.lr"]    # 1e-05, "override"
 
-Nothing here imports torch, transformers or numpy: a mistake is reported in a fraction of a second.
+Nothing here imports torch, transformers or numpy, so mistakes are reported in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ __all__ = ["LoadedConfig", "dump_config", "load_config", "plain_config"]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A checked config, and where each of its values comes from.
+    """A checked config, and where each value comes from.
 
-    config: checked, defaults filled in.
+    config: the checked config with defaults.
     origins: dotted key -> "file:line", "override" or "default".
-    path: the file, as it was named.
-    given: what file and overrides set: plain values, short forms written out.
+    path: the file as given.
+    sources: positions of keys in the file, and the overrides.
+    given: plain values set by file and overrides, with short forms expanded.
     """
 
     config: RunConfig
@@ -45,9 +46,9 @@ class LoadedConfig:
     given: dict[str, Any]
 
     def locate(self, fault: Fault) -> Fault:
-        """The fault at its place in the file or the override, where it names a key that was given there.
+        """Point a fault that names a given key to its place in the file or the override.
 
-        Whoever checks the config later (the plan, above all) knows keys and no files.
+        Later checks, such as the plan's, know only keys.
         """
         key = typed_key(fault.where)
         group_given = key in self.sources.document.keys or key in self.sources.overrides
@@ -57,9 +58,9 @@ class LoadedConfig:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a config file, apply `key.sub=value` overrides, check everything that needs neither model nor machine.
+    """Load a config file, apply `key.sub=value` overrides, and check everything that needs neither model nor machine.
 
-    Raises InputError with one fault for each mistake: where it is, what is wrong, what to do.
+    Raises InputError with one fault per mistake: where it is, what is wrong, what to do.
     """
     path = Path(path)
     _check_is_file(path)
@@ -72,7 +73,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         except InputError as error:
             faults += error.faults
     data = expand_home(data)
-    reported = {fault.where for fault in faults}  # what the reader could not read says nothing about its type
+    reported = {fault.where for fault in faults}  # a value that could not be parsed has no type to check
     problems = [_place(problem, sources) for problem in _problems(data)]
     faults += [fault for fault in problems if fault.where not in reported]
     if faults:
@@ -88,7 +89,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
 
 def is_run_config(text: str) -> bool:
-    """Whether this YAML is a config of surefoot: each top-level key is one of ours, a model and data among them."""
+    """Return whether YAML text is a surefoot config: only known top-level keys, including model and data."""
     try:
         content = parse_value(text, "")
     except InputError:
@@ -97,11 +98,10 @@ def is_run_config(text: str) -> bool:
 
 
 def check_config(data: Mapping[str, Any], *, files: bool = True) -> RunConfig:
-    """A config from plain values, such as a Python caller writes them, checked as one from a file is.
+    """Check plain values from a Python caller as a config file is checked, and return the config.
 
-    files: those that it names have to be here.
-
-    Raises InputError with one fault for each mistake, which names the key.
+    files: whether to check that the named files exist.
+    Raises InputError with one fault per mistake, which names the key.
     """
     _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(_with_texts(data))))
@@ -112,37 +112,35 @@ def check_config(data: Mapping[str, Any], *, files: bool = True) -> RunConfig:
 
 
 def _with_texts(value: Any) -> Any:
-    """Paths as a file would write them, at any depth."""
+    """Convert path objects to text, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _with_texts(held) for key, held in value.items()}
+        return {key: _with_texts(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_texts(held) for held in value]
+        return [_with_texts(inner) for inner in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _require_plain_keys(value: Any, path: str = "") -> None:
-    """As the reader of files does: places in a config are dotted paths, in which a key with a dot would be two."""
-    for key, held in value.items() if isinstance(value, Mapping) else ():
+    """Raise unless all keys are text without dots, as in a file: a dotted path could not address such a key."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
         whole = f"{path}.{key}".lstrip(".")
         if not isinstance(key, str):
             raise InputError(
-                Fault(
-                    shown_key(whole), f"a key is text, and {key!r} is not", "write it in quotes", code="SF-CONFIG-KEY"
-                )
+                Fault(shown_key(whole), f"keys must be text, got {key!r}", "write it in quotes", code="SF-CONFIG-KEY")
             )
         if "." in key:
             raise InputError(
-                Fault(shown_key(whole), "a key cannot hold a dot", "write one mapping in another", code="SF-CONFIG-KEY")
+                Fault(shown_key(whole), "a key cannot contain a dot", "nest mappings instead", code="SF-CONFIG-KEY")
             )
-        _require_plain_keys(held, whole)
-    for number, held in enumerate(value) if isinstance(value, list) else ():
-        _require_plain_keys(held, f"{path}.{number}")
+        _require_plain_keys(inner, whole)
+    for number, inner in enumerate(value) if isinstance(value, list) else ():
+        _require_plain_keys(inner, f"{path}.{number}")
 
 
 def _check_is_file(path: Path) -> None:
     if path.is_dir():
         inside = path / "config.yaml"
-        fix = f"did you mean {inside}?" if inside.is_file() else "name a YAML file"
+        fix = f"did you mean {inside}?" if inside.is_file() else "give a YAML file"
         raise InputError(Fault(str(path), "is a folder, not a config file", fix, code="SF-CONFIG-FILE"))
     if not path.exists():
         raise InputError(
@@ -151,10 +149,10 @@ def _check_is_file(path: Path) -> None:
 
 
 def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
-    """Shape first; then, over what has a usable shape, files (unless they are left alone) and contradictions."""
+    """Check types first; then, for usable values, files (if `files`) and contradictions."""
     problems = shape_problems(data)
     doubtful = {key for problem in problems for key in problem.involves}
-    # What is usable is checked further: one run of the command is to show every mistake.
+    # Usable values are checked further, so that one run of the command shows every mistake.
     config = RunConfig.model_validate(_repaired(data, problems))
     later = [*(path_problems(config) if files else ()), *contradictions(config)]
     problems += [
@@ -166,14 +164,14 @@ def _problems(data: dict[str, Any], *, files: bool = True) -> list[Problem]:
 
 
 def written_key(key: str, data: dict[str, Any]) -> str:
-    """`data.train.0.weight` is `data.train.weight` where `data` has one source in place of a list, and the other way
-    round where it has a list of one."""
+    """Return a key as the user wrote it: `data.train.0.weight` becomes `data.train.weight` if `data` has one source
+    instead of a list, and the reverse for a list of one."""
     node: Any = data
     written: list[str] = []
     for part in key.split("."):
         if part.isdecimal() and isinstance(node, dict) and part not in node:
             continue
-        if not part.isdecimal() and isinstance(node, list):  # of one source, which the short form shows without a list
+        if not part.isdecimal() and isinstance(node, list):  # a list of one source, whose key has no position
             written.append("0")
             node = node[0]
         written.append(part)
@@ -185,24 +183,24 @@ def written_key(key: str, data: dict[str, Any]) -> str:
 
 
 def _repaired(data: dict[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """A copy with a valid shape: what is unusable falls back to its default, or to the example of a required key."""
+    """Return a valid copy: unusable values fall back to the default, or to the example of a required key."""
     data = deepcopy(data)
     paths = [concerned(problem) for problem in problems]
-    for path in sorted(paths, key=lambda path: -path.count(".")):  # what is inside before what holds it
+    for path in sorted(paths, key=lambda path: -path.count(".")):  # nested keys before their groups
         *groups, name = path.split(".")
         group: Any = data
         for step in groups:
             group = group[int(step) if isinstance(group, list) else step]
         key = all_keys().get(schema_key(path))
-        if key is not None and key.required and key.name == name:  # a key of digits looks like an item of a list
+        if key is not None and key.required and key.name == name:  # a key of digits looks like a list position
             group[name] = deepcopy(key.example)
         else:
-            group.pop(name, None)  # gone already where a Python caller has put one mapping in two places
+            group.pop(name, None)  # already removed if a Python caller used one mapping in two places
     return data
 
 
 def _touches(key: str, doubtful: set[str]) -> bool:
-    """Whether a key, its group or something in it is in doubt."""
+    """Return whether a key, its group or a nested key is doubtful."""
     return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in doubtful)
 
 
@@ -223,7 +221,7 @@ def _place(problem: Problem, sources: Sources) -> Fault:
 
 
 def _order(fault: Fault, overrides: Sequence[str]) -> tuple[int, int, int]:
-    """Faults in the order of the file, then of the file as a whole, then of the overrides."""
+    """Sort key: faults in file order, then those of the whole file, then those of overrides."""
     if fault.where.startswith("override "):
         return 2, list(overrides).index(fault.where.removeprefix("override ")), 0
     *_, line, column = ["", "", *fault.where.split(":")]

@@ -1,4 +1,4 @@
-"""The knobs of single methods: reward, dpo and kto, ppo, grpo. `surefoot.config.schema` has those of every run."""
+"""Config keys of single methods: reward, dpo and kto, ppo, grpo. Those of every run are in `surefoot.config.schema`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     PairLoss = str
     RewardLoss = str
     GroupLoss = str
-else:  # the rows are the one list of names; a type checker wants constants
+else:  # the rows are the only list of names, but a type checker needs constants
     PairLoss = Literal[tuple(PAIR_LOSSES)]
     RewardLoss = Literal[tuple(REWARD_LOSSES)]
     GroupLoss = Literal[tuple(GROUP_LOSSES)]
@@ -22,110 +22,108 @@ else:  # the rows are the one list of names; a type checker wants constants
 
 class RewardConfig(Section):
     loss: RewardLoss | OwnFunction = "last"
-    """Which scores of a pair are compared. last: those at the last token of each answer. divergence: the mean over all
-    positions from the first token in which the answers differ, as DeepSpeed-Chat does. FILE.py:FUNCTION,
-    MODULE:FUNCTION or entry_point:NAME: a loss of your own, pairs -> the loss of each pair."""
+    """Which scores of a pair are compared. last: at the last token of each answer. divergence: the mean over all
+    positions from the first token at which the answers differ, as in DeepSpeed-Chat. FILE.py:FUNCTION, MODULE:FUNCTION
+    or entry_point:NAME: a custom loss, pairs -> loss per pair."""
     num_padding_at_beginning: Annotated[Literal["auto"] | Annotated[int, Field(ge=0), Number], Field(examples=[1])] = (
         "auto"
     )
-    """divergence only: how many PAD tokens every sequence begins with. auto: 1 where the tokenizer begins a text with
+    """divergence only: number of PAD tokens at the start of every sequence. auto: 1 if the tokenizer starts texts with
     its PAD, as OPT's does, else 0."""
     center: NonNegative = 0.0
-    """Coefficient of the squared sum of both scores, which keeps scores around 0 (Eisenstein et al. 2023); 0: none."""
+    """Coefficient of the squared sum of both scores, which centers scores at 0 (Eisenstein et al. 2023); 0: off."""
     init: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """A reward model whose value head this run starts from; null: a head of zeros."""
+    """Reward model whose value head initializes this run's; null: zeros."""
 
 
 class AlignmentConfig(Section):
     loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
     et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION, MODULE:FUNCTION or
-    entry_point:NAME: a loss of your own, (pairs, constants) -> the loss of each pair. Without a reference: orpo, simpo
-    and cpo."""
+    entry_point:NAME: a custom loss, (pairs, constants) -> loss per pair. orpo, simpo and cpo use no reference."""
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference; orpo: weight of the odds ratio; simpo, cpo: scale of
-    the reward."""
+    """Strength of the penalty for leaving the reference; orpo: weight of the odds ratio; simpo, cpo: scale of the
+    reward."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), Number] = 0.0
-    """sigmoid and cpo only: share of pairs that are taken to be the wrong way round (conservative DPO)."""
+    """sigmoid and cpo only: assumed fraction of pairs with swapped labels (conservative DPO)."""
     margin: NonNegative = 0.5
-    """simpo only: by how much the better answer's reward should be higher, gamma in the paper."""
+    """simpo only: target margin between the rewards of the two answers, gamma in the paper."""
     sft: NonNegative = 0.0
-    """dpo only: weight of the cross entropy of the better answers, added to the loss. At 1 by definition: orpo and
-    cpo."""
+    """dpo only: weight of the cross entropy on the better answers, added to the loss. orpo and cpo always include it
+    with weight 1."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""
     bad: NonNegative = 1.0
     """kto only: weight of bad answers."""
     reference: Annotated[Text, Field(examples=["cached"])] = "auto"
-    """The policy to stay close to. auto: adapter-off with an adapter, else model. adapter-off: the base under the
-    adapter. model: a second copy of the base. cached: log-probabilities of the base, computed once before step 1.
-    none: for a loss of your own that needs no reference. Anything else: folder or hub id of another model with the
-    same tokenizer."""
+    """Reference policy. auto: adapter-off with an adapter, else model. adapter-off: the base with the adapter disabled.
+    model: a second copy of the base. cached: log-probabilities of the base, computed once before step 1. none: for a
+    custom loss without a reference. Anything else: folder or hub id of another model with the same tokenizer."""
 
 
 class PpoConfig(Section):
     reward: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """Where scores come from: a reward model's folder or hub id; FILE.py:FUNCTION, called with prompts and responses
-    (lists of texts) and returning a number for each; or an http(s) address, which is sent the same as JSON. A Python
-    caller may pass a function instead."""
+    """Source of scores: a reward model's folder or hub id; FILE.py:FUNCTION, which takes prompts and responses (lists
+    of texts) and returns a number for each; or an http(s) address, which receives the same as JSON. A Python caller may
+    pass a function instead."""
     critic: Annotated[Text | None, Field(examples=["runs/reward"])] = None
-    """Model that the critic starts from; null: the reward model where there is one, else the policy."""
+    """Model that initializes the critic; null: the reward model if there is one, else the policy."""
     critic_adapter: Annotated[
         Literal["as_policy", "none"] | AdapterShape, Field(examples=[{"kind": "lora", "rank": 8}])
     ] = "as_policy"
-    """What of the critic trains beside its value head. as_policy: an adapter like the policy's, or all weights where
-    the policy has none. none: all weights. Or an adapter of its own, with keys as in `adapter`. A critic that starts
-    from an adapter goes on with that one."""
+    """What trains in the critic besides its value head. as_policy: an adapter like the policy's, or all weights if the
+    policy has none. none: all weights. Or a separate adapter, with keys as in `adapter`. A critic that is initialized
+    from an adapter continues to train that one."""
     critic_lr: Positive = 5e-6
-    """Highest learning rate of the critic; its schedule is the policy's."""
+    """Peak learning rate of the critic; it follows the policy's schedule."""
     critic_weight_decay: NonNegative = 0.0
     """Weight decay of the critic."""
     critic_max_grad_norm: Positive | None = 1.0
     """Clip the critic's gradient norm to this; null for no clipping."""
     rollout_batches: Count = 1
-    """How many batches of batch.size prompts are answered before the weights move."""
+    """Batches of batch.size prompts that are answered before the weights change."""
     epochs: Count = 1
-    """How often the answers of one rollout are learned from."""
+    """Passes over the answers of one rollout."""
     max_new_tokens: Count = 256
-    """Longest answer in tokens; a prompt has data.max_length less this."""
+    """Maximum tokens per answer; a prompt has at most data.max_length minus this."""
     temperature: Positive = 1.0
-    """Of the answers' draws."""
+    """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0
-    """Draw from the fewest likeliest tokens that add up to this."""
+    """Nucleus sampling: sample from the smallest set of most likely tokens with this total probability."""
     kl: NonNegative = 0.1
-    """Coefficient of the KL penalty in the reward of every token; where kl_target is set, its first value."""
+    """Coefficient of the KL penalty in the reward of every token; its initial value if kl_target is set."""
     kl_target: Annotated[Positive | None, Field(examples=[6.0])] = None
-    """KL per answer that the coefficient is steered to (Ziegler et al. 2019); null: it stays as it is."""
+    """Target KL per answer for an adaptive coefficient (Ziegler et al. 2019); null: the coefficient is constant."""
     kl_horizon: Positive = 10000.0
-    """Answers over which the coefficient is steered."""
+    """Horizon of the adaptive coefficient, in answers."""
     kl_bound: Annotated[Positive | None, Field(examples=[50.0])] = 50.0
-    """Mean KL per answer beyond which only the KL penalty is learned from, to come back; null: no bound."""
+    """Mean KL per answer above which only the KL penalty trains, to bring the policy back; null: no bound."""
     reward_clip: Positive | None = 5.0
-    """Scores are clipped to plus and minus this; null: not at all."""
+    """Clip scores to plus and minus this; null: no clipping."""
     ratio_clip: Positive = 0.2
-    """How far the probability ratio may move before its gradient stops."""
+    """Clipping range of the probability ratio around 1."""
     value_clip: Positive | None = 0.2
-    """How far a value may move from the rollout's; null: as far as it likes."""
+    """Clipping range of values around the rollout's; null: no clipping."""
     gamma: Annotated[float, Field(gt=0, le=1), Number] = 1.0
     """Discount per token."""
     gae_lambda: Annotated[float, Field(ge=0, le=1), Number] = 0.95
-    """Of generalised advantage estimation (Schulman et al. 2016)."""
+    """Lambda of generalized advantage estimation (Schulman et al. 2016)."""
     whiten: Flag = False
-    """Bring the advantages of a rollout to mean 0 and deviation 1."""
+    """Normalize the advantages of a rollout to mean 0 and standard deviation 1."""
     entropy: NonNegative = 0.0
-    """Coefficient of the policy's entropy, which is added to what is maximised."""
+    """Coefficient of the entropy bonus."""
     ratio_bound: Positive = 10.0
-    """Mean probability ratio of a step beyond which it does not count."""
+    """Mean probability ratio of a step above which the step is skipped."""
     ema: Annotated[Annotated[float, Field(gt=0, lt=1), Number] | None, Field(examples=[0.992])] = None
-    """Keep a moving average of the policy with this decay, and save it beside the model; null: none."""
+    """Decay of a moving average of the policy, which is saved next to the model; null: none."""
     unsup_coef: NonNegative = 0.0
-    """Weight of the language-modelling loss on unsup_data beside the policy's; DeepSpeed-Chat has 27.8."""
+    """Weight of the language-modelling loss on unsup_data, added to the policy's loss; DeepSpeed-Chat uses 27.8."""
     unsup_data: Literal["none"] | Sources = Field(default="none", examples=["data/texts.jsonl"])
-    """Plain texts or answers whose loss is mixed in."""
+    """Plain texts or answers for that loss."""
     patience: Count = 3
-    """Rollouts in a row that may be held back before the run ends with exit 5."""
+    """Consecutive rollouts that may be held back before the run ends with exit 5."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What writes the answers: this process, or a vLLM server."""
+    """What generates answers: this process or a vLLM server."""
     vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
     """Address of the vLLM server."""
 
@@ -136,96 +134,96 @@ class PpoConfig(Section):
 
 class RewardTerm(Section):
     name: Annotated[Text, Field(examples=["numeric"])]
-    """exact, numeric, choice, regex, length, json, math or code, which surefoot has (docs/grpo.md); FILE.py:FUNCTION,
-    MODULE:FUNCTION or entry_point:NAME; or an http(s) address."""
+    """A built-in reward (exact, numeric, choice, regex, length, json, math or code, see docs/grpo.md);
+    FILE.py:FUNCTION, MODULE:FUNCTION or entry_point:NAME; or an http(s) address."""
     weight: Annotated[float, Number] = 1.0
-    """What its scores are multiplied by before all are added up; 0: they are logged, and not learned from."""
+    """Weight of its scores in the sum; 0: they are only logged."""
     field: Annotated[Text | None, Field(examples=["answer"])] = None
-    """exact, numeric, choice and math: field of the record with the right answer; null: answer. json: field with a
-    schema; null: any JSON will do. code: field with the tests; null: tests."""
+    """exact, numeric, choice and math: field of the record with the correct answer; null: answer. json: field with a
+    schema; null: any valid JSON passes. code: field with the tests; null: tests."""
     pattern: Annotated[Text | None, Field(examples=["<answer>.*</answer>"])] = None
-    """regex: Python's regular expression that an answer has to contain. exact, numeric, choice, math and code: with one
-    group, which holds what is compared or run; null: as docs/grpo.md says."""
+    """regex: Python regular expression that must match somewhere in the answer. exact, numeric, choice, math and code:
+    expression with one group, which captures what is compared or run; null: see docs/grpo.md."""
     longest: Annotated[Count | None, Field(examples=[200])] = None
-    """length: tokens of an answer beyond which it scores 0."""
+    """length: answers with more tokens than this score 0."""
     seconds: Annotated[Positive | None, Field(examples=[10])] = None
-    """math: for one comparison. code: CPU time of one program, in whole seconds. null: 5."""
+    """Time limit. math: of one comparison. code: CPU time of one program, in whole seconds. null: 5."""
 
 
 class GrpoConfig(Section):
     rewards: list[Annotated[RewardTerm, ShortForm("name")]] = Field(
         default=[], examples=[["numeric"], [{"name": "numeric"}, {"name": "style.py:short", "weight": 0.1}]]
     )
-    """Where scores come from: a list of names, or of {name, weight}. Their weighted sum is what is learned from."""
+    """Rewards: a list of names or of {name, weight}. The score is their weighted sum."""
     run_code: Flag = False
-    """Allow the reward code to run programs that the model writes, confined as SECURITY.md says."""
+    """Allow the reward code to run programs that the model writes, sandboxed as described in SECURITY.md."""
     loss: GroupLoss = "dapo"
     """docs/grpo.md has the formulas. dapo: Yu et al. 2025. grpo: Shao et al. 2024. bnpo: TRL's. dr_grpo: Liu et al.
     2025. cispo: MiniMax 2025. gspo: Zheng et al. 2025. rloo: Ahmadian et al. 2024. reinforce++: Hu 2025."""
     group: Annotated[int, Field(ge=2), Number] = 8
-    """Answers to each prompt, which are compared with each other. batch.size counts answers."""
+    """Answers per prompt, which are compared with each other. batch.size counts answers."""
     rollout_batches: Count = 1
-    """How many batches of batch.size answers are written before the weights move."""
+    """Batches of batch.size answers that are generated before the weights change."""
     epochs: Count = 1
-    """How often the answers of one rollout are learned from."""
+    """Passes over the answers of one rollout."""
     ahead: Annotated[int, Field(ge=0), Number] = 0
-    """So many rollouts before they are learned from answers are drawn: by a policy that is so many rollouts old, which
-    ratios then compare with."""
+    """Generate answers this many rollouts before they are trained on, with a policy that is this many rollouts old;
+    probability ratios are relative to that policy."""
     max_new_tokens: Count = 256
-    """Longest answer in tokens; a prompt has data.max_length less this."""
+    """Maximum tokens per answer; a prompt has at most data.max_length minus this."""
     temperature: Positive = 1.0
-    """Of the answers' draws."""
+    """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0
-    """Draw from the fewest likeliest tokens that add up to this. Ratios are then those among these tokens."""
+    """Nucleus sampling: sample from the smallest set of most likely tokens with this total probability. Ratios are then
+    computed within this set."""
     top_k: Annotated[Count | None, Field(examples=[20])] = None
-    """Draw from the likeliest so many tokens alone, of which top_p then takes its part; null: from all."""
+    """Sample only from this many most likely tokens, before top_p is applied; null: from all."""
     correction: CorrectionKind = "none"
-    """What answers are weighed by where the engine that drew them finds their tokens more or less likely than the code
-    that learns does: by the ratio of the two, of each token or of the whole answer, cut at correction_low and
-    correction_high (truncate), or 0 beyond them (mask)."""
+    """Importance weights for differences between the engine's token probabilities and the trainer's: their ratio per
+    token or per answer, clipped to correction_low and correction_high (truncate), or 0 outside them (mask)."""
     correction_low: Annotated[Positive | None, Field(examples=[0.5])] = None
-    """Lowest such ratio; null: no bound."""
+    """Lower bound of this ratio; null: no bound."""
     correction_high: Annotated[Positive | None, Field(examples=[2.0])] = 3.0
-    """Highest such ratio; null: no bound."""
+    """Upper bound of this ratio; null: no bound."""
     mismatch_bound: Annotated[Literal["auto"] | Positive | None, Field(examples=[0.05])] = "auto"
-    """Mean difference of log-probabilities per token, engine to trainer, beyond which `mismatch` acts. auto: what the
-    type of the products explains, 1e-3 in fp32, 0.02 in fp16, 0.1 in bf16; null: no bound."""
+    """Mean difference of log-probabilities per token between engine and trainer above which `mismatch` acts. auto: what
+    the compute dtype explains: 1e-3 in fp32, 0.02 in fp16, 0.1 in bf16; null: no bound."""
     mismatch: Literal["stop", "caution"] = "stop"
-    """What a rollout beyond mismatch_bound does: exit 5 before anything is learned from it, or a caution."""
+    """Effect of a rollout above mismatch_bound: exit 5 before training on it, or a warning (caution)."""
     baseline: Literal["auto", "group", "others", "step"] = "auto"
-    """What is taken off a score. group: the mean of its group. others: the mean of the group's other answers. step: the
-    mean of the rollout. auto: as the loss is defined."""
+    """Baseline subtracted from a score. group: mean of its group. others: mean of the group's other answers. step: mean
+    of the rollout. auto: as the loss defines it."""
     scale: Literal["auto", "group", "step", "none"] = "auto"
-    """What that difference is divided by: the deviation of the group, of the rollout, or nothing. auto: as the loss is
-    defined."""
+    """Divisor of that difference: standard deviation of the group, of the rollout (step), or none. auto: as the loss
+    defines it."""
     clip_low: Annotated[Literal["auto"] | Positive, Field(examples=[0.2])] = "auto"
-    """How far below 1 a probability ratio may fall before its gradient stops; auto: as the loss is defined."""
+    """Clipping range of the probability ratio below 1; auto: as the loss defines it."""
     clip_high: Annotated[Literal["auto"] | Positive, Field(examples=[0.28])] = "auto"
-    """The same above 1."""
+    """Clipping range of the probability ratio above 1; auto: as the loss defines it."""
     kl: NonNegative = 0.0
-    """Coefficient of the KL penalty that holds the policy to the base; 0: none, and no reference is loaded."""
+    """Coefficient of the KL penalty towards the base model; 0: none, and no reference is loaded."""
     overlong: Literal["learn", "mask", "penalise"] = "learn"
-    """What becomes of answers that reach max_new_tokens without an end. learn: their score counts as any other. mask:
-    they count in their group's mean, and are not learned from. penalise: the last overlong_buffer tokens before
-    max_new_tokens take up to 1 off the score (DAPO's soft penalty, Yu et al. 2025)."""
+    """Treatment of answers that reach max_new_tokens without an end. learn: as any other. mask: they count in the mean
+    of their group but carry no loss. penalise: within the last overlong_buffer tokens before max_new_tokens, up to 1
+    is subtracted from the score (DAPO's soft penalty, Yu et al. 2025)."""
     overlong_buffer: Annotated[Count | None, Field(examples=[64])] = None
-    """Tokens over which the penalty grows from 0 to 1; null: a fifth of max_new_tokens."""
+    """Number of tokens over which the penalty grows from 0 to 1; null: a fifth of max_new_tokens."""
     redraw: Annotated[int, Field(ge=0), Number] = 0
-    """How often the groups of a rollout whose answers all have one score are put aside and other prompts answered in
-    their place (dynamic sampling, Yu et al. 2025)."""
+    """How often groups whose answers all have the same score are replaced by groups for other prompts (dynamic
+    sampling, Yu et al. 2025)."""
     control: Literal["none", "random"] = "none"
-    """random: learn from random numbers in place of the scores, which are only logged: what a run gains over this one
-    is due to its rewards."""
+    """random: train on random numbers instead of the scores, which are only logged. The gain of another run over this
+    one is due to its rewards."""
     eval_answers: Annotated[int, Field(ge=0), Number, Field(examples=[8])] = 0
-    """Answers that each evaluation draws to every held-out prompt, beside the likeliest one, for pass_at_1, pass_at_2,
+    """Answers sampled per held-out prompt at each evaluation, in addition to the greedy one, for pass_at_1, pass_at_2,
     pass_at_4, ... (Chen et al. 2021); 0: none."""
     eval_passes: Annotated[float, Number] = 1.0
-    """Score from which on a drawn answer passes."""
+    """Minimum score at which a sampled answer passes."""
     ratio_bound: Positive = 10.0
-    """Mean probability ratio of a step beyond which it does not count."""
+    """Mean probability ratio of a step above which the step is skipped."""
     patience: Count = 3
-    """Rollouts in a row without any spread of scores, or held back, before the run ends with exit 5."""
+    """Consecutive rollouts without any difference in scores, or held back, before the run ends with exit 5."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What writes the answers: this process, or a vLLM server."""
+    """What generates answers: this process or a vLLM server."""
     vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
     """Address of the vLLM server."""

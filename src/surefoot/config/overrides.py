@@ -1,9 +1,9 @@
-"""Dotted keys in the plain tables of a config: overrides from the command line, and where each key came from.
+"""Apply command-line overrides to a plain config, and track where each key comes from.
 
     optim.lr=1e-5    adapter=null    data.train=[a.json, b.csv]    data.train[1].weight=2
 
-The value of an override is YAML. It replaces what the file has under this key; a later override beats an earlier one.
-`Sources` remembers the line of the file or the override that each key came from, for messages.
+The value of an override is YAML. It replaces the file's value of the key; later overrides win.
+`Sources` stores the line of the file or the override of each key, for messages.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass
 class Sources:
-    """Positions of the file, overlaid with the overrides in the order in which they were given."""
+    """Positions of keys in the file, overlaid with the overrides in their order."""
 
     document: Document
-    overrides: dict[str, str] = field(default_factory=dict)  # dotted key -> the override as it was typed
+    overrides: dict[str, str] = field(default_factory=dict)  # dotted key -> the override as typed
 
     def override(self, key: str, text: str) -> None:
-        """From now on `key`, and whatever it holds, comes from the override `text`."""
+        """Record that `key`, with everything nested in it, comes from the override `text`."""
         self.overrides = {known: typed for known, typed in self.overrides.items() if not known.startswith(f"{key}.")}
         self.overrides[key] = text
 
     def of_key(self, key: str) -> str:
-        """Where a message about the key itself points: "run.yaml:3:1", or the override."""
+        """Return the place of a key, such as "run.yaml:3:1", or its override."""
         return self._where(key, self.document.keys)
 
     def of_value(self, key: str) -> str:
         return self._where(key, self.document.values)
 
     def of_group(self, key: str) -> str:
-        """Where a message about an absent key points: at the group it belongs to; the file for a top-level key."""
+        """Return the place for a message about an absent key: its group, or the file for a top-level key."""
         group = key.rpartition(".")[0]
-        if group.rpartition(".")[2].isdecimal():  # an item of a list has no key of its own
+        if group.rpartition(".")[2].isdecimal():  # a list item has no key
             return self.of_value(group)
         return self.of_key(group) if group else self.document.path
 
     def origin(self, key: str) -> str:
-        """ "override" or "file:line", of a key that was given."""
+        """Return "override" or "file:line" for a given key."""
         if self._override(key) is not None:
             return "override"
         for name in _upwards(key):
@@ -65,19 +65,19 @@ class Sources:
         return self.document.path
 
     def _override(self, key: str) -> str | None:
-        """The one that `key` comes from, which may have replaced a group that the file spells out."""
+        """Return the override that sets `key` or a group above it."""
         return next((self.overrides[name] for name in _upwards(key) if name in self.overrides), None)
 
 
 def _upwards(key: str) -> Iterator[str]:
-    """ "a.b.c", "a.b", "a" """
+    """Yield "a.b.c", "a.b", "a"."""
     while key:
         yield key
         key = key.rpartition(".")[0]
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-    """Of a dotted key; None where it is not set."""
+    """Return the value of a dotted key, or None if it is not set."""
     for part in key.split("."):
         if not isinstance(config, Mapping) or part not in config:
             return None
@@ -86,7 +86,7 @@ def value_at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def set_at(config: dict[str, Any], key: str, new: Any) -> None:
-    """Set a dotted key in place, with the groups above it; None takes it away."""
+    """Set a dotted key in place, creating groups; None removes it."""
     *groups, name = key.split(".")
     for group in groups:
         config = config.setdefault(group, {})
@@ -97,7 +97,7 @@ def set_at(config: dict[str, Any], key: str, new: Any) -> None:
 
 
 def with_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as plain values, with these in place of what it has. settings: dotted key -> value."""
+    """Return a copy of a plain config with some values replaced. settings: dotted key -> value."""
     config = deepcopy(dict(given))
     for key, new in settings.items():
         group = key.split(".")[0]
@@ -116,10 +116,10 @@ _SHORT_FORMS = {
 
 
 def expand_short_forms(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which `model: path` reads `model: {path: path}`, so that every value stands at its full key.
+    """Return a copy with `model: path` expanded to `model: {path: path}`, so that every value has its full key.
 
-    Likewise each source in data.train and data.eval; one source is not made a list, so that its keys stay where the
-    user wrote them.
+    Sources in data.train and data.eval are expanded as well. A single source is not wrapped in a list, so that its keys
+    keep the user's paths.
     """
     data = {
         name: {_SHORT_FORMS[name]: value} if name in _SHORT_FORMS and not isinstance(value, dict) else value
@@ -137,7 +137,7 @@ def _expand_source(value: Any) -> Any:
 
 
 def apply_override(data: dict[str, Any], text: str, sources: Sources) -> dict[str, Any]:
-    """`data` (short forms expanded) with one override applied; `sources` learns of it. Raises InputError."""
+    """Return `data` (short forms expanded) with one override applied, and record it in `sources`. Raises InputError."""
     typed, equals, written = text.partition("=")
     key = typed_key(typed.strip())
     if not equals or not all(key.split(".")):
@@ -152,11 +152,11 @@ def apply_override(data: dict[str, Any], text: str, sources: Sources) -> dict[st
     for name in groups:
         path = f"{path}.{name}" if path else name
         at = _place_in(group, name, path, text)
-        held = group.get(at) if isinstance(group, dict) else group[at]
-        if not isinstance(held, dict | list):  # absent, or a plain value that the override turns into a group
+        inner = group.get(at) if isinstance(group, dict) else group[at]
+        if not isinstance(inner, dict | list):  # absent, or a plain value that the override turns into a group
             sources.override(path, text)
-            held = {}
-        group[at] = held.copy()
+            inner = {}
+        group[at] = inner.copy()
         group = group[at]
     group[_place_in(group, last, key, text)] = value
     sources.override(key, text)
@@ -164,7 +164,7 @@ def apply_override(data: dict[str, Any], text: str, sources: Sources) -> dict[st
 
 
 def _place_in(group: dict[str, Any] | list[Any], name: str, key: str, text: str) -> Any:
-    """The key of a group or the position in a list that one part of a dotted key means."""
+    """Return the mapping key or list position that one part of a dotted key refers to."""
     if isinstance(group, dict):
         return name
     if name in (positions := [str(position) for position in range(len(group))]):

@@ -1,11 +1,11 @@
-"""Paths in a config, checked before anything heavy is imported: a missing model or data file is found in milliseconds.
+"""Check the paths in a config before heavy imports, so that a missing model or data file is found in milliseconds.
 
-A path that could be local is never taken for a hub id, so a misspelt folder cannot start a download.
+A path that could be local is never treated as a hub id, so a misspelled folder cannot start a download.
 """
 
 from __future__ import annotations
 
-import os.path  # its tests answer False where pathlib's raise: names too long, folders that may not be read
+import os.path  # returns False where pathlib raises: names too long, unreadable folders
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -18,15 +18,15 @@ from surefoot.config.sections import SourceConfig
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
 from surefoot.system.messages import nearest_word
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a share as people write it
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a percentage
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
-MOST_LISTED = 5  # neighbours that a message lists
+MOST_LISTED = 5  # entries of a folder that a message lists
 
 _SUFFIXES = ".json, .jsonl, .csv, .tsv, .parquet or .txt"
 
 
 def expand_home(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy (short forms expanded) in which `~/…` names the home folder, as a shell would have it."""
+    """Return a copy with `~` expanded in all paths. data: plain config with short forms expanded."""
     data = deepcopy(data)
     section = data.get("data")
     requested = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
@@ -39,7 +39,7 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def path_problems(config: RunConfig) -> list[Problem]:
-    """What the model path, the data sources and the run folder lack, and where they are in each other's way."""
+    """Return problems with the model path, data sources and run folder, and conflicts between them."""
     model = config.model.path
     problems = [*model_problems(model), *_revision(model, config.model.revision), *_output(config.output, model)]
     named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
@@ -53,10 +53,10 @@ def path_problems(config: RunConfig) -> list[Problem]:
 
 
 def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] = ()) -> str:
-    """Advice on a path that does not exist: the neighbour with the nearest name, else what stands there instead.
+    """Suggest an alternative to a missing path: the entry with the most similar name, else a list of entries.
 
-    suffixes: files that come into question besides folders.
-    extra: words that could have been meant instead of a path.
+    suffixes: suffixes of suitable files; folders are always suitable.
+    extra: keywords that could have been meant instead of a path.
     """
     missing = path
     while not os.path.exists(missing.parent):
@@ -72,11 +72,11 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
         return f"did you mean {found}?"
     folder = "the working folder" if str(missing.parent) == "." else str(missing.parent)
     listed = ", ".join(neighbours[:MOST_LISTED]) + (", …" if len(neighbours) > MOST_LISTED else "")
-    return f"{folder} has {listed}" if neighbours else f"{folder} has nothing like it"
+    return f"{folder} has {listed}" if neighbours else f"{folder} has nothing similar"
 
 
 def model_problems(text: str) -> Iterator[Problem]:
-    """Why a path that could be local is no model's folder. Nothing of what could be a hub id."""
+    """Yield why a local path is not a model folder; nothing for a hub id."""
     if not looks_local(text):
         return
     path = Path(text)
@@ -86,13 +86,13 @@ def model_problems(text: str) -> Iterator[Problem]:
     elif not os.path.isdir(path):
         yield _problem("model.path", f"{text} is a file", f"give its folder: {path.parent}")
     elif os.path.isfile(path / "adapter_config.json"):
-        yield _problem("model.path", f"{text} holds an adapter, not a model", "name its base model")
+        yield _problem("model.path", f"{text} contains an adapter, not a model", "give its base model")
     elif not os.path.isfile(path / "config.json"):
         yield _problem("model.path", f"{text} has no config.json", _model_inside(path))
 
 
 def _scored(key: str, text: str | None) -> Iterator[Problem]:
-    """A folder with a value head; functions and servers are looked at elsewhere."""
+    """Check a reward model folder; functions and servers are checked elsewhere."""
     if text is None or ":" in text or not looks_local(text) or os.path.exists(text):
         return
     yield _problem(key, f"folder {text} does not exist", nearest_path(Path(text), ()))
@@ -113,27 +113,27 @@ def _revision(model: str, revision: Any) -> Iterator[Problem]:
 
 def _output(output: str, model: Any) -> Iterator[Problem]:
     if os.path.isfile(output):
-        yield _problem("output", f"{output} is a file", "name a folder")
+        yield _problem("output", f"{output} is a file", "give a folder")
     elif isinstance(model, str) and os.path.isdir(output) and os.path.isdir(model) and os.path.samefile(model, output):
-        yield _problem("output", "is the model's own folder", "name another folder", "model.path")
+        yield _problem("output", "is the model's own folder", "give another folder", "model.path")
 
 
 def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
     text, path = source.path, Path(source.path)
     if is_hub_data(text):
         if source.name is not None:
-            what = f"names an entry of a folder's {DESCRIPTION}, and {text} is a hub data set"
-            yield _problem(f"{key}.name", what, "name a configuration with subset", f"{key}.path")
+            what = f"refers to an entry in a folder's {DESCRIPTION}, but {text} is a hub dataset"
+            yield _problem(f"{key}.name", what, "choose a configuration with subset", f"{key}.path")
         return
     split_of_folder = os.path.isdir(path) and source.name is None
     for name in _ONLY_ON_THE_HUB:
-        if name == "split" and (split_of_folder or source.split == "train"):  # a file is all train
+        if name == "split" and (split_of_folder or source.split == "train"):  # a file is one split, train
             continue
         if getattr(source, name) != SourceConfig.model_fields[name].default:
-            what = f"is for data sets on the hub, and {text} is a path on this machine"
+            what = f"is for hub datasets, but {text} is a local path"
             yield _problem(f"{key}.{name}", what, "leave it out", f"{key}.path")
     if source.name is not None and os.path.isfile(path):
-        what = f"names an entry of a folder's {DESCRIPTION}, and {text} is a file"
+        what = f"refers to an entry in a folder's {DESCRIPTION}, but {text} is a file"
         yield _problem(f"{key}.name", what, "leave it out, or give the folder", f"{key}.path")
     yield from _data_path(f"{key}.path", text)
 
@@ -142,7 +142,7 @@ def _data_path(key: str, text: str) -> Iterator[Problem]:
     path = Path(text)
     if not os.path.exists(path) and key.startswith("data.eval") and (share := _PERCENT.fullmatch(text)):
         fix = f"write {float(share[1]) / 100:g} to hold out {share[1]} % of the training data"
-        yield _problem(key, f"{text} is not a file, and a share is a number below 1", fix)
+        yield _problem(key, f"{text} is not a file; a fraction is a number below 1", fix)
     elif not os.path.exists(path):
         extra = ("none",) if key.startswith("data.eval") else ()
         yield _problem(key, f"file {text} does not exist", nearest_path(path, DATA_SUFFIXES, extra))
@@ -155,7 +155,7 @@ def _data_path(key: str, text: str) -> Iterator[Problem]:
 
 
 def _holds_data(folder: Path) -> bool:
-    """In itself or in a folder right below it, as downloaded data sets have it."""
+    """Return whether a folder or its direct subfolders contain data files, as downloaded datasets do."""
     entries = _entries(folder)
     files = [*entries, *(inner for entry in entries if os.path.isdir(entry) for inner in _entries(entry))]
     return any(file.name.lower().endswith(DATA_SUFFIXES) for file in files)

@@ -1,4 +1,4 @@
-"""What is wrong with the shape of a config, in our words and by dotted key. The place in the file is added later."""
+"""Translate pydantic's errors to problems by dotted key. Places in the file are added later."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from surefoot.config.suggestions import nearest_key
 from surefoot.config.yaml_scalars import is_plain_text
 from surefoot.system.messages import MOST, nearest_word
 
-MOST_LISTED = 9  # keys of a group that one message lists
+MOST_LISTED = 9  # keys of a group in one message
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in the shape of a config.
+    """One mistake in a config.
 
-    key: dotted path as the user gave it (an unknown key, or "adapter.targets.0").
-    at: which part of `key: value` to point at; "group" where the key itself is absent.
-    involves: keys of the schema whose values no further check may trust.
+    key: dotted path as the user wrote it (an unknown key, or "adapter.targets.0").
+    at: the part of `key: value` to point at; "group" if the key is absent.
+    involves: schema keys whose values later checks must not use.
     code: see `surefoot.system.errors.Fault`.
     """
 
@@ -36,7 +36,7 @@ class Problem:
 
 
 def shape_problems(data: dict[str, Any]) -> list[Problem]:
-    """Unknown and missing keys, wrong types, values out of range: all of them, one for each key."""
+    """Return unknown and missing keys, wrong types and values out of range: all of them, one per key."""
     try:
         RunConfig.model_validate(data)
     except ValidationError as error:
@@ -45,7 +45,7 @@ def shape_problems(data: dict[str, Any]) -> list[Problem]:
             problem = _translate(item["type"], item["loc"], data, suggest=number < MOST)
             subject = (problem.at, concerned(problem))
             known = problems.get(subject)
-            # Each branch of a union reports: keep the most exact.
+            # Each branch of a union reports an error: keep the most specific.
             if known is None or len(problem.key) > len(known.key):
                 problems[subject] = problem
         found = list(problems.values())
@@ -55,13 +55,13 @@ def shape_problems(data: dict[str, Any]) -> list[Problem]:
 
 
 def _above(path: str) -> Iterator[str]:
-    """The groups that a path lies in: "a" and "a.b" of "a.b.c"."""
+    """Yield the groups above a path: "a.b" and "a" for "a.b.c"."""
     while path := path.rpartition(".")[0]:
         yield path
 
 
 def concerned(problem: Problem) -> str:
-    """Where in the data the key stands that a problem is about: not an item or an entry within its value."""
+    """Return the path of the key that a problem is about, without positions or entries inside its value."""
     path = problem.key
     while problem.at == "value" and (path.rpartition(".")[2].isdecimal() or schema_key(path) != problem.involves[0]):
         path = path.rpartition(".")[0]
@@ -69,7 +69,7 @@ def concerned(problem: Problem) -> str:
 
 
 def without_consequences(problems: list[Problem]) -> list[Problem]:
-    """A misspelt key is one mistake: the required key that it was meant to be is not reported as missing too."""
+    """Remove reports of missing keys that a misspelled key was meant to be: that is one mistake."""
     meant = {key for problem in problems if problem.at == "key" for key in problem.involves}
     return [
         problem
@@ -79,8 +79,11 @@ def without_consequences(problems: list[Problem]) -> list[Problem]:
 
 
 def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest: bool) -> Problem:
-    """`location` is a path into `data`, mixed with pydantic's names for branches of unions, which are skipped. suggest:
-    what an unknown key could have meant."""
+    """Translate one pydantic error.
+
+    location: path into `data`, mixed with pydantic's names of union branches, which are skipped.
+    suggest: whether to look for the nearest key.
+    """
     path, node = "", data
     for number, part in enumerate(location, start=1):
         step = f"{path}.{part}" if path else str(part)
@@ -109,9 +112,11 @@ def _unknown(path: str, suggest: bool) -> Problem:
     if near is not None:
         nested = f" (key {near.name} under {near.group})" if near.group else ""
         return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,), "SF-CONFIG-KEY")
-    beside = [key.name for key in all_keys().values() if key.group == group]
+    siblings = [key.name for key in all_keys().values() if key.group == group]
     listed = (
-        f"{group} has {', '.join(beside)}" if 0 < len(beside) <= MOST_LISTED else "`surefoot explain` lists all keys"
+        f"{group} has {', '.join(siblings)}"
+        if 0 < len(siblings) <= MOST_LISTED
+        else "`surefoot explain` lists all keys"
     )
     return Problem(path, "unknown key", listed, "key", (), "SF-CONFIG-KEY")
 

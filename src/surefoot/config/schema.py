@@ -1,4 +1,4 @@
-"""Every knob of a run, typed. Attribute path = YAML path = override path.
+"""Every config key of a run, typed. Attribute path = YAML path = override path.
 
 The classes hold data and field-local checks only; rules that need the model, the data or the machine live in
 `surefoot.planning`. The text under each field is what `surefoot explain KEY` prints.
@@ -31,7 +31,7 @@ from surefoot.method_facts.methods import METHODS, MethodFacts
 
 if TYPE_CHECKING:
     Method = str
-else:  # the rows are the one list of names; a type checker wants constants
+else:  # the rows are the only list of names, but a type checker needs constants
     Method = Literal[tuple(METHODS)]
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -43,67 +43,66 @@ class ModelConfig(Section):
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub model; leave out for a local folder."""
     dropout: Annotated[Literal["own"] | Share | None, Field(examples=[0.0])] = None
-    """Dropout of the model's own layers while it trains. own: as its config.json says. null: own in stages sft and
-    pretrain, 0 in the others, which compare log-probabilities or scores. The published config.json keeps what it
-    had."""
+    """Dropout of the model's own layers in training. own: as in its config.json. null: own in stages sft and pretrain,
+    0 in the others, which compare log-probabilities or scores. The published config.json keeps its values."""
     router_aux_loss_coef: Annotated[Literal["auto"] | NonNegative, Field(examples=[0.001])] = "auto"
-    """Mixtures of experts: by what their load-balancing loss, over all tokens of a step, is multiplied before it is
-    added. auto: as config.json says, which is 0 unless its output_router_logits is true. It is logged apart, as
-    aux_loss; where a step has several micro-batches, it costs one more forward pass."""
+    """Mixture-of-experts models: weight of the load-balancing loss over all tokens of a step. auto: as in config.json,
+    0 unless output_router_logits is true. Logged separately as aux_loss. If a step has several micro-batches, it costs
+    one extra forward pass."""
 
 
 class TokenizerConfig(Section):
     pad: Text = "auto"
-    """auto: the tokenizer's own pad, a reserved one, a spare embedding row, or EOS (masked by position), in this order.
+    """auto: the first of the tokenizer's own pad, a reserved token, a spare embedding row and EOS (masked by position).
     add: append <|pad|> and an embedding row. Anything else names an existing token."""
 
 
 class AdapterConfig(AdapterShape):
     publish: Literal["adapter", "merged"] = "adapter"
-    """What the run folder holds at the end: the adapter, or the whole model with the adapter merged into its weights.
-    Checkpoints hold the adapter either way."""
+    """What the run folder contains at the end: the adapter, or the whole model with the adapter merged in. Checkpoints
+    always contain the adapter."""
 
 
 class DataConfig(Section):
     train: Annotated[Sources, Field(examples=["data/train.jsonl"])]
-    """Training examples: a file (.json, .jsonl, .csv, .tsv, .parquet, .txt), a folder, a hub data set, or a list of
+    """Training examples: a file (.json, .jsonl, .csv, .tsv, .parquet, .txt), a folder, a hub dataset, or a list of
     sources, each a path or {path: …, format: …, columns: …, weight: …}."""
     eval: Annotated[
         Literal["none"] | Sources | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
     ] = "none"
-    """none; a source as in train; a share between 0 and 1 or a count of the training records, split off by the
+    """none; a source as in train; or a fraction (0 to 1) or number of training records to hold out, chosen by the
     seed."""
     format: DataFormat = "auto"
-    """Layout of the records of every source that names none; auto recognises it and says what it saw. custom: a Python
-    caller passes the function that reads a record."""
+    """Record format of every source that sets none. auto: detect it and report the result. custom: a Python caller
+    passes the function that reads a record."""
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
     qwen, qwen3, mistral, gemma, deepseek, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
-    commonsense-eval, commonsense-sentence, or a .jinja file. by-record: what the first record is: raw for texts
-    (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml: that name where
-    the tokenizer brings no template."""
+    commonsense-eval, commonsense-sentence, or a .jinja file. by-record: chosen by the first record: raw for
+    texts (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml: chatml if
+    the tokenizer has no template."""
     max_length: Annotated[Literal["auto", "model"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = (
         "auto"
     )
-    """Longest example in tokens; a longer one loses prompt tokens first, but for a quarter of the room, then the end of
-    its answer. auto: 2048, or all positions of a model that has fewer. model: all positions."""
+    """Maximum tokens per example. Longer examples lose prompt tokens first, down to a quarter of this length, then the
+    end of the answer. auto: 2048, or the model's maximum if it is smaller. model: the model's maximum."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
-    """Use only the first N records of every training source that sets no max_samples itself."""
+    """Use only the first N records of every training source without its own max_samples."""
     train_on: Literal["responses", "last", "completion", "everything", "by-record"] = "responses"
-    """Which tokens carry loss: every answer, the last answer, all that follows the first prompt, or all of them.
-    by-record: completion where the first record has a prompt, else everything."""
+    """Which tokens carry loss: all answers, the last answer, everything after the first prompt, or all tokens.
+    by-record: completion if the first record has a prompt, else everything."""
     encoding: Literal["parts", "whole"] = "parts"
-    """parts: an answer is a text of its own for the tokenizer, as when a model writes it. whole: prompt and answer are
-    encoded in one go, and what is too long loses its end, as in TRL."""
+    """parts: prompt and answer are tokenized separately, as in generation. whole: they are tokenized as one text and
+    truncated at the end, as in TRL."""
     packing: Switch = "auto"
-    """Stages sft and pretrain: the examples of a micro-batch go through the model as one row without padding, none
-    seeing another. auto: where a form of attention passes the accuracy check and saves time here. off: padded rows of
-    like lengths. Which examples make a step is the same either way."""
+    """Stages sft and pretrain: pass the examples of a micro-batch through the model as one row without padding, none
+    attending to another. auto: if an attention implementation passes the accuracy check and it saves time on this
+    machine. off: padded rows of similar lengths. The examples of a step are the same in both cases."""
     max_pixels: Annotated[Count | None, Field(examples=[262144])] = None
-    """Most pixels of a picture that the model sees: larger ones are made smaller, and so take fewer tokens. null: as
-    the model's processor has it."""
+    """Maximum pixels per image; larger images are scaled down and take fewer tokens. null: as the model's processor is
+    configured."""
     workers: Annotated[int, Field(ge=0), Number] = 0
-    """Threads that prepare the batches of coming steps; 0 prepares each when its step begins. Changes no number."""
+    """Threads that prepare batches ahead; 0 prepares each batch when its step starts. Does not affect results."""
 
     @field_serializer("train", "eval", when_used="json")
     def _short(self, value: Any) -> Any:
@@ -111,7 +110,7 @@ class DataConfig(Section):
 
 
 QUANTISED = ("nf4", "int8")
-"""Of precision.base: what holds the decoder's linear layers in less than 16 bits."""
+"""Values of precision.base that store the decoder's linear layers in fewer than 16 bits."""
 
 
 QAT_STAGES = ("sft", "pretrain", "dpo")
@@ -119,30 +118,30 @@ QAT_STAGES = ("sft", "pretrain", "dpo")
 
 class VisionConfig(Section):
     tower: Literal["frozen", "trained"] = "frozen"
-    """The vision tower, which turns pictures into features: as it was, or all of it trained, beside an adapter too."""
+    """Train all of the vision tower (image encoder) or freeze it; may be combined with an adapter."""
     projector: Literal["frozen", "trained"] = "frozen"
-    """What maps the tower's features to the language model's width, in the same way."""
+    """Train or freeze the projector from the tower's features to the language model."""
 
 
 class PrecisionConfig(Section):
     compute: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Field(examples=["bf16"])] = "auto"
-    """Type of the matrix products. Trainable parameters are always fp32."""
+    """Dtype of matrix products. Trainable parameters are always fp32."""
     base: Literal["auto", "fp32", "bf16", "fp16", "nf4", "int8"] = "auto"
-    """Type in which a frozen base is held; fp32 in full fine-tuning. nf4 and int8: 4 and 8 bits per weight through
+    """Dtype of the frozen base weights; fp32 in full fine-tuning. nf4 and int8: 4 and 8 bits per weight with
     bitsandbytes (QLoRA)."""
     qat: Literal["off", "int4", "int8-int4", "int8"] = "off"
-    """Quantisation-aware training by torchao: in each pass the decoder's linear layers compute with weights rounded as
-    conversion will round them. int4: weights in groups. int8-int4: that, and activations in int8, a scale for each
-    token. int8: weights, a scale for each row. What is published is converted, and its loss compared."""
+    """Quantization-aware training with torchao: the decoder's linear layers compute with weights rounded as the later
+    conversion rounds them. int4: weights, one scale per group. int8-int4: also activations in int8, one scale per
+    token. int8: weights, one scale per row. The published model is converted and its loss compared."""
     qat_group_size: Annotated[int, Field(ge=8), Number] = 32
-    """qat int4 and int8-int4: weights of a row that share a scale."""
+    """qat int4 and int8-int4: number of weights in a row that share a scale."""
     tf32: Switch = "auto"
     """TF32 for the remaining fp32 products on Ampere or newer GPUs."""
 
 
 class AttentionConfig(Section):
     implementation: Annotated[Literal["auto", "eager", "sdpa", "flash_attention_2"], Field(examples=["sdpa"])] = "auto"
-    """Which attention code runs; auto takes the fastest that passes the accuracy check on this machine."""
+    """Attention implementation; auto: the fastest that passes the accuracy check on this machine."""
     flash: Switch = "auto"
     """SDPA's flash kernel."""
     mem_efficient: Switch = "auto"
@@ -150,80 +149,80 @@ class AttentionConfig(Section):
     cudnn: Switch = "auto"
     """SDPA's cuDNN kernel; off in training unless it passes (PyTorch issue 196678)."""
     math: Switch = "auto"
-    """SDPA's plain kernel."""
+    """SDPA's math kernel."""
 
 
 class KernelsConfig(Section):
     adapter: Literal["auto", "plain", "fast"] = "auto"
-    """LoRA's and DoRA's forward and backward pass. plain: PEFT's. fast: surefoot's own, the same up to rounding. auto:
-    fast where it can run, unless it differs on the run's own weights."""
+    """Forward and backward pass of LoRA and DoRA. plain: PEFT's. fast: surefoot's, equal up to rounding. auto: fast
+    where supported, unless its results differ on the run's own weights."""
     loss: Literal["auto", "plain", "chunked"] = "auto"
-    """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: of some at a time,
-    with the gradient formed in the forward pass, so that memory does not grow with positions times vocabulary. auto:
-    chunked where it can run, unless it differs on the run's own weights."""
+    """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: a chunk of positions
+    at a time, with gradients computed in the forward pass, so that memory does not grow with positions x vocabulary.
+    auto: chunked where supported, unless its results differ on the run's own weights."""
     last_block: Literal["auto", "plain", "pruned"] = "auto"
-    """Last decoder layer behind its attention. plain: all positions. pruned: those alone that the loss reads. auto:
-    pruned where it can run, unless it differs on the run's own weights."""
+    """Last decoder layer after its attention. plain: all positions. pruned: only positions that the loss uses. auto:
+    pruned where supported, unless its results differ on the run's own weights."""
     pointwise: Literal["auto", "plain", "fused"] = "auto"
-    """RMSNorms and rotary positions. plain: the model's own, operator by operator. fused: surefoot's own, on a CPU, a
-    few rows at a time, so that they stay in the cache; less is kept for the backward pass. auto: fused where it was
-    measured to be faster on this machine, unless it differs on the run's own weights."""
+    """RMSNorms and rotary embeddings. plain: the model's own. fused: surefoot's, on a CPU, a few rows at a time so that
+    they stay in the cache, with less memory for the backward pass. auto: fused if it measured faster on this machine,
+    unless its results differ on the run's own weights."""
 
 
 class BatchConfig(Section):
     size: Count = 16
     """Examples per optimizer step, over all micro-batches and ranks."""
     micro: Annotated[Literal["auto"] | Count, Field(examples=[4])] = "auto"
-    """Examples per forward pass; auto takes the most that the memory plan allows. Changes the result by rounding only,
-    and with dropout by the masks, which are drawn for each forward pass."""
+    """Examples per forward pass; auto: the most that the memory plan allows. Affects results only by rounding, and with
+    dropout by the masks, which are drawn per forward pass."""
 
 
 class OptimConfig(Section):
     name: Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"] = "adamw"
-    """adamw; adamw_8bit: moments in 8 bits (bitsandbytes); adafactor: factored second moment; sgd; muon: orthogonalised
+    """adamw; adamw_8bit: moments in 8 bits (bitsandbytes); adafactor: factored second moment; sgd; muon: orthogonalized
     momentum for matrices, AdamW for the rest."""
     lr: Positive = 2e-4
-    """Highest learning rate."""
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Shape after warm-up. wsd: constant, then linear decay over the last `decay` share."""
+    """Schedule after warm-up. wsd: constant, then linear decay over the last `decay` fraction of steps."""
     warmup: Share | Duration = 0.03
-    """Share of all steps (0.03), or a length (100 steps), with linearly rising rate."""
+    """Linear warm-up: a fraction of all steps (0.03) or a length (100 steps)."""
     warmup_from_zero: Flag = False
-    """Begin the warm-up at rate 0, as transformers' schedules do: its first step moves nothing, and a share of steps is
-    rounded up."""
+    """Start the warm-up at rate 0, as transformers' schedules do: the first step changes no weights, and a fraction of
+    steps is rounded up."""
     decay: Annotated[float, Field(gt=0, le=1), Number] = 0.1
-    """wsd only: share of all steps in the final decay."""
+    """wsd only: fraction of all steps in the final decay."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """AdamW's decay rates of the first and second moment."""
+    """AdamW's decay rates of the first and second moments."""
     momentum: Annotated[Share | None, Field(examples=[0.9])] = None
     """sgd and muon: decay rate of the momentum; null: 0 for sgd, 0.95 for muon."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay (sgd adds it to the gradient); biases and norms are left out."""
+    """Decoupled weight decay (sgd adds it to the gradient); biases and norms are excluded."""
     max_grad_norm: Positive | None = 1.0
     """Clip the global gradient norm to this; null for no clipping."""
     neftune_alpha: Annotated[Positive | None, Field(examples=[5.0])] = None
-    """NEFTune: uniform noise of size alpha / sqrt(tokens * width) on the embedding output, in training only."""
+    """NEFTune: uniform noise of magnitude alpha / sqrt(tokens * width) on the embedding output, in training only."""
 
 
 class CheckpointConfig(Section):
     every: Duration = Duration(200, "steps")
-    """How often a checkpoint is written. The last step always gets one, and so does the best evaluation so far unless
+    """How often to write a checkpoint. The last step always gets one, as does the best evaluation so far unless
     `checkpoint.best` is none."""
     keep: Count = 3
-    """How many to keep, newest first, 2 at least; the best one is kept besides."""
+    """Number of newest checkpoints to keep, at least 2; the best one is kept in addition."""
     best: Annotated[Text, Field(examples=["exact_match"])] = "loss"
-    """Which evaluation result decides the best checkpoint (its weights end up in the output folder): loss, exact_match
-    or another of metrics.names (higher is better), reward_accuracy or reward_margin (stages reward, dpo and kto; higher
-    is better), or none."""
+    """Evaluation result that selects the best checkpoint, whose weights are published: loss, exact_match or another of
+    metrics.names (higher is better), reward_accuracy or reward_margin (stages reward, dpo and kto; higher is better),
+    or none."""
 
 
 class EarlyStoppingConfig(Section):
     patience: Count = 3
     """Stop after this many evaluations without improvement."""
     min_delta: NonNegative = 0.0
-    """An evaluation loss must fall by more than this to count as improvement."""
+    """Minimum decrease of the evaluation loss that counts as improvement."""
 
 
 class GuardConfig(Section):
@@ -232,82 +231,82 @@ class GuardConfig(Section):
     max_recent: Count = 3
     """Stop with exit 5 after more than this many non-finite steps among the last 300."""
     spikes: Literal["clip", "off"] = "clip"
-    """What to do with a gradient norm that is an outlier among those of the last steps. clip: the step moves the
-    weights by no more than the highest norm that would have been none."""
+    """What to do if the gradient norm is an outlier among those of the last steps. clip: clip the gradient to the
+    highest norm that is not an outlier."""
     rollback: Literal["on", "off"] = "off"
-    """on: where non-finite steps would stop the run, go back to the last healthy checkpoint and skip the data between
-    it and the last of these steps, at most twice."""
+    """on: if non-finite steps would stop the run, return to the last healthy checkpoint and skip the data up to the
+    last of these steps, at most twice."""
 
 
 class BosConfig(Section):
     prepend: Switch | Literal["tokenizer"] = "auto"
-    """Put BOS once before every example. auto: when the tokenizer has one that its family uses, or a scale asks for it.
-    tokenizer: when its chat template writes one or, for texts, when it puts one there itself. EOS stands in for a BOS
-    that the tokenizer does not have."""
+    """Prepend one BOS to every example. auto: if the tokenizer has one that its family uses, or bos.scale needs it.
+    tokenizer: if its chat template writes one or, for texts, if the tokenizer adds one itself. If the tokenizer has no
+    BOS, EOS is used."""
     scale: Annotated[NonNegative, Field(examples=[0.1])] = 1.0
-    """The embedding of the first token of every sequence is multiplied by this, in training and in use. 1: not at all.
-    0: it begins as zeros."""
+    """Factor on the embedding of the first token of every sequence, in training and inference. 1: no change. 0: the
+    embedding is zero."""
 
 
 class MetricsConfig(Section):
     names: list[Text] = Field(default=[], examples=[["exact_match"]])
     """Metrics on generated answers: exact_match, or one of functions.metrics or of a Python caller."""
     examples: Annotated[Count | None, Field(examples=[200])] = None
-    """Answer only the first N evaluation examples; null: all."""
+    """Generate answers only for the first N evaluation examples; null: all."""
     max_new_tokens: Count = 64
-    """Longest answer in tokens."""
+    """Maximum tokens per answer."""
 
 
 class FunctionsConfig(Section):
     loss: Annotated[Text | None, Field(examples=["focal.py:focal"])] = None
-    """A loss in place of the stage's own: (model, batch) -> surefoot.LossSum. FILE.py:FUNCTION, or of an
-    installed package MODULE:FUNCTION or entry_point:NAME."""
+    """A loss that replaces the stage's own: (model, batch) -> surefoot.LossSum. FILE.py:FUNCTION, or from an installed
+    package MODULE:FUNCTION or entry_point:NAME."""
     record: Annotated[Text | None, Field(examples=["quiz.py:quiz"])] = None
-    """Reads each record where data.format is custom: record -> messages or a text."""
+    """Reads each record if data.format is custom: record -> messages or a text."""
     metrics: list[Text] = Field(default=[], examples=[["own.py:shared_words"]])
-    """Metrics for metrics.names, each under its function's name: answers -> a number, higher is better."""
+    """Metrics for metrics.names, each named after its function: answers -> a number, higher is better."""
 
 
 class TrackingConfig(Section):
     project: Text = "surefoot"
-    """Project (experiment) under which trackers file the run."""
+    """Project (experiment) of the run in trackers."""
     name: Annotated[Text | None, Field(examples=["my-run"])] = None
-    """Name of the run; null: that of the run folder."""
+    """Name of the run; null: the name of the run folder."""
     offline: Flag = False
-    """Keep W&B's data in the run folder, to be sent later with `wandb sync`; the other trackers write local files
-    unless their own settings name a server."""
+    """Keep W&B's data in the run folder, for a later `wandb sync`; the other trackers write local files unless their
+    own settings name a server."""
 
 
 class SamplesConfig(Section):
     count: Annotated[int, Field(ge=0), Number] = 0
-    """How many prompts of the evaluation set are answered and logged at each evaluation."""
+    """Number of evaluation prompts to answer and log at each evaluation."""
     max_new_tokens: Count = 64
-    """Longest answer in tokens."""
+    """Maximum tokens per answer."""
 
 
 class ParallelConfig(Section):
     engine: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
     """How several processes share the work. ddp: each has the whole model. fsdp2, deepspeed: weights, gradients and
-    optimizer state are shared out. auto: single in one process; in several the first of ddp and fsdp2 that fits."""
+    optimizer state are sharded. auto: single for one process; for several, the first of ddp and fsdp2 that fits."""
     nproc: Annotated[Count | None, Field(examples=[2])] = None
-    """Processes to start on this machine; null: as many as the launcher did (torchrun, accelerate, deepspeed), or 1."""
+    """Processes to start on this machine; null: those of the launcher (torchrun, accelerate, deepspeed), or 1."""
     zero_stage: Annotated[int, Field(ge=1, le=3), Number] = 2
-    """deepspeed only: what is shared out. 1: optimizer state. 2: gradients as well. 3: weights as well."""
+    """deepspeed only: what is sharded. 1: optimizer state. 2: also gradients. 3: also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """fsdp2 and deepspeed: keep the optimizer's state in host memory, or sharded weights as well."""
+    """fsdp2 and deepspeed: keep optimizer state in host memory, or optimizer state and sharded weights (all)."""
     check_every: Count = 100
-    """ddp: steps between two comparisons of the ranks' weights by hash."""
+    """ddp: compare the ranks' weights by hash every N steps."""
     timeout: Positive = 1800.0
-    """Seconds that a rank waits for the others before it gives up; a rank that is dead or stopped is noticed in less
-    than a minute."""
+    """Seconds that a rank waits for the others before it gives up; a dead or stopped rank is detected within a
+    minute."""
 
 
 class RunConfig(Section):
     stage: Annotated[Method, Field(examples=["sft"])]
-    """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts. reward: a score for
-    answers, from pairs of a better and a worse one. dpo: the policy itself, from such pairs. kto: from answers that are
-    judged good or bad. ppo: from a score of the policy's own answers. grpo: from scores of several answers to each
-    prompt."""
+    """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts. reward: a reward
+    model, from pairs of a better and a worse answer. dpo: the policy, from such pairs. kto: the policy, from answers
+    judged good or bad. ppo: the policy, from scores of its own answers. grpo: the policy, from scores of several
+    answers to each prompt."""
     model: Annotated[ModelConfig, ShortForm("path"), Field(examples=["meta-llama/Llama-3.1-8B"])]
     """Base model: a folder or hub id (short for {path: …, revision: …})."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -315,7 +314,7 @@ class RunConfig(Section):
     adapter: Annotated[AdapterConfig | None, Field(examples=[{"kind": "lora", "rank": 16}])] = None
     """LoRA or DoRA; leave out for full fine-tuning."""
     vision: Annotated[VisionConfig, Field(examples=[{"projector": "trained"}])] = VisionConfig()
-    """Of a model that sees: what trains besides its language model, or an adapter on that."""
+    """Vision-language models: what trains in addition to the language model or its adapter."""
     data: Annotated[DataConfig, Field(examples=[{"train": "data/train.jsonl"}])]
     """What to train and evaluate on."""
     precision: Annotated[PrecisionConfig, ShortForm("compute"), Field(examples=["bf16"])] = PrecisionConfig()
@@ -323,12 +322,12 @@ class RunConfig(Section):
     attention: Annotated[AttentionConfig, ShortForm("implementation"), Field(examples=["sdpa"])] = AttentionConfig()
     """auto | eager | sdpa | flash_attention_2 | {implementation: …, flash: …, mem_efficient: …, cudnn: …, math: …}."""
     compile: CompileMode = "off"
-    """torch.compile mode of the decoder; off unless asked for."""
+    """torch.compile mode of the decoder."""
     kernels: KernelsConfig = KernelsConfig()
-    """Faster ways to compute the same; each is held against the plain way before step 1."""
+    """Faster implementations; each is compared with the plain one before step 1."""
     gradient_checkpointing: Annotated[Switch | Count, Field(examples=[4])] = "auto"
-    """Recompute activations in the backward pass: on: in every decoder layer; a number: in the first so many; auto: in
-    as many as the memory plan needs."""
+    """Recompute activations in the backward pass. on: in every decoder layer. A number N: in the first N layers. auto:
+    in as many layers as the memory plan needs."""
     batch: BatchConfig = BatchConfig()
     """How examples are grouped."""
     optim: Annotated[OptimConfig, Field(examples=[{"lr": 2e-4}])] = OptimConfig()
@@ -340,7 +339,7 @@ class RunConfig(Section):
     eval_every: Duration | None = Duration(200, "steps")
     """How often to evaluate (needs data.eval); null: only at the end."""
     eval_at_start: Flag = False
-    """Evaluate before step 1 as well: the figures of the base model, to compare with."""
+    """Also evaluate before step 1, for a comparison with the base model."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save and what to keep."""
     early_stopping: Annotated[EarlyStoppingConfig | None, Field(examples=[{"patience": 3}])] = None
@@ -354,34 +353,34 @@ class RunConfig(Section):
     alignment: AlignmentConfig = AlignmentConfig()
     """Stages dpo and kto: loss and reference."""
     ppo: PpoConfig = PpoConfig()
-    """Stage ppo: scores, rollouts and the constants of the method."""
+    """Stage ppo: rewards, rollouts and hyperparameters."""
     grpo: Annotated[GrpoConfig, Field(examples=[{"rewards": ["numeric"]}])] = GrpoConfig()
-    """Stage grpo: rewards, rollouts and the constants of the method."""
+    """Stage grpo: rewards, rollouts and hyperparameters."""
     parallel: ParallelConfig = ParallelConfig()
-    """Several processes."""
+    """Training with several processes."""
     samples: SamplesConfig = SamplesConfig()
     """Generated answers to look at during the run."""
     metrics: Annotated[MetricsConfig, Field(examples=[{"names": ["exact_match"]}])] = MetricsConfig()
     """Metrics on generated answers at each evaluation."""
     functions: Annotated[FunctionsConfig, Field(examples=[{"loss": "focal.py:focal"}])] = FunctionsConfig()
-    """Functions of your own: a loss, a record reader, metrics (docs/python.md). ppo.reward names a reward."""
+    """Custom functions: a loss, a record reader, metrics (docs/python.md). For a reward see ppo.reward."""
     report_to: list[Tracker] = Field(default=[], examples=[["tensorboard"]])
-    """Trackers that get every logged number besides trainer_log.jsonl."""
+    """Trackers that receive every logged number, in addition to trainer_log.jsonl."""
     tracking: TrackingConfig = TrackingConfig()
-    """How trackers file the run."""
+    """Project and name of the run in trackers."""
     output: Annotated[Text, Field(examples=["runs/my-run"])]
     """Run folder."""
     seed: Annotated[int, Field(ge=0, lt=2**32), Number] = 42
-    """Every random draw is a function of this, the step, the micro-batch and the rank."""
+    """Seed; every random draw is a function of it, the step, the micro-batch and the rank."""
 
     @property
     def method(self) -> MethodFacts:
-        """What is true of the method that `stage` names."""
+        """Facts about the training method of `stage`."""
         return METHODS[self.stage]
 
     @property
     def loss(self) -> LossFacts | None:
-        """What is true of the loss that the method's section names; None for a method that has one loss alone."""
+        """Facts about the chosen loss; None for a method with a single loss."""
         if self.loss_name is None:
             return None
         compares = self.method.reference and self.alignment.reference != NO_REFERENCE
@@ -389,17 +388,17 @@ class RunConfig(Section):
 
     @property
     def loss_name(self) -> str | None:
-        """As the method's section names it; None for a method that has one loss alone."""
+        """Name of the chosen loss; None for a method with a single loss."""
         return getattr(self, str(self.method.section)).loss if self.method.losses else None
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares with a reference policy."""
+        """Whether the loss needs a reference policy."""
         if self.method.rollouts:
             return self.method.reference and self.rollout.kl > 0
         return self.method.reference and (self.loss is None or self.loss.reference)
 
     @property
     def rollout(self) -> PpoConfig | GrpoConfig:
-        """The section of a method that answers prompts."""
+        """The config section of a method with rollouts."""
         return getattr(self, str(self.method.section))

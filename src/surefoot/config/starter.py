@@ -1,7 +1,7 @@
-"""A config to start from: what its stage is asked for most, explained and in groups; the other keys by their names.
+"""Write a config to start from: the most used keys of its stage, grouped and explained, then the names of the others.
 
-What is proposed is written out, the rest are comments that show the default. Keys and explanations come from the
-schema, so one that is added there is named here. Left out is what the stage does not read.
+Proposed values are written out; other keys are comments with their default. Keys and explanations come from the schema,
+so new keys appear here as well. Keys that the stage does not read are left out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from surefoot.config.keys import Key, all_keys, as_yaml
 from surefoot.config.method_contradictions import unread_keys
 
 WIDTH = 110  # columns
-_GROUPS: Mapping[str, Sequence[str]] = {  # the most wanted sections and keys, in the order in which they are asked for
+_GROUPS: Mapping[str, Sequence[str]] = {  # the most used sections and keys, in order
     "What is trained, on what, and where it goes": ("stage", "model", "data", "output"),
     "How it is trained": ("adapter", "reward", "alignment", "duration", "batch", "optim", "precision"),
-    "What is looked at and kept on the way": ("eval_every", "checkpoint", "early_stopping", "report_to", "seed"),
+    "Evaluation, checkpoints and logging": ("eval_every", "checkpoint", "early_stopping", "report_to", "seed"),
 }
-_WANTED: Mapping[str, Sequence[str]] = {  # section -> its most wanted keys
+_WANTED: Mapping[str, Sequence[str]] = {  # section -> its most used keys
     "data": ("train", "eval", "template", "max_length", "packing"),
     "adapter": ("kind", "rank", "alpha", "targets"),
     "reward": ("loss", "center", "init"),
@@ -35,11 +35,11 @@ _WANTED: Mapping[str, Sequence[str]] = {  # section -> its most wanted keys
 
 
 def starting_config(given: Mapping[str, Any], reasons: Mapping[str, str], schema: str) -> str:
-    """YAML.
+    """Return the config as YAML.
 
-    given: values by dotted key, of every required key at least.
-    reasons: why, by dotted key.
-    schema: path or address of the JSON Schema, for editors.
+    given: dotted key -> value; must include every required key.
+    reasons: dotted key -> reason for the value.
+    schema: path or URL of the JSON Schema, for editors.
     """
     parts = [f"# yaml-language-server: $schema={schema}\n"]
     keys, unread = all_keys(), unread_keys(given["stage"])
@@ -51,18 +51,18 @@ def starting_config(given: Mapping[str, Any], reasons: Mapping[str, str], schema
 
 
 def _others(unread: frozenset[str]) -> Iterator[str]:
-    """What is not written, by name."""
+    """Yield comment lines with the names of the keys that are not written."""
     written = {name for names in _GROUPS.values() for name in names}
     top = [key for key in all_keys().values() if not key.group and key.name not in written | unread]
     more = {name: [f"{name}.{child}" for child in _rest(all_keys()[name], unread)] for name in _WANTED}
     names = [*(key.name for key in top), *(child for name in more if name not in unread for child in more[name])]
     yield "# --- Everything else, at its default ---"
     yield from _comment(f"{', '.join(names)}.", "")
-    yield "# `surefoot explain` lists all keys with their defaults, `surefoot explain KEY` says more about each."
+    yield "# `surefoot explain` lists all keys with their defaults, `surefoot explain KEY` explains one."
 
 
 def _rest(section: Key, unread: frozenset[str]) -> list[str]:
-    """Keys of a section that are read and not written."""
+    """Return the keys of a section that the stage reads but that are not written."""
     children = [path.rpartition(".")[2] for path in section.children if path not in unread]
     return [name for name in children if name not in _WANTED[section.name]]
 
@@ -97,8 +97,7 @@ def _default(key: Key) -> list[str]:
 
 
 def _explained(line: str, key: Key) -> list[str]:
-    """The line with as many whole sentences of the key's help behind it as have room; where not even the first has,
-    that stands above."""
+    """Append as many whole sentences of the key's help as fit; if not even the first fits, put it above."""
     room = WIDTH - max(len(line), 24) - 8
     text, *more = re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(key.help.split()))
     if len(text) > room:

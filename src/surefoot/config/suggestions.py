@@ -1,4 +1,4 @@
-"""The config key that was meant by an unknown one: its neighbours first, then the whole tree and other tools' names."""
+"""Find the config key that an unknown one was meant to be: its siblings first, then all keys and other tools' names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from surefoot.config.keys import Key, all_keys
 from surefoot.system.messages import CLOSE as CLOSE_BESIDE
 from surefoot.system.messages import likeness, plain_name
 
-_OTHERS = {  # key -> what other tools call it
+_OTHERS = {  # key -> names in other tools
     # model and tokenizer
     "model": "model_name_or_path model_name base_model model_id pretrained_model",
     "model.revision": "model_revision",
@@ -62,11 +62,11 @@ _OTHERS = {  # key -> what other tools call it
 OTHER_NAMES = {name: key for key, names in _OTHERS.items() for name in names.split()}
 
 
-CLOSE = 0.8  # likeness (0 to 1) below which a name from another group is no suggestion
+CLOSE = 0.8  # minimum similarity (0 to 1) for suggesting a name from another group
 
 
 def nearest_key(path: str) -> Key | None:
-    """The key most like an unknown dotted path, None where nothing is close."""
+    """Return the key most similar to an unknown dotted path, None if nothing is close."""
     keys = all_keys()
     group, _, name = path.rpartition(".")
     name = plain_name(name)
@@ -75,7 +75,7 @@ def nearest_key(path: str) -> Key | None:
         group in keys
         and (beside := max(((likeness(name, key.name), key) for key in neighbours), key=_score))[0] >= CLOSE
     ):
-        return beside[1]  # data.train.epoch is no misplaced duration
+        return beside[1]  # so that data.train.epoch is not taken for duration
     if (known := OTHER_NAMES.get(name)) is not None:
         return keys[known]
     same_name = [key for key in keys.values() if key.name == name]
@@ -85,13 +85,13 @@ def nearest_key(path: str) -> Key | None:
     theirs = [(likeness(name, other), keys[path]) for other, path in OTHER_NAMES.items()]
     beside = max((scored for scored in ours if scored[1].group == group), key=_score, default=(0.0, None))
     best = max((scored for scored in ours + theirs if _within(scored[1], group)), key=_score, default=(0.0, None))
-    if beside[0] >= max(CLOSE_BESIDE, best[0] - 0.1):  # near its own group unless another name fits clearly better
+    if beside[0] >= max(CLOSE_BESIDE, best[0] - 0.1):  # prefer its own group unless another name fits clearly better
         return beside[1]
     return best[1] if best[0] >= CLOSE else None
 
 
 def _within(key: Key, group: str) -> bool:
-    """In an existing group only its own keys are meant; an unknown group, or none, may stand for any."""
+    """Return whether a key is a candidate: in an existing group only its own keys, otherwise any key."""
     return group not in all_keys() or key.group == group
 
 

@@ -1,4 +1,4 @@
-"""Building blocks of the schema: strict numbers, switches, durations with a unit, groups of keys, short forms."""
+"""Types for the schema: strict numbers, switches, durations with a unit, sections, short forms."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pydantic_core import CoreSchema, core_schema
 
 
 def _number(value: Any) -> Any:
-    """Pydantic would take "16" and true for numbers; an editor that holds the JSON Schema would not."""
+    """Reject "16" and true, which pydantic accepts as numbers but the JSON Schema does not."""
     if isinstance(value, bool | str):
         raise ValueError("not a number")
     return value
 
 
 def _on_off(value: Any) -> Any:
-    """`true`/`false` are accepted for `on`/`off`: in YAML 1.2 the latter are strings."""
+    """Convert `true`/`false` to `on`/`off`, which are strings in YAML 1.2."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-Number = BeforeValidator(_number)  # stands last, so that the bounds reach the number itself and the JSON Schema
+Number = BeforeValidator(_number)  # last, so that the bounds apply to the number itself and appear in the JSON Schema
 Count = Annotated[int, Field(ge=1), Number]
 Positive = Annotated[float, Field(gt=0), Number]
 NonNegative = Annotated[float, Field(ge=0), Number]
@@ -52,7 +52,7 @@ CompileMode = Annotated[
 
 
 class Section(BaseModel):
-    """A frozen group of keys: unknown keys are refused, NaN and infinity are no numbers."""
+    """A frozen group of keys that rejects unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -76,7 +76,7 @@ class ShortForm:
 
 
 class OneOrMore:
-    """Accept one item where a tuple of them belongs, in the config and in its JSON Schema."""
+    """Accept a single item instead of a tuple, in the config and in its JSON Schema."""
 
     def expand(self, value: Any) -> Any:
         return value if isinstance(value, list | tuple) else [value]
@@ -90,7 +90,7 @@ class OneOrMore:
 
 
 Unit = Literal["steps", "epochs", "tokens"]
-# The look-ahead asks for one digit that is not 0, so that editors refuse "0 steps" as well.
+# The look-ahead requires a non-zero digit, so that editors reject "0 steps" as well.
 _PATTERN = re.compile(
     r"^\s*((?=[0-9_.]*[1-9])[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(steps?|epochs?|tokens?)\s*$"
 )
@@ -98,7 +98,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Duration:
-    """A length of training. Steps and tokens are whole; epochs may be fractional ("0.5 epochs")."""
+    """A length of training. Steps and tokens are integers; epochs may be fractional ("0.5 epochs")."""
 
     count: float
     unit: Unit

@@ -5,8 +5,8 @@
 
 PyYAML alone follows YAML 1.1: `1e-4` is text, `no` is false, `010` is 8, `12:30:45` is 45045, and of two equal keys
 the last wins. Only its scanner and parser are used here; values are built from their events, so an alias is refused
-where it stands and never expanded. The price: tags, anchors, merge keys and keys with a dot, which a config has no use
-for, are errors. Input comes from strangers too, so size and depth are limited.
+and never expanded. As a consequence, tags, anchors, merge keys and keys with a dot, which configs do not need, are
+errors. Input may be untrusted, so size and depth are limited.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from surefoot.config.yaml_scalars import plain_scalar
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError
 
-_PROBLEMS = (  # part of PyYAML's problem, what it means, what to do
-    ("'\\t' that cannot start any token", "a tab where spaces belong", "indent with spaces"),
+_PROBLEMS = (  # (part of PyYAML's message, what is wrong, what to do)
+    ("'\\t' that cannot start any token", "a tab instead of spaces", "indent with spaces"),
     ("that cannot start any token", "text cannot start with this character", "put the text in quotes"),
     (
         "mapping values are not allowed here",
-        "a colon that is not expected here",
-        "check the indentation here and above, or quote",
+        "unexpected colon",
+        "check the indentation here and above, or quote the text",
     ),
-    ("expected <block end>", "does not line up with the keys above", "indent the keys of one group alike"),
+    ("expected <block end>", "is not aligned with the keys above", "indent all keys of a group equally"),
     ("could not find expected ':'", "a key without a colon", "write `key: value`"),
     ("expected ',' or ']'", "a list that is not closed", "add ]"),
     ("expected ',' or '}'", "a group that is not closed", "add }"),
-    ("unknown escape character", "an escape that YAML does not know", "use single quotes, or double the backslash"),
+    ("unknown escape character", "unknown escape sequence", "use single quotes, or double the backslash"),
 )
 
 
 def explain_syntax(error: Exception, text: str) -> tuple[int, int, str, str]:
-    """Line and column (from 1), what is wrong, what to do."""
+    """Return (line, column, what is wrong, what to do); line and column count from 1."""
     if isinstance(error, ReaderError):
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
         return line, column, f"character U+{error.character:04X} is not allowed", "remove it"
     if not isinstance(error, MarkedYAMLError):
-        return 1, 1, "not valid YAML: an escape names no character", "check the \\x, \\u and \\U escapes"
+        return 1, 1, "not valid YAML: an escape sequence is not a character", "check the \\x, \\u and \\U escapes"
     mark = error.problem_mark or error.context_mark
     what, fix = f"not valid YAML: {error.problem}", ""
     for pattern, meaning, remedy in _PROBLEMS:
@@ -60,7 +60,7 @@ def explain_syntax(error: Exception, text: str) -> tuple[int, int, str, str]:
     if "quoted scalar" in str(error.context) and "end of stream" in str(error.problem):
         what, fix = "not valid YAML: a quote that is not closed", "add the closing quote"
     if error.context_mark and ("is not closed" in what):
-        mark = error.context_mark  # where it was opened
+        mark = error.context_mark  # where it starts
     if mark is None:
         return 1, 1, what, fix
     return mark.line + 1, mark.column + 1, what, fix
@@ -71,7 +71,7 @@ MAX_DEPTH = 32
 
 
 class Position(NamedTuple):
-    """Where something starts in its file, counted from 1 as editors do."""
+    """A position in a file; line and column count from 1."""
 
     line: int
     column: int
@@ -79,11 +79,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """What a YAML file says, and where.
+    """The content of a YAML file, with positions.
 
     data: plain dicts, lists and scalars.
-    keys, values: position of each key and value by dotted path ("adapter.targets.0" is the first item of a list).
-    path: the file, as the user named it.
+    keys, values: dotted path -> position of the key or value ("adapter.targets.0" is the first item of a list).
+    path: the file as given.
     """
 
     data: dict[str, Any]
@@ -93,9 +93,9 @@ class Document:
 
 
 def read_yaml(path: Path) -> Document:
-    """The mapping in a regular YAML file. Raises InputError with every fault."""
+    """Read the mapping in a regular YAML file. Raises InputError with every fault."""
     with _reading(path):
-        content = plain_files.read_bytes(path, MAX_BYTES + 1)  # _decoded has its own words for more
+        content = plain_files.read_bytes(path, MAX_BYTES + 1)  # _decoded reports a larger file
     document, faults = parse_yaml(_decoded(content, path), str(path))
     if faults:
         raise InputError(faults)
@@ -103,7 +103,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file of at most MAX_BYTES, which may come through a pipe. Raises InputError."""
+    """Read a UTF-8 file or pipe of at most MAX_BYTES. Raises InputError."""
     with _reading(path), path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     return _decoded(content, path)
@@ -132,9 +132,9 @@ def _decoded(content: bytes, path: Path) -> str:
 
 
 def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
-    """The mapping in `text`, and the faults that leave the rest readable (duplicate keys, tags, anchors).
+    """Parse a mapping. Returns it with the faults that leave the rest readable (duplicate keys, tags, anchors).
 
-    Raises InputError where reading cannot go on: broken syntax, no mapping, several documents.
+    Raises InputError if reading cannot continue: invalid syntax, no mapping, several documents.
     """
     builder = _Builder(text, path)
     data = builder.document()
@@ -145,7 +145,7 @@ def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """One value as a command line gives it: `1e-4`, `[q_proj, v_proj]`, `{kind: lora}`. Raises InputError."""
+    """Parse one command-line value: `1e-4`, `[q_proj, v_proj]`, `{kind: lora}`. Raises InputError."""
     builder = _Builder(text, where, positions=False)
     value = builder.document()
     if builder.faults:
@@ -154,7 +154,7 @@ def parse_value(text: str, where: str) -> Any:
 
 
 class _Events(Reader, Scanner, Parser):
-    """PyYAML's pipeline up to the events: no values, no resolver."""
+    """PyYAML's pipeline up to events, without resolver and constructor."""
 
     def __init__(self, text: str):
         Reader.__init__(self, text)
@@ -167,7 +167,7 @@ class _Events(Reader, Scanner, Parser):
 
 
 class _Builder:
-    """Turns events into values, keys into dotted paths and marks into positions."""
+    """Builds values from events, with the dotted path and position of each."""
 
     def __init__(self, text: str, path: str, *, positions: bool = True):
         self.text = text
@@ -185,7 +185,7 @@ class _Builder:
             if isinstance(event, events.StreamEndEvent):
                 return None
             if event.version and event.version < (1, 2):
-                self._fault(event.start_mark, "%YAML 1.1 gives words like no another meaning", "remove this line")
+                self._fault(event.start_mark, "%YAML 1.1 changes the meaning of words like no", "remove this line")
             value = self._value(next(stream), stream, "", 0)
             next(stream)  # end of the document
             event = next(stream)
@@ -227,9 +227,9 @@ class _Builder:
 
     def _scalar(self, event: events.ScalarEvent) -> Any:
         if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in event.value):
-            self._fault(event.start_mark, "\\0 and halves of surrogate pairs are no text", "write the character itself")
+            self._fault(event.start_mark, "\\0 and lone surrogates are not valid text", "write the character itself")
             return ""
-        if not event.implicit[0]:  # quoted, or a block of text
+        if not event.implicit[0]:  # quoted, or a block scalar
             return event.value
         try:
             return plain_scalar(event.value)
@@ -256,21 +256,21 @@ class _Builder:
             value = next(stream)
             built = self._value(value, stream, key_path, depth + 1)
             if name is None:
-                continue  # reported; whatever it held cannot be addressed
+                continue  # reported; its value cannot be addressed
             items[name] = built
             if isinstance(value, events.ScalarEvent) and value.start_mark.index == value.end_mark.index:
-                self.values[key_path] = self.keys[key_path]  # nothing after the colon: point at the key
+                self.values[key_path] = self.keys[key_path]  # no value after the colon: point at the key
         return items
 
     def _key(self, event: Any, path: str) -> str | None:
-        """The name, or None where it is none and has been reported."""
+        """Return the key, or None after reporting an invalid one."""
         if not isinstance(event, events.ScalarEvent):
             raise InputError(Fault(self._where(event.start_mark), "a key must be a plain name", code="SF-CONFIG-YAML"))
         if event.value == "<<" and event.implicit[0]:
             self._fault(event.start_mark, "merge keys (<<) are not supported", "write the keys out")
         elif "." in event.value:
             nested = event.value.replace(".", ": {") + ": …" + "}" * event.value.count(".")
-            self._fault(event.start_mark, f"{_join(path, event.value)}: a key cannot hold a dot", f"write {nested}")
+            self._fault(event.start_mark, f"{_join(path, event.value)}: a key cannot contain a dot", f"write {nested}")
         elif event.anchor or event.tag or not event.value or not isinstance(self._scalar(event), str):
             self._fault(event.start_mark, f"{_join(path, event.value)}: a key must be a plain name")
         else:

@@ -1,6 +1,6 @@
-"""Unquoted scalars as YAML 1.2's core schema reads them: `1e-4` is a number, `no` is text, `010` is ten.
+"""Parse unquoted scalars as in YAML 1.2's core schema: `1e-4` is a number, `no` is text, `010` is ten.
 
-Apart from the reader because `surefoot explain` and messages need it, and PyYAML takes a quarter of a second to import.
+Separate from the reader because `surefoot explain` and messages need it, and importing PyYAML takes 0.25 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 
 
 def plain_scalar(text: str) -> Any:
-    """The value of an unquoted scalar in YAML 1.2's core schema. Raises ValueError on a number of absurd length."""
+    """Return the value of an unquoted scalar in YAML 1.2's core schema. Raises ValueError for absurdly long numbers."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
