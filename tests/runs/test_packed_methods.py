@@ -183,7 +183,7 @@ def test_a_wide_model_is_measured_and_its_pairs_are_counted(world, train, stage)
 
 def test_rows_are_padded_where_a_model_loses_the_documents(train, monkeypatch):
     def lost(*_):
-        raise documents._lost("lost on the way to the layer")
+        raise documents._lost("not passed on to the attention layer")
 
     monkeypatch.setattr(
         "surefoot.planning.packing._unmeasured", lambda request, forms: Choice(forms[0], "for this test", "measured")

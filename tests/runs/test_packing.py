@@ -124,7 +124,7 @@ def loses_documents(monkeypatch):
     """As in a family whose layers do not hand on what they are called with."""
 
     def lost(*_):
-        raise documents._lost("lost on the way to the layer")
+        raise documents._lost("not passed on to the attention layer")
 
     monkeypatch.setitem(documents.FORMS, "sdpa", lost)
 

@@ -1,1 +1,1 @@
-"""Kernels of our own where they pay: packed attention, adapters, head and loss; each with a plain reference."""
+"""Custom kernels: packed attention, adapters, output head with loss, norms; each with a plain reference."""

@@ -1,4 +1,4 @@
-"""LoRA and DoRA: forward and backward of linear layers that read the same input, without work for frozen weights.
+"""LoRA and DoRA: forward and backward of linear layers with a common input, without gradients of frozen weights.
 
     h = x A^T        z = x W^T + h (s B)^T        y = z + b                        LoRA  (Hu et al. 2021)
     f = m / |W + s B A|, row by row, held constant in the backward pass
@@ -8,14 +8,14 @@ Backward, with dz = dy, and dz = f dy in the gradients of x, A and B:
 
     g = dz (s B)     dA = g^T x     dB = s dz^T h     dx = dz W + g A     dm = (sum over tokens of dy z) / m
 
-Layers that share their input (q, k and v; gate and up) read it once: their A stand in one matrix, so that h, g A and dA
-are one product each. What is kept for the backward pass is x and h, and of DoRA z, which is the output itself where
-there is no bias. In the backward pass f goes into whichever is smaller, weights or activations. With dropout on the
-adapter's input, every layer has its own mask, and DoRA's f - 1 acts on W x of the masked input, as in PEFT:
+Layers that share their input (q, k and v; gate and up) read it once: their A matrices are stacked, so that h, g A and
+dA are one matrix product each. Saved for the backward pass are x and h, and for DoRA z, which is the output itself if
+there is no bias. In the backward pass f is multiplied into the smaller of weights and activations. With dropout on the
+adapter's input, every layer has its own mask, and DoRA's f - 1 applies to W x of the masked input, as in PEFT:
 
     y = x W^T + b + (f - 1) (u W^T) + f (u A^T) (s B)^T     u = masked x
 
-`plain_projection` says the same in a line each; tests hold the rest against it.
+`plain_projection` is the reference implementation that tests compare with.
 
 Shapes: T tokens, I inputs, O outputs, r rank.
 """
@@ -35,14 +35,14 @@ from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
 
 @dataclass(frozen=True)
 class Projection:
-    """One layer for one forward pass.
+    """One layer in one forward pass.
 
-    weight: [O, I], frozen, of any floating dtype and layout.
-    bias: [O], frozen.
-    b: [O, r], as it trains.
+    weight: [O, I], frozen, any floating dtype and layout.
+    bias: [O], frozen, or None.
+    b: [O, r], the trainable parameter.
     scale: s.
-    up: f s B, [O, r], in the dtype of the products.
-    factor: of DoRA.
+    up: f s B, [O, r], in the compute dtype.
+    factor: DoRA's factor; None for LoRA.
     """
 
     weight: torch.Tensor
@@ -55,12 +55,12 @@ class Projection:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers with one input.
+    """Layers with a common input.
 
-    down: of each its A, [r, I], in the dtype of the products.
-    stacked: the same one below the other.
-    dropped: of each which numbers of its adapter's input are 0, bool, shaped as the input; None: without dropout.
-    kept: by what the others are multiplied then, 1 / (1 - p).
+    down: A of each layer, [r, I], in the compute dtype.
+    stacked: these concatenated, [sum of r, I].
+    dropped: dropout mask of each layer, bool, shaped as the input, True where dropped; None without dropout.
+    kept: factor for the other elements, 1 / (1 - p).
     """
 
     projections: tuple[Projection, ...]
@@ -71,10 +71,10 @@ class Layers:
 
 
 def adapted(layers: Layers, x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The outputs [..., O] of every layer for x [..., I], in the dtype of the products.
+    """Compute the outputs [..., O] of all layers for x [..., I], in the compute dtype.
 
-    parameters: A [r, I] and B [O, r] of each layer in turn, and behind them m [O] where it has a factor. Their
-    gradients go here; their values are taken from `layers`.
+    parameters: for each layer A [r, I], B [O, r] and, with a factor, m [O]. They receive the gradients; their values
+        are taken from `layers`.
     """
     return _Adapted.apply(layers, x, *parameters)  # pyright: ignore[reportReturnType]
 
@@ -89,9 +89,9 @@ def plain_projection(
     magnitude: torch.Tensor | None = None,
     masked: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One layer by the equations, for autograd.
+    """Reference for one layer, differentiated by autograd.
 
-    masked: the adapter's input, where it is not x.
+    masked: the adapter's input after dropout; None for x.
     """
     u = x if masked is None else masked
     update = u @ a.T @ b.T * scale
@@ -105,7 +105,7 @@ def plain_projection(
 class _Adapted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layers: Layers, x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # Masks go the way of activations, so that gradient checkpointing and the like can let go of them as well.
+        # Masks are saved like activations, so that gradient checkpointing and saved-tensor hooks can free them too.
         ctx.layers, ctx.masked = replace(layers, dropped=None), layers.dropped is not None
         ctx.dtypes = [x.dtype, *(one.dtype for one in parameters)]
         with torch.autocast(x.device.type, enabled=False):
@@ -138,7 +138,7 @@ class _Adapted(torch.autograd.Function):
 
 
 def _inputs(layers: Layers, x: torch.Tensor) -> list[torch.Tensor]:
-    """u of each layer."""
+    """Return u of each layer."""
     if layers.dropped is None:
         return [x] * len(layers.projections)
     return [_masked(x, dropped, layers.kept) for dropped in layers.dropped]
@@ -149,7 +149,7 @@ def _masked(x: torch.Tensor, dropped: torch.Tensor, kept: float) -> torch.Tensor
 
 
 def _thin(layers: Layers, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """h of each layer, [T, r]."""
+    """Return h of each layer, [T, r]."""
     if layers.dropped is None:
         return (_flat(inputs[0]) @ layers.stacked.T).split([len(a) for a in layers.down], dim=1)
     return [_flat(u) @ a.T for u, a in zip(inputs, layers.down, strict=True)]
@@ -158,7 +158,7 @@ def _thin(layers: Layers, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tens
 def _output(
     layer: Projection, x: torch.Tensor, u: torch.Tensor, h: torch.Tensor, *, masked: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A layer's output, and what its backward pass needs of it: z, or u W^T where u is masked."""
+    """Return a layer's output and what its backward pass needs: z, or u W^T with dropout."""
     weight, factor = layer.weight.to(x.dtype), layer.factor
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     if factor is None:
@@ -170,7 +170,7 @@ def _output(
         output += scale_on_average_(base.clone(), factor).sub_(base)
         _flat(output).addmm_(h, layer.up.T)
         return output, base
-    # Not x (f W)^T: rounded weights add a tenth to the error of 16 bits.
+    # Not x (f W)^T: rounding f W would increase the error in 16 bits by a tenth.
     z = scale_on_average_(F.linear(x, weight), factor)
     _flat(z).addmm_(h, layer.up.T)
     return (z if bias is None else z + bias), z if factor.invertible else None
@@ -184,7 +184,7 @@ def _own_gradients(
     dy: Sequence[torch.Tensor],
     g: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """dA, dB and dm of each layer in turn."""
+    """Return dA, dB and, with a factor, dm of each layer."""
     inputs = _inputs(layers, x)
     if layers.dropped is None:
         downs = (torch.cat(list(g), dim=1).T @ _flat(x)).split([len(a) for a in layers.down])
@@ -192,12 +192,12 @@ def _own_gradients(
         downs = [one.T @ _flat(u) for one, u in zip(g, inputs, strict=True)]
     found: list[torch.Tensor] = []
     for number, layer in enumerate(layers.projections):
-        # In this order, and not dy^T h: the thin operand first is twice as fast on CPUs.
+        # Not dy^T h: with the thin operand first the product is twice as fast on CPUs.
         product = (thin[number].T @ dy[number]).T.to(torch.promote_types(x.dtype, torch.float32))
         if layer.factor is None:
             found += [downs[number], product * layer.scale]
             continue
-        change = (product * layer.b.to(product.dtype)).sum(dim=1) * layer.scale  # dy times s h B^T, over tokens
+        change = (product * layer.b.to(product.dtype)).sum(dim=1) * layer.scale  # sum over tokens of dy * (s h B^T)
         found += [downs[number], product * (layer.factor.values * layer.scale).unsqueeze(1)]
         found.append(
             _magnitude_gradient(
@@ -223,22 +223,22 @@ def _magnitude_gradient(
     *,
     masked: bool,
 ) -> torch.Tensor:
-    """dm.
+    """Return dm.
 
-    kept: see `_output`; None where z cannot be divided by f, and a dense product takes its place.
+    kept: see `_output`; None if z cannot be divided by f, in which case a dense product is computed instead.
     """
     if kept is None:
         dense = (dy.T @ _flat(u)).to(change.dtype) * layer.weight.to(change.dtype)
         return (dense.sum(dim=1) + change) / factor.norm
     ones = dy.new_ones(1, len(dy))
-    sums = (ones @ (dy * _flat(kept))).squeeze(0).to(change.dtype)  # a product: it is summed in fp32 at full speed
+    sums = (ones @ (dy * _flat(kept))).squeeze(0).to(change.dtype)  # a matrix product accumulates in fp32 at full speed
     return (sums + change) / factor.norm if masked else sums / factor.magnitude
 
 
 def _input_gradient(
     layers: Layers, x: torch.Tensor, dy: Sequence[torch.Tensor], g: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """dx, shaped as x."""
+    """Return dx, shaped as x."""
     if layers.dropped is None:
         dx = torch.cat(list(g), dim=1) @ layers.stacked
         for layer, one in zip(layers.projections, dy, strict=True):
@@ -256,7 +256,7 @@ def _input_gradient(
 
 
 def _through(layer: Projection, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operands of dz W; f goes into the smaller one."""
+    """Return the operands of dz W, with f multiplied into the smaller one."""
     weight = layer.weight.to(dy.dtype)
     if layer.factor is None:
         return dy, weight

@@ -1,19 +1,19 @@
-"""Output head and cross entropy in one, a few positions at a time, with the gradient formed in the forward pass.
+"""Output head fused with cross entropy, a few positions at a time, with gradients computed in the forward pass.
 
     z = W h + b      l = log sum exp z - z[y]      dl/dz = softmax(z) - e_y      dl/dh = W' dl/dz      dl/dW = dl/dz h'
 
-The gradient of a loss in its logits needs nothing from behind the loss but a factor. So it is formed while the logits
-are at hand, multiplied by the head at once, and the logits are forgotten: no tensor of positions x vocabulary exists,
-neither in the forward nor in the backward pass. A head that does not train gets no gradient of its own. (The idea:
-Liger-Kernel, fused_linear_cross_entropy.py; Apple, Cut Your Losses, arXiv 2411.09009.)
+The gradient of a loss with respect to its logits depends on later computation only through a scalar factor. So it is
+computed while the logits exist and immediately multiplied by the head, and the logits are discarded: no tensor of
+positions x vocabulary exists in the forward or backward pass. A frozen head gets no gradient. (Idea: Liger-Kernel,
+fused_linear_cross_entropy.py; Apple, Cut Your Losses, arXiv 2411.09009.)
 
-Logits are computed in the type that the plain path computes them in; softmax, loss and the sum of the head's gradient
-are fp32 (fp64 for fp64). Where that type is fp16, gradients are lifted before they are narrowed to it: the loss scale,
-which does so in the plain path, comes with the factor alone. The plain path, which the tests compare with, is
+Logits are computed in the dtype of the plain path; softmax, loss and the accumulated head gradient are fp32 (fp64 for
+fp64). For fp16, gradients are scaled up ("lifted") before they are cast to fp16, because the loss scale, which does
+this in the plain path, is part of the factor and known only in the backward pass. Tests compare with the plain path,
 `plain_losses`.
 
-Trade-off: a head that trains can only be part of a *sum* of losses. Of single ones, the factors are known in the
-backward pass alone, when the logits are gone.
+Trade-off: a trainable head is supported only for a *sum* of losses. For separate losses the factors are known only in
+the backward pass, when the logits are gone.
 
 Shapes: N positions, H hidden size, V vocabulary; hidden [N, H], weight [V, H], bias [V], targets [N].
 """
@@ -30,16 +30,16 @@ from torch.nn import functional as F
 
 from surefoot.kernels.operands import operand_type, wide_type
 
-_WIDENED = 1024  # rows of a product that are in fp32 at once, before they are added to a sum
-_HIGHEST_LIFT = 14  # a power of two: 1 becomes a quarter of fp16's largest number
+_WIDENED = 1024  # rows of a product that are converted to fp32 at once, to be added to a sum
+_HIGHEST_LIFT = 14  # exponent of the largest lift: 2^14 is a quarter of fp16's largest number
 
 
 @dataclass(frozen=True)
 class Head:
-    """weight [V, H], bias [V] or None.
+    """The output head: weight [V, H], bias [V] or None.
 
     rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits 6 V.
-    see: is shown these logits, [rows or fewer, V], on their way into a loss.
+    see: called with these logits, [rows or fewer, V], before the loss.
     """
 
     weight: torch.Tensor
@@ -53,20 +53,20 @@ class Head:
 
 
 def summed_loss(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy summed over all positions: a scalar, differentiable in hidden and head."""
+    """Return the cross entropy summed over all positions, a scalar; differentiable in hidden and head."""
     return _losses(hidden, head, targets, summed=True)
 
 
 def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of every position: [N], differentiable in hidden. ValueError for a head that trains."""
+    """Return the cross entropy of every position, [N]; differentiable in hidden. ValueError for a trainable head."""
     if head.trains and torch.is_grad_enabled():
-        raise ValueError("the gradient of a head that trains needs the sum of the losses")
+        raise ValueError("a trainable head needs the sum of the losses")
     return _losses(hidden, head, targets, summed=False)
 
 
 @torch.no_grad()
 def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
-    """The likeliest word at every position, [N]."""
+    """Return the most likely token at every position, [N]."""
     weight, bias = _cast(head.weight, head.bias, operand_type(hidden.dtype, hidden.device))
     with torch.autocast(hidden.device.type, enabled=False):
         parts = hidden.to(weight.dtype).split(head.rows)
@@ -74,7 +74,7 @@ def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
 
 
 def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
-    """The same by torch's own parts, all logits at once: [N], differentiable in everything."""
+    """Reference for `token_losses` with all logits at once: [N], differentiable in all inputs."""
     logits = F.linear(hidden, head.weight, head.bias)
     with torch.autocast(hidden.device.type, enabled=False):
         return F.cross_entropy(logits.to(wide_type(logits.dtype)), targets, reduction="none")
@@ -102,7 +102,7 @@ class _Chunked(torch.autograd.Function):
         dtype = operand_type(hidden.dtype, hidden.device)
         x = hidden.to(dtype)
         w, b = _cast(weight, bias, dtype)
-        # Without gradients torch still calls an input that could have one in need of it.
+        # needs_input_grad is True for trainable inputs even under no_grad.
         needs_hidden, needs_weight, needs_bias = (one and differentiable for one in ctx.needs_input_grad[:3])
         losses = torch.empty(len(x), dtype=wide_type(dtype), device=x.device)
         d_hidden = torch.empty_like(x) if needs_hidden else None
@@ -129,7 +129,7 @@ class _Chunked(torch.autograd.Function):
                     d_bias += gradient.sum(dim=0)
                 if d_hidden is not None:
                     torch.mm(room.narrow(gradient, lift), w, out=d_hidden[part])
-                if d_weight is not None:  # its sums go over positions, not over words
+                if d_weight is not None:  # its sums are over positions, not over the vocabulary
                     own_lift = None if lift is None else _lift(_largest(x[part]) * len(words))
                     _add_product(d_weight, room.narrow(gradient, own_lift).T, x[part], own_lift)
         ctx.lift = lift
@@ -140,7 +140,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        """factor: of the sum, or of each loss [N]."""
+        """factor: gradient of the sum, or of each loss [N]."""
         (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None
         hidden_type, weight_type, bias_type = ctx.types
         if d_hidden is not None:
@@ -154,11 +154,11 @@ class _Chunked(torch.autograd.Function):
 
 
 class _Room:
-    """Where the logits of a part are, and what becomes of them: taken once for all parts. What is as large as this
-    comes from the system at each allocation, and has its pages cleared."""
+    """Buffers for the logits of a part and values computed from them, allocated once for all parts: an allocation of
+    this size comes from the operating system, which zeroes its pages each time."""
 
     def __init__(self, rows: int, words: int, dtype: torch.dtype, wide: torch.dtype, device: torch.device):
-        """dtype: of the products. wide: of the softmax."""
+        """dtype: dtype of the matrix products. wide: dtype of the softmax."""
         self._products = torch.empty(rows, words, dtype=dtype, device=device)
         self._softmax = self._products if wide == dtype else torch.empty(rows, words, dtype=wide, device=device)
 
@@ -169,14 +169,14 @@ class _Room:
         return torch.addmm(bias, x, weight.T, out=found)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """[rows, V], of what `logits` returned."""
+        """Return log-softmax [rows, V] of the result of `logits`."""
         wide = self._softmax[: len(logits)]
         if wide.dtype != logits.dtype:
             wide.copy_(logits)
         return torch.log_softmax(wide, dim=1, out=wide)  # pyright: ignore[reportCallIssue]
 
     def narrow(self, gradient: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
-        """gradient, times lift, in the type of the products, in the place of the logits."""
+        """Return gradient * lift in the dtype of the products; overwrites the logits."""
         if gradient.dtype == self._products.dtype:
             return gradient
         found = self._products[: len(gradient)]
@@ -184,28 +184,28 @@ class _Room:
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: torch.Tensor | None) -> None:
-    """total += a b / lift, in the type of `total`."""
+    """Compute total += a @ b / lift, in the dtype of `total`."""
     if lift is not None:
         total.addcdiv_(a @ b, lift)
     elif total.dtype == a.dtype:
         total.addmm_(a, b)
-    else:  # a few rows at a time: torch would widen the whole product first
+    else:  # a few rows at a time: torch would convert the whole product first
         for rows, more in zip(total.split(_WIDENED), (a @ b).split(_WIDENED), strict=True):
             rows += more
 
 
 def _lift(bound: torch.Tensor) -> torch.Tensor:
-    """By what gradients of softmax, which are at most 1, are multiplied before they are narrowed to fp16, where numbers
-    below 6e-8 are 0: a power of two that changes no other digit.
+    """Return the factor for softmax gradients (at most 1) before the cast to fp16, in which numbers below 6e-8 become
+    0. It is a power of two, so it is exact.
 
-    bound: on their product without it, which must not overflow with it either.
+    bound: upper bound of the product that follows; with the factor it must not overflow.
     """
     room = torch.finfo(torch.float16).max / 2 / bound
     return room.log2().floor().clamp(0, _HIGHEST_LIFT).exp2()
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
-    """Magnitude, fp32."""
+    """Return the largest magnitude, in fp32."""
     return torch.linalg.vector_norm(tensor, torch.inf, dtype=torch.float32)
 
 

@@ -1,14 +1,14 @@
-"""LoRA on the experts of a mixture, without forming W + s B A.
+"""LoRA on the experts of a mixture-of-experts layer, without forming W + s B A.
 
-Tokens are sorted by expert, so that each of the products below is one of matrices side by side (torch's `grouped_mm`):
+Tokens are sorted by expert, so that each of these products is one grouped matrix product (torch's `grouped_mm`):
 
     y_e = x_e W_e^T + s (x_e A_e^T) B_e^T        for the rows x_e of expert e
 
-PEFT adds s B A to all of W in W's own type: a copy of all experts in each layer, kept for the backward pass, in which
-16 bits round most of a small change away. Here A and B act on their own. `plain_experts` says the same in a loop; tests
-hold the rest against it.
+PEFT adds s B A to all of W in W's dtype: a copy of all experts per layer, saved for the backward pass, in which 16 bits
+round away most of a small change. Here A and B are applied separately. `plain_experts` is the reference implementation
+that tests compare with.
 
-Shapes: T tokens, k experts of each, S = T k rows sorted by expert, E experts, I inputs, O outputs, r rank.
+Shapes: T tokens, k experts per token, S = T k rows sorted by expert, E experts, I inputs, O outputs, r rank.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as F
 
-_ALIGNED = 16  # bytes that the strides of a grouped product must be multiples of
+_ALIGNED = 16  # bytes; strides of `grouped_mm` operands must be multiples of it
 
 
 @dataclass(frozen=True)
 class Matrices:
     """One projection of all experts.
 
-    weight: [E, I, O], frozen; a view where it is held the other way round.
+    weight: [E, I, O], frozen; a view if the model stores it transposed.
     bias: [E, O], frozen, or None.
-    a: [E * r, I], one expert after the other. b: [O, r * E], expert fastest. None without an adapter.
+    a: [E * r, I], expert-major; None without an adapter.
+    b: [O, r * E], with the expert index varying fastest; None without an adapter.
     scale: s.
     """
 
@@ -48,10 +49,12 @@ def adapted_experts(
     down: Matrices,
     activate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The experts' output, [T, H], in the type of x.
+    """Compute the experts' output, [T, H], in the dtype of x.
 
-    x: [T, H]. index: [T, k], which experts a token goes to; share: [T, k], how much of each it takes.
-    activate: from what `up` gives to what `down` takes.
+    x: [T, H].
+    index: [T, k], the experts of each token.
+    share: [T, k], their routing weights.
+    activate: maps the output of `up` to the input of `down`.
     """
     experts, count = len(up.weight), index.shape[1]
     chosen, order = index.reshape(-1).sort(stable=True)
@@ -65,7 +68,8 @@ def adapted_experts(
 
 
 def _project(x: torch.Tensor, one: Matrices, chosen: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """[S, I] -> [S, O] in the type of the weight. chosen: expert of each row. ends: of each expert's rows."""
+    """Apply one projection, [S, I] -> [S, O], in the weight's dtype. chosen: [S], expert per row; ends: see
+    `grouped`."""
     x = x.to(one.weight.dtype)
     y = grouped(x, one.weight, ends)
     if one.a is not None and one.b is not None:
@@ -77,7 +81,7 @@ def _project(x: torch.Tensor, one: Matrices, chosen: torch.Tensor, ends: torch.T
 
 
 def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """[S, I] with [E, I, O] -> [S, O]: each group of rows with its own matrix. ends: [E], int32."""
+    """Multiply each group of rows with its matrix, [S, I] x [E, I, O] -> [S, O]. ends: [E] int32, end row per group."""
     if _is_taken(x.dtype, x.device.type) and _is_aligned(x) and _is_aligned(weight):
         with torch.autocast(x.device.type, enabled=False):
             return F.grouped_mm(x, weight, offs=ends)
@@ -87,12 +91,12 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.
 
 
 def _is_taken(dtype: torch.dtype, device: str) -> bool:
-    """Whether torch has a grouped product for it; on GPUs for 16 bits."""
+    """Whether torch's `grouped_mm` supports this dtype and device."""
     return dtype in (torch.bfloat16, torch.float16) or (device == "cpu" and dtype == torch.float32)
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
-    """As torch's grouped product asks: one stride of the matrix is 1, the others are whole pieces of 16 bytes."""
+    """Whether `grouped_mm` accepts the layout: one matrix stride is 1, the other strides are multiples of 16 bytes."""
     matrix = tensor.stride()[-2:]
     return 1 in matrix and all(one == 1 or one * tensor.element_size() % _ALIGNED == 0 for one in tensor.stride())
 
@@ -105,7 +109,7 @@ def plain_experts(
     down: Matrices,
     activate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The same by the equation, for autograd."""
+    """Reference for `adapted_experts`, differentiated by autograd."""
     out = torch.zeros_like(x)
     for number in range(len(up.weight)):
         tokens, place = (index == number).nonzero(as_tuple=True)

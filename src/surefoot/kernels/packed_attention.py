@@ -1,18 +1,18 @@
-"""Causal attention over a row of documents laid end to end, none of which sees another. No padding, no dense mask.
+"""Causal attention over a row of concatenated documents that do not attend to each other, without padding or mask.
 
     o_t = sum over s <= t in t's document of softmax_s(scale q_t . k_s) v_s
 
-Forms, of which a probe takes the fastest that passes the accuracy check on the machine at hand:
+Implementations; a probe selects the fastest that passes the accuracy check on the machine:
 
-    matmul   forward by torch's flash kernel, backward by batched matrix products. For CPUs, where the kernel's own
-             backward pass takes longer on documents of up to `SHORT` tokens; longer ones go to sdpa
+    matmul   forward by torch's flash kernel, backward by batched matrix products. For CPUs, where the flash kernel's
+             backward is slower for documents of up to `SHORT` tokens; longer documents use sdpa
     sdpa     torch's scaled_dot_product_attention, document by document
     varlen   one kernel for the whole row (torch.nn.attention.varlen); NVIDIA GPUs, 16-bit types
 
-`plain` is the textbook formula that they are tested against.
+`plain` is the textbook formula that tests compare with.
 
-Shapes: H query heads, K heads of keys and values, of which H is a multiple; N tokens of the row; D numbers per head; L
-tokens of one document.
+Shapes: H query heads, K key/value heads (H is a multiple of K), N tokens of the row, D head size, L tokens of one
+document.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torch.nn import functional as F
 from surefoot.data.batching.batch import numbers_on
 from surefoot.kernels.operands import round_up_tokens, wide_type
 
-# Of a document's products half are masked and computed in vain. Measured on a CPU in bf16, docs/evidence/packing.md.
+# The matrix products waste half of their work on masked positions. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the documents of a packed row begin and end.
+    """Boundaries of the documents in a packed row.
 
-    lengths: tokens of each document, in the order of the row.
-    ends: [documents + 1] int32, where each begins and the last one ends, on the device of the row.
+    lengths: tokens of each document, in order.
+    ends: [documents + 1] int32, cumulative lengths starting with 0, on the device of the row.
     """
 
     lengths: tuple[int, ...]
@@ -59,7 +59,7 @@ def documents_of(lengths: Sequence[int], device: torch.device) -> Documents:
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
-    """The reference: every step stored, softmax in fp32 or wider."""
+    """Reference implementation, with softmax in fp32 or wider."""
     k, v = (_repeated(tensor[0], q.shape[1])[None] for tensor in (k, v))
     wide = wide_type(q.dtype)
     found = []
@@ -72,7 +72,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Document
 
 
 def matmul(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
-    """On a CPU. By products where a document has at most SHORT tokens, by SDPA where it has more."""
+    """CPU implementation: matrix products for documents of at most SHORT tokens, SDPA for longer ones."""
     groups = [tuple(group) for _, group in itertools.groupby(documents.lengths, lambda length: length <= SHORT)]
     sizes = [sum(group) for group in groups]
     rows = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), groups, strict=True)
@@ -81,12 +81,12 @@ def matmul(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documen
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
-    """Whatever kernels SDPA may use, once for each document."""
+    """SDPA, called once per document, with whatever kernels it may use."""
     return _sdpa(q, k, v, documents.lengths, scale)
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
-    """One kernel launch. Raises RuntimeError where the device or the type has none."""
+    """One kernel launch for the row. Raises RuntimeError if the device or dtype is not supported."""
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (q, k, v))  # [N, H | K, D]
@@ -110,10 +110,10 @@ FORMS: Mapping[str, Attend] = {"matmul": matmul, "sdpa": sdpa, "varlen": varlen}
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float) -> torch.Tensor:
-    if q.is_cuda and q.dtype == torch.float32:  # its only fused kernel takes no grouped heads
+    if q.is_cuda and q.dtype == torch.float32:  # the only fused kernel for fp32 does not support GQA
         k, v = (_repeated(tensor[0], q.shape[1])[None] for tensor in (k, v))
     grouped = q.shape[1] != k.shape[1]
-    # Not slice by slice: the gradient of a slice is as large as the whole row.
+    # split instead of slices: the gradient of a slice is as large as the whole row.
     parts = zip(*(tensor.split(list(lengths), 2) for tensor in (q, k, v)), strict=True)
     found = [F.scaled_dot_product_attention(*part, is_causal=True, scale=scale, enable_gqa=grouped) for part in parts]
     return torch.cat(found, dim=2)
@@ -128,20 +128,20 @@ def _products(
 
 
 class _Products(torch.autograd.Function):
-    """q [H, N, D], k and v [K, N, D]. No probabilities are kept, but the logarithm of each softmax's sum, l [H, N].
+    """Attention for q [H, N, D], k and v [K, N, D]. Saves no probabilities but the log-sum-exp l [H, N].
 
     O  = flash(Q, K, V)              P  = exp(scale Q K^T - l)         dV = P^T dO
     dP = dO V^T                      dS = P (dP - rowsum(dP P))        dQ = scale dS K      dK = scale dS^T Q
 
-    What fills a document up to a length that products are at hand for comes behind it. Its queries have a gradient of
-    0, so that it adds nothing to dK and dV, and its keys are in the future of all others.
+    A document is padded at its end to a length whose kernels are cached. Padding queries have gradient 0, so they add
+    nothing to dK and dV, and padding keys are in the future of all real queries.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], scale: float
     ) -> torch.Tensor:
-        q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))  # the kernel takes it for 1
+        q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))  # the kernel assumes 1
         output = _like_rows(q)
         sums = q.new_empty(q.shape[:2], dtype=wide_type(q.dtype))
         with torch.autocast(q.device.type, enabled=False):
@@ -175,21 +175,21 @@ class _Products(torch.autograd.Function):
 
 
 def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
-    """[H, L, L] in the type of the queries, from logits that are not rounded to it.
+    """Return probabilities [H, L, L] in the dtype of the queries, from logits in the wider type.
 
-    sums: [H, up to L].
+    sums: log-sum-exp, [H, up to L].
     """
     wide = wide_type(queries.dtype)
     shift = F.pad(sums, (0, queries.shape[1] - sums.shape[1])).neg_().unsqueeze(2)
     with _products_of(queries.dtype), _wider_than(queries.dtype):
         logits = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
     torch.add(shift, logits, alpha=scale, out=logits)
-    return logits.exp_().to(queries.dtype).tril_()  # above the diagonal there may be infinity, which is not looked at
+    return logits.exp_().to(queries.dtype).tril_()  # tril drops the masked half, which may be inf
 
 
 def _products_of(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Inside, products of fp32 operands that hold numbers of `dtype` may take them for such: of bf16 nothing is lost,
-    and the units that multiply them are several times as fast."""
+    """Context for products of fp32 operands whose values are representable in `dtype`: for bf16 they may be computed as
+    bf16 products, which loses nothing and is several times as fast."""
     return _narrow_operands() if dtype == torch.bfloat16 else nullcontext()
 
 
@@ -208,7 +208,7 @@ _are_wider = False
 
 
 def logits_are_wider() -> bool:
-    """Whether what is computed now is a product of logits in a wider type than the attention around it, on purpose."""
+    """Whether attention logits are currently being computed in a wider dtype on purpose."""
     return _are_wider
 
 
@@ -223,7 +223,7 @@ def _wider_than(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
-    """[H, L, D] -> the same, dense and with zeros behind it up to a length that products are at hand for."""
+    """Copy [H, L, D] to a contiguous tensor, padded with zeros to a length whose kernels are cached."""
     heads, tokens, width = tensor.shape
     found = tensor.new_empty(heads, round_up_tokens(tokens, tensor.dtype, tensor.device), width)
     found[:, :tokens] = tensor
@@ -232,7 +232,8 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(place: torch.Tensor, product: torch.Tensor, scale: float) -> None:
-    """`scale` times `product` [H, L or more, D] to `place` [K, L, D], summed over the heads that share a key."""
+    """Write `scale` * `product` [H, L or more, D] to `place` [K, L, D], summed over query heads that share a key
+    head."""
     product = product[:, : place.shape[1]]
     if len(product) != len(place):
         product = product.unflatten(0, (len(place), -1)).sum(dim=1)
@@ -240,16 +241,16 @@ def _write(place: torch.Tensor, product: torch.Tensor, scale: float) -> None:
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[K, N, D] -> [heads, N, D]."""
+    """Repeat key/value heads, [K, N, D] -> [heads, N, D]."""
     return tensor if len(tensor) == heads else tensor.repeat_interleave(heads // len(tensor), dim=0)
 
 
 def _like_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Empty [H, N, D], laid out token by token: what comes before and after attention wants its heads together."""
+    """Return an empty [H, N, D] with token-major memory layout, which the projections around attention need."""
     heads, tokens, width = tensor.shape
     return tensor.new_empty(tokens, heads, width).transpose(0, 1)
 
 
 def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each document."""
+    """Yield (begin, end) of each document."""
     return itertools.pairwise([0, *itertools.accumulate(lengths)])

@@ -1,26 +1,27 @@
-"""RMSNorm and rotary positions for a CPU, with a backward pass of their own: fewer passes over memory, less is kept.
+"""RMSNorm and rotary embeddings for CPUs, with custom backward: fewer passes over memory, and fewer saved tensors.
 
     RMSNorm  (Zhang and Sennrich 2019)      s = 1 / sqrt(mean(x^2) + eps)     h = s x     y = h (c + w)
-             c is 1 in Gemma's form and 0 elsewhere
+             c is 1 for Gemma and 0 for other families
 
     g = dy (c + w)       dx = s (g - h mean(g h))       dw = sum over rows of dy h
 
     rotary   (Su et al. 2021)               y1 = x1 cos1 - x2 sin1     y2 = x2 cos2 + x1 sin2
-             for the halves of every head; numbers behind the first `cos.shape[-1]` stay as they are
+             for the halves of every head; elements after the first `cos.shape[-1]` are not rotated
 
     dx1 = dy1 cos1 + dy2 sin2     dx2 = dy2 cos2 - dy1 sin1
 
-A chain of pointwise operators over a whole micro-batch reads and writes main memory once per operator. Over as many
-rows as fit into a core's cache it does so once in all. Nothing is compiled, so nothing is needed but torch.
+A chain of pointwise operators over a whole micro-batch reads and writes main memory once per operator. Applied to
+blocks of rows that fit into a core's cache, it does so only once in total. Nothing is compiled, so only torch is
+needed.
 
-Of a norm x is kept, in its own type, and s of every row in fp32; h is computed again. The plain path keeps x in fp32,
-and h as well where the weight trains. A rotation keeps cos and sin, as the plain path does. Sums are fp32 (fp64 for
-fp64); roundings in between are those of the plain path.
+The norm saves x in its own dtype and s in fp32, and recomputes h. The plain path saves x in fp32, and h too if the
+weight is trainable. The rotation saves cos and sin, like the plain path. Sums are fp32 (fp64 for fp64); intermediate
+roundings are those of the plain path.
 
-`plain_norm` and `plain_turn` are the same in a line each, for autograd; tests hold the rest against them.
+`plain_norm` and `plain_turn` are the reference implementations that tests compare with.
 
-Shapes: [..., N] for a norm over N numbers, T rows of them; queries and keys [B, H, T, D] for B rows, H heads, T tokens,
-D numbers of which the first R are rotated.
+Shapes: [..., N] for a norm over N elements, T rows; queries and keys [B, H, T, D] for B rows, H heads, T tokens and
+head size D, of which the first R elements are rotated.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from torch.autograd.function import once_differentiable
 
 from surefoot.kernels.operands import wide_type
 
-# Numbers of a block: 384 KiB in fp32, so that a handful of them fit into a second-level cache of 2 MiB. Measured from
-# 16 to 4,096 rows of 768; half or twice as many take about as long.
+# Elements of a block: 384 KiB in fp32, so that a few blocks fit into a 2 MiB L2 cache. Measured from 16 to 4,096 rows
+# of 768; half or twice as many are about as fast.
 _NUMBERS = 98_304
 
 
 @dataclass(frozen=True)
 class NormForm:
-    """How a family writes RMSNorm.
+    """A model family's variant of RMSNorm.
 
     eps: added to the mean square.
-    shift: what the weight is added to, 0 or 1 (Gemma).
-    narrow_first: the normalised row is rounded to the input's type and then multiplied, as in Llama; Gemma multiplies
-        in fp32 and rounds the product to the input's type.
+    shift: constant added to the weight: 1 for Gemma, else 0.
+    narrow_first: whether the normalized row is rounded to the input's dtype before it is multiplied with the weight, as
+        in Llama; Gemma multiplies in fp32 and rounds the product.
     """
 
     eps: float
@@ -58,12 +59,12 @@ class NormForm:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
-    """x [..., N], weight [N] -> [..., N], differentiable in both."""
+    """Compute RMSNorm of x [..., N] with weight [N]; differentiable in both."""
     return _Norm.apply(x, weight, form)  # pyright: ignore[reportReturnType]
 
 
 def turned_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Of one tensor [B, H, T, D] with cos, sin [B or 1, T, R]: see `turned`."""
+    """Rotate one tensor [B, H, T, D] with cos, sin [B or 1, T, R]; see `turned`."""
     return _Turned.apply(x, cos.unsqueeze(1), sin.unsqueeze(1))  # pyright: ignore[reportReturnType]
 
 
@@ -74,14 +75,14 @@ def turned(
     sin: torch.Tensor,
     unsqueeze_dim: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """transformers' `apply_rotary_pos_emb`: q, k [B, H, T, D] with H at `unsqueeze_dim`; cos, sin [B or 1, T, R], even
-    R up to D. Differentiable in q and k."""
+    """Rotate queries and keys, as transformers' `apply_rotary_pos_emb`: q, k [B, H, T, D] with H at `unsqueeze_dim`;
+    cos, sin [B or 1, T, R] with even R <= D. Differentiable in q and k."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin)  # pyright: ignore[reportReturnType]
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
-    """As the families write it."""
+    """Reference RMSNorm, as written in transformers."""
     wide = x.to(wide_type(x.dtype))
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + form.eps)
     if form.narrow_first:
@@ -90,7 +91,7 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.T
 
 
 def plain_turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Of x [B, H, T, D] with cos, sin [B or 1, 1, T, R]."""
+    """Reference rotation of x [B, H, T, D] with cos, sin [B or 1, 1, T, R]."""
     rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = rotated.chunk(2, dim=-1)
     found = rotated * cos + torch.cat((-second, first), dim=-1) * sin
@@ -137,7 +138,7 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, N], weight [N] -> output [T, N], 1 / rms [T, 1] in the type of sums."""
+    """Return the output [T, N] and s = 1 / rms [T, 1] (fp32 or wider) for x [T, N] and weight [N]."""
     wide = wide_type(x.dtype)
     output = torch.empty(x.shape, dtype=form.output_type(x.dtype, weight.dtype), device=x.device)
     scales = torch.empty((len(x), 1), dtype=wide, device=x.device)
@@ -162,7 +163,7 @@ def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple
 def norm_backward(
     dy: torch.Tensor, x: torch.Tensor, scales: torch.Tensor, weight: torch.Tensor, form: NormForm, *, trains: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """dy, x [T, N], scales [T, 1] of the forward pass -> dx [T, N], and dw [N] in the type of sums where it trains."""
+    """Return dx [T, N] and, if the weight is trainable, dw [N] (fp32 or wider), for dy, x [T, N] and s [T, 1]."""
     width = x.shape[1]
     dx = torch.empty_like(x)
     total = torch.zeros(width, dtype=scales.dtype, device=x.device) if trains else None
@@ -177,14 +178,14 @@ def norm_backward(
         if total is not None:
             total += torch.mul(gradient, normed, out=spare[0]).sum(dim=0)
         gradient.mul_(factor)
-        # g - h mean(g h): without the second term dx would also move the length of the row, which the norm takes away.
+        # g - h mean(g h): the second term removes the gradient along the row's length, which the norm cancels.
         inner = torch.linalg.vecdot(gradient, normed).unsqueeze(1).div_(-width)
         dx[part].copy_(gradient.addcmul_(normed, inner).mul_(scale))
     return dx, total
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x cos + (-x2, x1) sin, for x [..., R] of halves x1, x2; cos, sin [..., R], broadcast."""
+    """Return x cos + (-x2, x1) sin for x [..., R] with halves x1, x2; cos, sin [..., R] broadcast."""
     half = x.shape[-1] // 2
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     turned = wide * cos
@@ -194,7 +195,7 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
 
 
 def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The gradient of `_turn` in x."""
+    """Return the gradient of `_turn` with respect to x."""
     half = dy.shape[-1] // 2
     found = dy * cos
     found[..., :half].addcmul_(dy[..., half:], sin[..., half:])
@@ -205,7 +206,7 @@ def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 def _on_first(
     change: Callable[..., torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """`change` on the first R numbers of every head, as many as cos has; the others pass (partial rotary positions)."""
+    """Apply `change` to the first R elements of every head (the width of cos); the rest passes unchanged."""
     rotated = cos.shape[-1]
     if rotated == x.shape[-1]:
         return change(x, cos, sin)
@@ -213,5 +214,5 @@ def _on_first(
 
 
 def _rows(x: torch.Tensor) -> int:
-    """Of a block. A function of the width alone, so that sums have the same order on every machine."""
+    """Return the rows of a block: a function of the width alone, so that sums have the same order on every machine."""
     return max(1, _NUMBERS // x.shape[1])

@@ -1,14 +1,14 @@
-"""What of a model carries an adapter: linear layers, and parameters that stand in no linear layer (experts, routers).
+"""Adapter targets: linear layers, and parameters that are not in a linear layer (experts, routers).
 
-transformers holds the experts of a layer in one parameter [E, outputs, inputs] (or [E, inputs, outputs], where its
-module is `is_transposed`). PEFT adapts it as `target_parameters`: W'_e = W_e + s B_e A_e, with
+transformers stores the experts of a layer in one parameter [E, outputs, inputs] (or [E, inputs, outputs] if its module
+is `is_transposed`). PEFT adapts it through `target_parameters`: W'_e = W_e + s B_e A_e, with
 
-    A [E * r, inputs]    rows e * r + j         expert e's r rows, one expert after the other
-    B [outputs, r * E]   columns j * E + e      expert fastest: the columns of one expert are E apart
+    A [E * r, inputs]    rows e * r + j         expert-major
+    B [outputs, r * E]   columns j * E + e      expert index fastest: the columns of one expert are E apart
 
-One layer of PEFT stands around the module for each parameter, the last one outermost; the file has `experts.lora_A` of
-that one, and `experts.base_layer.lora_A` of the one inside. vLLM reads the same order. PEFT has neither DoRA nor
-dropout for such a parameter.
+PEFT wraps the module once per parameter, the last one outermost; the file names are `experts.lora_A` for the outermost
+and `experts.base_layer.lora_A` for the next one. vLLM reads the same order. PEFT supports neither DoRA nor dropout for
+such parameters.
 
 Shapes: E experts, r rank.
 """
@@ -28,17 +28,17 @@ from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 
-INNER = ".base_layer"  # PEFT's name for what one of its layers is around
+INNER = ".base_layer"  # PEFT's name for the module that one of its layers wraps
 _TARGETS, _DORA = "SF-ADAPTER-TARGETS", "SF-ADAPTER-DORA"
 
 
 def adapted_modules(model: PeftModel) -> list[str]:
-    """Names, within the base model, of the linear layers that carry an adapter."""
+    """Return the names, within the base model, of the linear layers that have an adapter."""
     return [name for name, layer in _layers(model) if is_linear(layer)]
 
 
 def adapted_parameters(model: PeftModel) -> list[str]:
-    """Full names, within the base model, of the other parameters that carry one."""
+    """Return the full names, within the base model, of other parameters that have an adapter."""
     return [
         f"{name}.{layer.parameter_name}"
         for name, layer in _layers(model)
@@ -47,24 +47,23 @@ def adapted_parameters(model: PeftModel) -> list[str]:
 
 
 def is_linear(layer: LoraLayer) -> bool:
-    """Whether PEFT's layer stands for a linear one. Around some it has the layer that it has around parameters: see
-    `peft_targets`."""
+    """Whether PEFT's layer wraps a linear layer. Some linear layers are adapted as parameters, see `peft_targets`."""
     return not isinstance(layer, ParamWrapper) or isinstance(layer.get_base_layer(), nn.Linear)
 
 
 def _layers(model: PeftModel) -> Iterator[tuple[str, LoraLayer]]:
-    """PEFT's, by the name of the module in the base model that each is around."""
+    """Yield (name of the wrapped module in the base model, PEFT layer)."""
     for name, module in model.get_base_model().named_modules():
         if isinstance(module, LoraLayer):
             yield name.replace(INNER, ""), module
 
 
 def peft_targets(model: PreTrainedModel, plan: AdapterPlan) -> tuple[list[str], list[str]]:
-    """`target_modules` and `target_parameters` of adapter_config.json.
+    """Return `target_modules` and `target_parameters` for adapter_config.json.
 
-    In families whose experts were linear layers before transformers 5, PEFT takes gate_proj, up_proj and down_proj for
-    these wherever they stand, in shared experts and dense layers too. As parameters (`gate_proj.weight`) it finds
-    those, under the same names in the file.
+    In families whose experts were linear layers before transformers 5, PEFT maps the targets gate_proj, up_proj and
+    down_proj to the experts, even if they name shared experts or dense layers. These are therefore named as parameters
+    (`gate_proj.weight`), which PEFT finds; the names in the adapter file are the same.
     """
     names = [name for name, _ in model.named_modules()]
     endings = {target.rpartition(".")[2] for target in plan.targets.value}
@@ -76,9 +75,9 @@ def peft_targets(model: PreTrainedModel, plan: AdapterPlan) -> tuple[list[str], 
 
 
 def compact_targets(names: Collection[str], targets: Collection[str], components: int = 1) -> list[str]:
-    """The shortest common way to name `targets` among all `names`: last components if they match nothing else.
+    """Return the shortest names that select `targets` among `names`: the last components if they match nothing else.
 
-    `q_proj` reads better than 32 full names, and works for tools that rename the prefix.
+    `q_proj` is more readable than 32 full names, and works for tools that rename the prefix.
     """
 
     def ending(name: str) -> str:
@@ -90,7 +89,7 @@ def compact_targets(names: Collection[str], targets: Collection[str], components
 
 
 def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
-    """Raises InputError for a target that the model does not have or that no adapter can stand on."""
+    """Raises InputError for a target that the model does not have or that cannot be adapted."""
     modules = dict(model.named_modules())
     parameters = {name.replace(INNER, "") for name, _ in model.named_parameters()}
     faults = []
@@ -107,7 +106,7 @@ def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
             what, fix = f"the model has no parameter {target}", "see `surefoot plan` for the model's experts"
             faults.append(Fault("adapter.targets", what, fix, code=_TARGETS))
         elif _is_turned(model, target):
-            what = f"{target} holds one expert, the other way round: PEFT would add B A to it unturned"
+            what = f"{target} holds a single transposed expert, to which PEFT would add B A without transposing it"
             faults.append(Fault("adapter.targets", what, "set adapter.experts: false", code=_TARGETS))
     if not plan.targets.value and not plan.parameters:
         faults.append(Fault("adapter.targets", "matches no module", "name linear layers", code=_TARGETS))
@@ -119,18 +118,18 @@ def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
 
 
 def _is_turned(model: nn.Module, parameter: str) -> bool:
-    """Whether it is [1, inputs, outputs]."""
+    """Whether the parameter is [1, inputs, outputs]."""
     place, _, name = parameter.rpartition(".")
     module = plain_layer(model.get_submodule(place))
     return bool(getattr(module, "is_transposed", False)) and module.get_parameter(name).shape[0] == 1
 
 
 def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
-    """What PEFT has no form for."""
+    """Yield faults for combinations that PEFT does not support."""
     if any(map(is_quantised, model.modules())):
         packed = [name for name in plan.targets.value if is_renamed(model, name.rpartition(".")[2])]
         if packed:
-            what = f"PEFT adapts {packed[0]} as a parameter, and it is quantised"
+            what = f"PEFT adapts {packed[0]} as a parameter, but it is quantised"
             yield Fault("adapter.targets", what, "leave it out, or set precision.base: auto", code=_TARGETS)
     if plan.kind.value == "lora" and not plan.dropout:
         return
@@ -139,25 +138,25 @@ def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
         return
     shown = ", ".join(parameters[:4]) + (", …" if len(parameters) > 4 else "")
     if plan.kind.value == "dora":
-        what = f"DoRA has no form for {shown}, which PEFT adapts as parameters"
+        what = f"DoRA does not support {shown}, which PEFT adapts as parameters"
         yield Fault("adapter.kind", what, "use adapter.kind: lora, or leave them out of adapter.targets", code=_DORA)
     if plan.dropout:
-        what = f"{shown} take no dropout: PEFT adds B A to the parameter itself, and has no input to drop from"
+        what = f"{shown} cannot use dropout: PEFT adds B A to the parameter itself, so there is no input to drop"
         yield Fault("adapter.dropout", what, "set adapter.dropout: 0, or leave them out", code=_TARGETS)
 
 
 def is_renamed(model: PreTrainedModel, ending: str) -> bool:
-    """Whether PEFT reads a target of this name as what transformers calls otherwise by now."""
+    """Whether PEFT maps a target of this name to a module that transformers has renamed."""
     config = LoraConfig(target_modules=[ending])
     try:
         convert_peft_config_for_transformers(config, model=model, conversions=None)
-    except ValueError:  # one of two that have become one, without the other
+    except ValueError:  # names one of two modules that were merged, without the other
         return True
     return ending not in (config.target_modules or ())
 
 
 def zero_norm_rows(model: nn.Module, targets: Collection[str]) -> dict[str, list[int]]:
-    """Of the modules named in `targets` those that DoRA would divide by a norm of zero in, and in which rows."""
+    """Return module name -> rows of norm zero, by which DoRA would divide, for the modules named in `targets`."""
     norms = {name: row_norms(plain_layer(model.get_submodule(name))) for name in targets}
     return {name: rows for name, norm in norms.items() if (rows := (norm == 0).nonzero().flatten().tolist())}
 
@@ -166,17 +165,18 @@ def _norm_faults(model: nn.Module, targets: Sequence[str]) -> list[Fault]:
     faults = []
     for name, rows in zero_norm_rows(model, targets).items():
         shown = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
-        what = f"{len(rows)} rows of its weight are zero ({shown}), and DoRA divides by their norm"
+        what = f"{len(rows)} rows of its weight are zero ({shown}), but DoRA divides by their norm"
         faults.append(Fault(name, what, "use adapter.kind: lora, or leave it out of adapter.targets", code=_DORA))
     return faults
 
 
 def plain_layer(module: nn.Module) -> nn.Module:
-    """The layer itself, where an adapter is around it."""
+    """Return the layer without the adapter that may wrap it."""
     return module.get_base_layer() if isinstance(module, LoraLayer) else module
 
 
 @torch.no_grad()
 def row_norms(layer: nn.Module) -> torch.Tensor:
-    """|W| by outputs, [outputs] in fp32, as DoRA's forward computes it. Conv1D holds W as [inputs, outputs]."""
+    """Return the norm of W per output, [outputs] in fp32, as in DoRA's forward. Conv1D stores W as [inputs,
+    outputs]."""
     return torch.linalg.norm(plain_weight(layer).float(), dim=0 if isinstance(layer, Conv1D) else 1)

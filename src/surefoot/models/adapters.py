@@ -1,13 +1,13 @@
-"""LoRA and DoRA by PEFT, made repeatable and exact where PEFT leaves it open.
+"""LoRA and DoRA adapters with PEFT, made reproducible and exact.
 
 LoRA (Hu et al. 2021):  y = W x + s B A x.  DoRA (Liu et al. 2024):  y = m / |W + s B A| * (W + s B A) x, by rows.
-The base is frozen; A, B and m are fp32 whatever the base is held in. What differs from plain PEFT: the draw of A
-depends on the seed alone, and m starts as the fp32 norm of W (PEFT rounds it to the base's dtype, so that a bf16 base
-would change before its first step).
+The base is frozen; A, B and m are fp32 whatever the base's dtype. Differences from plain PEFT: the initialization of A
+depends only on the seed, and m is initialized to the fp32 norm of W (PEFT rounds it to the base's dtype, so a bf16
+model would change before its first step).
 
-`CachedNorms` computes DoRA's row norms once for many forward passes with the same weights. In decoding, forming B A and
-the norm is most of PEFT's work: a whole matrix for one token. PEFT's own cache keeps B A as well, as much memory as the
-model; here only the norms are kept, and the arithmetic is PEFT's to the bit:
+`CachedNorms` computes DoRA's row norms once for many forward passes with the same weights. In decoding, B A and the
+norm are most of PEFT's work: a full matrix per token. PEFT's own cache also stores B A, as much memory as the model;
+here only the norms are stored, and the arithmetic is bit-identical to PEFT's:
 
     y = (m / |W + s B A| - 1) * W x + m / |W + s B A| * s B A x     (W x without its bias)
 """
@@ -42,7 +42,7 @@ from surefoot.models.quiet import quiet_libraries
 from surefoot.planning.plan import AdapterPlan
 
 ADAPTER = "default"  # PEFT's name for the only adapter
-AdaptedLayer = LoraLayer | ModulesToSaveWrapper  # where adapters act
+AdaptedLayer = LoraLayer | ModulesToSaveWrapper
 
 
 def add_adapter(
@@ -54,11 +54,13 @@ def add_adapter(
     revision: str | None = None,
     autocast: bool = False,
 ) -> PeftModel:
-    """Freeze `model` and put the planned adapter into it, in place.
+    """Freeze `model` and add the planned adapter, in place.
 
-    base, revision: written into adapter_config.json, so that others find the base again; as the user gave them.
-    autocast: every forward pass will run under autocast (then it must); saves casts, changes no bit.
-    Raises InputError for a target that the model does not have, and for DoRA over rows of norm zero.
+    seed: seed of the initialization.
+    base, revision: base model as the user named it, for adapter_config.json.
+    autocast: whether every forward pass will run under autocast (then it must); saves casts without changing results.
+
+    Raises InputError for a target that the model does not have, and for DoRA on rows of norm zero.
     """
     check_targets(model, plan)
     with quiet_libraries(), torch.random.fork_rng(devices=[]):  # PEFT draws A on the CPU
@@ -76,8 +78,8 @@ def add_adapter(
 
 
 def add_copy(model: PeftModel, name: str, like: str) -> None:
-    """Another adapter on the same modules, bit for bit as `like` is. Tied copies stay tied. PEFT sets requires_grad of
-    the other adapters on the way."""
+    """Add another adapter on the same modules as a bit-identical copy of `like`; tied weights stay tied. PEFT changes
+    requires_grad of the other adapters."""
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         model.add_adapter(name, copy.deepcopy(model.peft_config[like]))
     memo: dict[int, Any] = {}
@@ -88,8 +90,8 @@ def add_copy(model: PeftModel, name: str, like: str) -> None:
 
 
 def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) -> None:
-    """Another adapter, of a shape and on modules of its own, as `add_adapter` begins one. PEFT sets requires_grad of
-    the other adapters on the way. Raises InputError as `add_adapter` does."""
+    """Add another adapter with its own shape and modules, initialized as in `add_adapter`. PEFT changes requires_grad
+    of the other adapters. Raises InputError as `add_adapter` does."""
     base = model.get_base_model()
     assert isinstance(base, PreTrainedModel)
     check_targets(base, plan)
@@ -101,7 +103,7 @@ def add_another(model: PeftModel, name: str, plan: AdapterPlan, *, seed: int) ->
 
 
 def adapted_layers(model: nn.Module) -> list[AdaptedLayer]:
-    """Those that carry an adapter, or a module that trains in full with one."""
+    """Return the layers that have an adapter, and modules fully trained along with it (modules_to_save)."""
     return [module for module in model.modules() if isinstance(module, AdaptedLayer)]
 
 
@@ -111,7 +113,7 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
     saved = set(plan.modules_to_save)
     pair = {name.rpartition(".")[2] for name, module in model.named_modules() if module in embeddings}
     ties = is_tied(model) and bool(saved & pair)
-    if ties:  # PEFT keeps a pair tied when the head is named; of embeddings it knows embed_tokens alone
+    if ties:  # PEFT ties them only if the head is named; of embeddings it knows only embed_tokens
         saved = saved - pair | {name for name, module in model.named_modules() if module is embeddings[1]}
     return LoraConfig(
         task_type=TaskType.CAUSAL_LM,
@@ -137,9 +139,9 @@ def _start_at_exact_norms(model: PeftModel, name: str) -> None:
 
 
 def leave_casts_to_autocast(model: PeftModel) -> None:
-    """PEFT casts the input of every adapter to fp32, and autocast casts it straight back: a fifth of a LoRA step here.
+    """Disable PEFT's cast of every adapter input to fp32, which autocast reverses at once: a fifth of a LoRA step.
 
-    Not where a DoRA adapter is: it takes the dtype of its row norms from that input.
+    Layers with DoRA keep it, because DoRA takes the dtype of its row norms from that input.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):
@@ -147,8 +149,8 @@ def leave_casts_to_autocast(model: PeftModel) -> None:
 
 
 class CachedNorms:
-    """For one stretch in which no weight of `model` changes and nothing trains. A norm is computed when its layer runs
-    first, where sharded weights are gathered."""
+    """Caches DoRA's row norms while no weight of `model` changes. A norm is computed when its layer first runs, because
+    sharded weights are gathered only then."""
 
     def __init__(self, model: nn.Module):
         self._layers = [module for module in model.modules() if type(module) is DoraLinearLayer]
@@ -156,7 +158,7 @@ class CachedNorms:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, forward passes of the model use the norms; outside, nothing is left in it."""
+        """Context in which forward passes use the cached norms; the model is restored afterwards."""
         for layer in self._layers:
             layer.forward = self._forward(layer)
         try:
@@ -189,7 +191,7 @@ class CachedNorms:
 def _scale(
     layer: DoraLinearLayer, dtype: torch.dtype, lora_A: nn.Module, lora_B: nn.Module, scaling: float, base: nn.Module
 ) -> torch.Tensor:
-    """m / |W + s B A|, [1, outputs], as PEFT's forward computes it."""
+    """Return m / |W + s B A|, [1, outputs], computed as in PEFT's forward."""
     change = layer.get_lora_weight(lora_A=lora_A, lora_B=lora_B).to(dtype)
     norm = layer.get_weight_norm(weight=dequantize_module_weight(base).to(dtype), lora_weight=change, scaling=scaling)
     return (layer.get_parameter("weight") / norm).view(1, -1)

@@ -1,7 +1,7 @@
-"""Carry out an attention plan, and see with the profiler which kernel really ran.
+"""Apply an attention plan, and check with the profiler which kernel actually ran.
 
-What was planned and what ran can differ: SDPA falls back silently when a mask, a dtype or dropout does not suit a
-kernel. `attention_context` lets torch dispatch to the planned kernels only, `observe_kernels` reports what happened.
+Plan and reality can differ: SDPA silently falls back if a kernel does not support a mask, dtype or dropout.
+`attention_context` restricts SDPA to the planned kernels; `observe_kernels` reports which ones ran.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BACKEND: dict[SdpaKernel, SDPBackend] = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-# How the profiler names an attention kernel. Backward operators begin with the same words.
+# Prefix of an operator's name in the profiler -> attention kernel. Backward operators have the same prefixes.
 _OPERATOR = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_efficient_attention": "mem_efficient",
@@ -35,9 +35,9 @@ _OPERATOR = {
 
 
 def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
-    """A fresh context in which SDPA may use exactly the planned kernels. Nothing for other implementations.
+    """Return a context in which SDPA may use only the planned kernels; a null context for other implementations.
 
-    Enter it around forward *and* backward: gradient checkpointing runs attention again in the backward pass.
+    Enter it around forward *and* backward, because gradient checkpointing recomputes attention in the backward pass.
     """
     if plan.implementation.value != "sdpa":
         return nullcontext()
@@ -48,8 +48,8 @@ def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
 
 @contextmanager
 def _written_out(dispatch: AbstractContextManager[object]) -> Iterator[None]:
-    """Inside, transformers hands SDPA a key and a value for every query head. torch's memory-efficient kernel takes no
-    others: of grouped ones torch would run the math kernel, without a word (PyTorch issue 154363)."""
+    """Context in which transformers repeats keys and values for every query head. torch's memory-efficient kernel does
+    not support GQA; torch would silently run the math kernel instead (PyTorch issue 154363)."""
     before = sdpa_attention.use_gqa_in_sdpa
     sdpa_attention.use_gqa_in_sdpa = lambda *given: False
     try:
@@ -60,13 +60,15 @@ def _written_out(dispatch: AbstractContextManager[object]) -> Iterator[None]:
 
 
 def decoding_context() -> AbstractContextManager[object]:
-    """Kernels for generation, whatever training uses: left padding needs a mask, and one query row has no causality."""
+    """Return the kernel context for generation, which differs from training: left padding needs a mask, and a single
+    query row is not causal."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def observe_kernels(run: Callable[[], object]) -> set[str]:
-    """Run under the profiler; which attention ran: flash | mem_efficient | cudnn | math | flash_attention_2 | eager."""
-    profiler = profile(activities=[ProfilerActivity.CPU])  # operators are dispatched, and seen, on the host
+    """Call `run` under the profiler; return the attention kernels that ran: flash | mem_efficient | cudnn | math |
+    flash_attention_2 | eager."""
+    profiler = profile(activities=[ProfilerActivity.CPU])  # operators are dispatched on the host, also for a GPU
     with muted_stderr():
         profiler.start()
     try:
@@ -74,7 +76,7 @@ def observe_kernels(run: Callable[[], object]) -> set[str]:
     finally:
         with muted_stderr():
             profiler.stop()
-    # The names as they were recorded: `key_averages` builds a tree of all calls first, a hundred times as slow.
+    # Read raw event names: `key_averages` first builds a tree of all calls, which is a hundred times as slow.
     recorded = profiler.profiler
     assert recorded is not None
     assert recorded.kineto_results is not None
@@ -82,7 +84,7 @@ def observe_kernels(run: Callable[[], object]) -> set[str]:
 
 
 def kernels_among(operators: Iterable[str]) -> set[str]:
-    """Attention kernels by the operators that a profile shows. eager: a softmax of its own and no kernel."""
+    """Return the attention kernels among a profile's operators; "eager" if there is a softmax but no kernel."""
     seen, softmax = set[str](), False
     for operator in operators:
         seen.update(kernel for prefix, kernel in _OPERATOR.items() if operator.startswith(prefix))
@@ -91,13 +93,15 @@ def kernels_among(operators: Iterable[str]) -> set[str]:
 
 
 def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str]:
-    """Run one forward pass and raise EnvironmentFault unless the planned kernel, and no other, was seen.
+    """Run one forward pass and return the attention kernels that ran.
 
-    run: a forward pass at the run's own shapes, dtype and contexts. Returns what was seen, for the plan's record.
+    run: a forward pass with the run's shapes, dtype and contexts.
+
+    Raises EnvironmentFault unless exactly the planned kernel ran.
     """
     seen = observe_kernels(run)
     if plan.expected.value == NONE:
-        seen -= {"eager"}  # a softmax, as routers of experts have it
+        seen -= {"eager"}  # a softmax that is not attention, such as a router's
     if seen != {plan.expected.value} - {NONE}:
         what = f"planned {plan.expected.value}, but the profiler saw {', '.join(sorted(seen)) or 'no attention'}"
         fix = "name the kernel you want, such as attention.math: on"

@@ -1,14 +1,14 @@
-"""The forward pass: logits only at the positions that are needed, and documents of a packed row kept apart.
+"""The forward pass: logits only at the required positions, and attention within the documents of a packed row.
 
-Instruction data supervises a tenth of its tokens. A head applied to those alone saves most of its arithmetic and
-nearly all of its memory, and each logit is the same dot product as before. The model's own forward runs, so whatever
-it does to logits (Gemma 2 caps them, Granite divides them) is done; only the head's input is narrowed on its way in.
-`verify.verify_head` checks, for the model at hand, that the others do not matter to what is left.
+In instruction data about a tenth of the tokens are supervised. Applying the head only to these saves most of its
+compute and nearly all of its memory, and each logit is the same dot product. The model's own forward runs, so its
+changes to logits (Gemma 2 caps them, Granite divides them) apply; only the head's input is reduced.
+`verify.verify_head` checks for each model that logits do not depend on other positions.
 
-Packed rows: transformers looks up a layer's attention function in a registry, by a name in the config, and passes on
-the keywords that the model's forward was called with. `register` puts a function there that takes the documents and
-makes no mask. A family that drops keywords on the way raises; it never mixes documents. Calls without documents go
-through SDPA and its masks, as under transformers' own name.
+Packed rows: transformers looks up a layer's attention function in a registry, by a name in the config, and passes it
+the keyword arguments of the model's forward. `register` adds a function that takes the documents and needs no mask. If
+a family drops the keyword arguments, an error is raised; documents are never mixed. Calls without documents use SDPA
+and its masks, as under transformers' own name.
 
 Shapes: B examples, T tokens, N positions needed, H hidden size, V vocabulary, h query and K key heads of D numbers.
 """
@@ -34,12 +34,12 @@ from surefoot.kernels.operands import operand_type, round_up_rows
 from surefoot.kernels.packed_attention import FORMS, Attend, Documents, documents_of
 from surefoot.system.errors import EnvironmentFault, Fault
 
-_PREFIX = "surefoot_documents_"  # of the form's name, among transformers' attention functions
+_PREFIX = "surefoot_documents_"  # prefix of our names in transformers' attention registry
 _packed: ContextVar[bool] = ContextVar("packed", default=False)
 
 
 def register(form: str) -> str:
-    """Add a form of packed attention to transformers' registry; returns its name there.
+    """Add an implementation of packed attention to transformers' registry; return its name there.
 
     form: a key of `surefoot.kernels.packed_attention.FORMS`.
     """
@@ -50,13 +50,13 @@ def register(form: str) -> str:
 
 
 def takes_documents(model: PreTrainedModel) -> bool:
-    """Whether an attention function of ours is in force in the model."""
+    """Whether the model uses one of our packed attention functions."""
     return (model.config._attn_implementation or "").startswith(_PREFIX)
 
 
 @contextmanager
 def packed_forward() -> Iterator[None]:
-    """Inside, no mask is made: the documents themselves go to every layer."""
+    """Context in which no attention mask is made; every layer gets the documents instead."""
     token = _packed.set(True)
     try:
         yield
@@ -69,7 +69,7 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
 
 
 def _attention(attend: Attend) -> Any:
-    """As transformers calls it: q [1, H, N, D], k and v [1, K, N, D] -> [1, N, H, D], and no probabilities."""
+    """Wrap `attend` in transformers' interface: q [1, H, N, D], k and v [1, K, N, D] -> ([1, N, H, D], None)."""
 
     def forward(
         module: nn.Module,
@@ -84,15 +84,15 @@ def _attention(attend: Attend) -> Any:
     ) -> tuple[torch.Tensor, None]:
         if documents is None:
             if _packed.get():
-                raise _lost("lost on the way to the layer")
+                raise _lost("not passed on to the attention layer")
             return sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
             )
         if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
-            raise _lost("given to a layer that drops, caps or adds to its attention")
+            raise _lost("not supported with attention dropout, softcap or attention sinks")
         window = others.get("sliding_window")
         if window is not None and documents.longest > window:
-            raise _lost(f"of up to {documents.longest} tokens, and the layer sees {window}")
+            raise _lost(f"up to {documents.longest} tokens long, but the layer's sliding window is {window}")
         query, key, value = _as_autocast((query, key, value))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attend(query, key, value, documents, scale).transpose(1, 2), None
@@ -106,7 +106,7 @@ def _lost(what: str) -> EnvironmentFault:
 
 
 def _as_autocast(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """In the type that autocast gives SDPA its inputs in."""
+    """Cast to the dtype in which SDPA gets its inputs under autocast."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -117,14 +117,14 @@ _read: ContextVar[torch.Tensor | None] = ContextVar("read", default=None)
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The one transformers model in `model`, whatever is around it (PEFT, a value head, an engine's wrapper); modules
-    that PEFT injected stay in place."""
+    """Return the transformers model inside `model` without wrappers (PEFT, a value head, an engine); modules injected
+    by PEFT stay in place."""
     (found,) = language_models(model)
     return found
 
 
 def language_models(model: nn.Module) -> list[PreTrainedModel]:
-    """The transformers models in `model`, outermost ones only, each once, in the order of its children."""
+    """Return the outermost transformers models in `model`, each once, in the order of its children."""
     if isinstance(model, PreTrainedModel):
         return [model]
     found = [inner for child in model.children() for inner in language_models(child)]
@@ -133,8 +133,8 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
 
 @torch.no_grad()
 def short_pass(model: PreTrainedModel) -> Any:
-    """The model's output for two tokens, to see how it is built. Under autocast where the base is held in 16 bits, as
-    its adapters are fp32 nevertheless."""
+    """Run the model on two tokens, to inspect its structure. Uses autocast for a 16-bit base, whose adapters are
+    fp32."""
     first = next(model.parameters())
     mixed = first.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
@@ -142,13 +142,13 @@ def short_pass(model: PreTrainedModel) -> Any:
 
 
 def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
-    """What the output head sees: [B, T, H], after the final norm.
+    """Return the input of the output head, [B, T, H], after the final norm.
 
-    read: see `reading`; None: all of them.
+    read: positions that will be used, see `reading`; None for all.
 
-    Not what to compute logits from: a model may do more than apply its head to them. They are taken on their way into
-    the head, which then gets none of them, because an engine that shards a model gathers it when the model's own
-    forward is called, and not when its decoder is.
+    Do not compute logits from them: a model may do more than apply its head. The states are captured at the head's
+    input, and the head then gets an empty input. The model's own forward is called rather than its decoder, because
+    sharding engines gather the weights in that forward.
     """
     seen: list[torch.Tensor] = []
 
@@ -156,7 +156,7 @@ def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = No
         seen.append(inputs[0])
         return (inputs[0][:, :0],)
 
-    # In front of hooks that an engine put there to follow the head's gradient, which will have none.
+    # Before an engine's own hooks, which track the head's gradient: it will have none.
     hook = output_head(model).register_forward_pre_hook(take, prepend=True)
     try:
         with _as_packed(batch), reading(read):
@@ -167,27 +167,27 @@ def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = No
 
 
 def hidden_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-    """The same at `places` alone, N indices into the B * T positions of the batch, each once: [N, H]."""
+    """Return the hidden states [N, H] at `places`, N distinct indices into the B * T positions of the batch."""
     return hidden_states(model, batch, places).flatten(0, 1).index_select(0, places)
 
 
 def logits_at(model: nn.Module, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-    """The model's own logits [N, V] at `places`: N indices into the B * T positions of the batch, row by row, each
-    once."""
+    """Return the model's logits [N, V] at `places`: N distinct indices into the B * T positions of the batch, row by
+    row."""
     with _as_packed(batch):
         return narrowed_logits(model, places, **model_inputs(model, batch))
 
 
 def narrowed_logits(model: nn.Module, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """The same for any inputs of the model's forward."""
+    """Return the logits [N, V] at `places` for any inputs of the model's forward."""
     with reading(places), _head_sees(model, places):
         return causal_model(model)(**inputs).logits.squeeze(0)
 
 
 @contextmanager
 def reading(places: torch.Tensor | None) -> Iterator[None]:
-    """Inside, of the hidden states [B, T, H] of one forward pass only those at `places` are looked at: N indices into
-    its B * T positions, each once. Others may be anything finite (`surefoot.models.fast.last_block`)."""
+    """Context of a forward pass of which only the hidden states at `places` will be used: N distinct indices into its
+    B * T positions. The others may be any finite values (`surefoot.models.fast.last_block`)."""
     token = _read.set(places)
     try:
         yield
@@ -196,20 +196,21 @@ def reading(places: torch.Tensor | None) -> Iterator[None]:
 
 
 def rows_read() -> torch.Tensor | None:
-    """The places of the forward pass that is running; None where all may be looked at."""
+    """Return the `places` of the running forward pass; None if all positions may be used."""
     return _read.get()
 
 
 def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Without a mask (right padding) none is passed on, so SDPA runs its causal kernels and no [T, T] mask exists.
-    With one (left padding) positions count real tokens from 0, as they would without padding. In a packed row they
-    begin at 0 again in each document, and the documents go along; the row may end with filling that is not read, so
-    that its products find their kernels (`surefoot.kernels.operands`). Raises EnvironmentFault where nothing would take
-    them."""
+    """Return the arguments of the model's forward for a batch.
+
+    Right-padded batches have no mask, so SDPA runs its causal kernels and no [T, T] mask exists. Left-padded batches
+    have a mask, and positions count real tokens from 0. In a packed row positions restart at 0 in each document, and
+    the documents are passed too; the row may be padded at its end to reuse cached kernels
+    (`surefoot.kernels.operands`). Raises EnvironmentFault if the model's attention does not support documents."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
     if batch.documents:
         if not takes_documents(causal_model(model)):
-            what = "this model's attention does not keep the documents of a packed row apart"
+            what = "this model's attention does not support packed rows with separate documents"
             raise EnvironmentFault(Fault("data.packing", what, "set data.packing: off", code="SF-CONFIG-CONFLICT"))
         filling = _filling(model, batch)
         documents = (*batch.documents, *filling)
@@ -225,7 +226,7 @@ def model_inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def picture_inputs(model: nn.Module, pixels: Sequence[Pixels], seen: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the model's forward takes besides token ids. pixels: of each row. seen: as in `Batch`."""
+    """Return the image arguments of the model's forward. pixels: one entry per row; seen: as in `Batch`."""
     names = dict.fromkeys(name for own in pixels for name, _ in own)
     inputs = {name: _joined([dict(own)[name] for own in pixels if own]) for name in names}
     if kinds := _kinds_argument(type(causal_model(model))):
@@ -234,7 +235,8 @@ def picture_inputs(model: nn.Module, pixels: Sequence[Pixels], seen: torch.Tenso
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One behind the other; smaller ones get zeros behind their sides, as transformers' processors put them there."""
+    """Concatenate along dim 0; smaller tensors are zero-padded at the end of other dims, as transformers' processors
+    do."""
     sides = [max(sizes) for sizes in zip(*(one.shape[1:] for one in tensors), strict=True)]
     return torch.cat([_padded(one, sides) for one in tensors])
 
@@ -246,14 +248,14 @@ def _padded(tensor: torch.Tensor, sides: Sequence[int]) -> torch.Tensor:
 
 @functools.cache
 def _kinds_argument(kind: type[nn.Module]) -> str:
-    """By which argument a model's forward takes where features of pictures stand: for their places, and for attention
-    both ways between them. Empty where it asks for none."""
+    """Return the name of the forward argument that marks image tokens (for positions and bidirectional attention
+    between them); "" if the forward has none."""
     names = inspect.signature(kind.forward).parameters
     return next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
 
 
 def _filling(model: nn.Module, batch: Batch) -> list[int]:
-    """Tokens of documents to end a packed row with, none of them longer than its own, which a window may limit."""
+    """Return the lengths of padding documents for a packed row; none longer than its real ones, for sliding windows."""
     device = batch.input_ids.device
     tokens, longest = batch.input_ids.shape[1], max(batch.documents)
     more = round_up_rows(tokens, operand_type(causal_model(model).dtype, device), device) - tokens
@@ -266,7 +268,7 @@ def _as_packed(batch: Batch) -> AbstractContextManager[object]:
 
 @contextmanager
 def _head_sees(model: nn.Module, places: torch.Tensor) -> Iterator[None]:
-    """Inside, the output head gets [1, N, H] of the [B, T, H] that it is called with."""
+    """Context in which the output head's input [B, T, H] is reduced to [1, N, H]."""
 
     def narrow(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0),)
@@ -279,12 +281,12 @@ def _head_sees(model: nn.Module, places: torch.Tensor) -> Iterator[None]:
 
 
 def positions_from_mask(mask: torch.Tensor) -> torch.Tensor:
-    """[B, T] mask of real tokens -> their positions from 0; padding in front gets 0."""
+    """Convert a mask of real tokens [B, T] to their positions from 0; left padding gets 0."""
     return (mask.cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def output_head(model: nn.Module) -> nn.Module:
-    """The module that maps [..., H] to logits [..., V]."""
+    """Return the module that maps [..., H] to logits [..., V]."""
     head = causal_model(model).get_output_embeddings()
     assert head is not None, "a causal language model has an output head"
     return head

@@ -1,9 +1,10 @@
-"""From a model folder to a model whose every weight is known: where it came from, its dtype, and that it is finite.
+"""Load a model folder strictly: every weight comes from a file, has the planned dtype and is finite.
 
-`load_model` opens safetensors only, runs no code from the folder, and refuses what transformers would paper over
-(missing weights drawn at random, mismatched shapes, NaN). It costs one extra pass over the weights. A folder in another
-layout than transformers' is recognised by its names and read through rules (`surefoot.models.convert`); what
-transformers reads by itself (a backbone without its prefix, tables from older versions) is left to it.
+`load_model` reads safetensors only, runs no code from the folder, and raises errors where transformers would continue
+(missing weights initialized at random, mismatched shapes, NaN). This costs one extra pass over the weights. A folder in
+a layout other than transformers' is recognized by its tensor names and converted with rules
+(`surefoot.models.convert`). Variants that transformers itself reads (a backbone without prefix, buffers saved by older
+versions) are left to it.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder, without remote code. Raises InputError where there is none."""
+    """Load the tokenizer in a folder, without remote code. Raises InputError if it cannot be read."""
     try:
         with quiet_libraries(), tokenizer_errors(folder):
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises nothing narrower for a file that it cannot read
-        what = f"no tokenizer can be read: {one_line(error)}"
-        fix = "tokenizer.json must lie in the same folder as the weights"
+    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
+        what = f"the tokenizer cannot be read: {one_line(error)}"
+        fix = "tokenizer.json must be in the same folder as the weights"
         raise InputError(Fault(str(folder), what, fix, code="SF-TOKENIZER")) from error
 
 
@@ -60,14 +61,16 @@ def load_model(
     notify: Callable[[str], object] | None = None,
     scored: bool = False,
 ) -> PreTrainedModel:
-    """The causal language model in `folder`, in eval mode, all floating-point parameters in `dtype`.
+    """Load the causal language model in `folder`, in eval mode, with all floating-point parameters in `dtype`.
 
     attention_implementation: eager | sdpa | flash_attention_2.
-    vocab_rows: embedding rows wanted, more than there are (see `resize_vocabulary`).
-    notify: called with a sentence where the files are in another layout than transformers' and rules apply.
-    scored: a reward model, whose value head is left to `value_head_tensors`; where it has no output head, which it
-        has no use for, the embedding stands in.
-    Raises InputError for anything that is not an intact model: each fault names file or tensor.
+    device: where to put the model.
+    vocab_rows: number of embedding rows to extend the model to (see `resize_vocabulary`).
+    notify: called with a message if the files need conversion from another layout.
+    scored: whether this is a reward model. Its value head is left to `value_head_tensors`; if it has no output head,
+        which it does not need, the embedding is used in its place.
+
+    Raises InputError for anything that is not an intact model; each fault names a file or tensor.
     """
     config = model_config(folder)
     stored = stored_tensors(folder)
@@ -100,21 +103,21 @@ def load_model(
 
 
 def _loop_over_narrow_experts(model: PreTrainedModel) -> None:
-    """torch's grouped product, which transformers takes for experts, wants rows of whole pieces of 16 bytes; others go
-    through one expert after the other."""
+    """Use the eager loop over experts if their rows are not multiples of 16 bytes, as torch's `grouped_mm` requires."""
     experts = [one for name, one in model.named_parameters() if one.ndim == 3 and "experts" in name.split(".")]
     if any(one.shape[-1] * one.element_size() % 16 for one in experts) and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
 
 
 def keep_left_out(model: PreTrainedModel, folder: Path) -> None:
-    """Note what of the files in `folder` transformers left out, for `surefoot.models.save`, which reads it there."""
+    """Attach the file tensors that transformers did not load, so that `surefoot.models.save` can write them again."""
     tensors = plain_tensors(folder)
     setattr(model, LEFT_OUT, {name: tensors[name] for name in left_out(model, tensors)})
 
 
 def layout_caution(folder: Path) -> str | None:
-    """What `load_model` would say of the folder's files, without reading a weight. Raises InputError as it does."""
+    """Return the message that `load_model` would send to `notify`, without reading weights. Raises InputError as it
+    does."""
     with _library_faults(folder):
         found = other_layout(plain_tensors(folder), model_config(folder), folder)
     return layout_message(folder, found.layouts, value_head=bool(found.value_head)) if found else None
@@ -123,12 +126,12 @@ def layout_caution(folder: Path) -> str | None:
 def _open(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, attention_implementation: str, converted: Tensors | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """converted: what to load in place of the folder's files; transformers reads them one at a time."""
+    """converted: tensors to load instead of the folder's files; transformers reads them one at a time."""
     settings: dict[str, Any] = {
         "config": config,
         "dtype": dtype,
         "attn_implementation": attention_implementation,
-        "ignore_mismatched_sizes": True,  # they are listed in the info, and refused by us, all at once
+        "ignore_mismatched_sizes": True,  # they are listed in the info, and `_key_faults` reports all at once
         "output_loading_info": True,
     }
     with _library_faults(folder), quiet_libraries():
@@ -144,7 +147,7 @@ def _open(
 
 @contextmanager
 def _library_faults(folder: Path) -> Iterator[None]:
-    """What transformers raises for a config that makes no model, or files that it cannot read, as one line."""
+    """Convert the exceptions of transformers for invalid configs and unreadable files to one-line faults."""
     try:
         yield
     except ImportError as error:
@@ -155,11 +158,11 @@ def _library_faults(folder: Path) -> Iterator[None]:
 
 
 def _key_faults(info: Mapping[str, Any], stored: Mapping[str, StoredTensor], folder: Path) -> list[Fault]:
-    """A model that is not fully and exactly described by its files is refused, never completed at random."""
+    """Return faults for missing, unexpected and mismatched weights; nothing is ever initialized at random."""
     faults = []
     for key, what in (
-        ("missing_keys", "weights that the config needs are missing"),
-        ("unexpected_keys", "weights that the config does not know"),
+        ("missing_keys", "weights required by the config are missing"),
+        ("unexpected_keys", "weights that are not part of the model"),
     ):
         if names := sorted(info[key]):
             what = f"{len(names)} {what}: {some(names)}"
@@ -182,8 +185,8 @@ def _non_finite(
         place = _file_of(name, stored, folder)
         if name in tensors and is_finite(tensors[name].read()):
             largest = torch.finfo(dtype).max
-            what = f"{name} does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
-            faults.append(Fault(place, what, "hold the base in bf16 or fp32 (precision.base)", code="SF-MODEL-NUMBERS"))
+            what = f"{name} overflows {str(dtype).removeprefix('torch.')}, whose largest value is {largest:g}"
+            faults.append(Fault(place, what, "load the base in bf16 or fp32 (precision.base)", code="SF-MODEL-NUMBERS"))
         else:
             count = int((~torch.isfinite(tensor)).sum())
             what = f"{name} has {count:,} of {tensor.numel():,} values that are NaN or infinite"
@@ -193,7 +196,7 @@ def _non_finite(
 
 
 def _file_of(name: str, stored: Mapping[str, StoredTensor], folder: Path) -> str:
-    """The file that holds this tensor; the folder where none does."""
+    """Return the file that holds this tensor, or the folder if none does."""
     return str(stored[name].file if name in stored else folder)
 
 
@@ -201,19 +204,19 @@ _LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})
 
 
 def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every weight that transformers saves for this config, a tied head too. Takes no memory."""
+    """Return name -> shape of every weight of a model with this config, including a tied head, without allocating."""
     with quiet_libraries(), torch.device("meta"):
         model = auto_class(config).from_config(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Recognised | None:
-    """The rules to read these files by; None where transformers reads them as they are, or says what is wrong.
+    """Return the conversion for these files; None if transformers reads them directly or should report the error.
 
-    Raises InputError where a layout is recognised and weights are missing, surplus or ill-shaped nevertheless.
+    Raises InputError if a layout is recognized but weights are missing, unexpected or of the wrong shape.
     """
     expected = expected_tensors(config)
-    if is_wrapper(config):  # whose prefixes in files transformers renames by itself
+    if is_wrapper(config):  # transformers itself renames the prefixes of such files
         return None
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
@@ -221,7 +224,7 @@ def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Rec
     found = recognise(stored, Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
-            raise InputError(found.faults)  # transformers would drop it in silence, as if it were a mask
+            raise InputError(found.faults)  # transformers would silently drop it as a causal mask
         return None
     if found.faults:
         raise InputError(found.faults)
@@ -229,6 +232,6 @@ def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Rec
 
 
 def layout_message(folder: Path, layouts: Sequence[str], *, value_head: bool = False) -> str:
-    """That rules are applied to read the folder, as a sentence for the user."""
+    """Return the message that a folder's weights are converted from another layout."""
     head = "; its value head is not part of the model" if value_head else ""
     return f"{folder} is in another layout ({', '.join(layouts)}) and is read through rules{head}"

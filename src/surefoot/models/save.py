@@ -1,7 +1,7 @@
-"""Write and read trained weights in the formats that everyone reads: PEFT adapters and transformers models.
+"""Save and load trained weights in standard formats: PEFT adapters and transformers models.
 
-Files are written plainly; staging, hashing and fsync are the caller's (`surefoot.system.durable`). Equal weights give
-equal bytes: names are sorted, no time stamp, no absolute path.
+Files are written directly; staging, hashing and fsync are up to the caller (`surefoot.system.durable`). Equal weights
+give equal bytes: names are sorted, and there are no timestamps or absolute paths.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _T = TypeVar("_T")
 
 
 def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: str = ADAPTER) -> None:
-    """adapter_model.safetensors and adapter_config.json, as `PeftModel.from_pretrained(base, folder)` reads them.
+    """Save adapter_model.safetensors and adapter_config.json for `PeftModel.from_pretrained(base, folder)`.
 
-    save_embedding: also the embedding and head, where rows were added to them (the base must then be resized first).
-    name: of the model's adapters; it is not in the files.
+    save_embedding: also save embedding and head, if rows were added to them (the base must then be resized first).
+    name: which of the model's adapters; the files do not contain it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = [(key, one.cpu().contiguous()) for key, one in adapter_tensors(model, save_embedding, name).items()]
@@ -45,7 +45,7 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: 
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.peft_config[name].to_dict().items()
     }
-    fields["inference_mode"] = True  # what PEFT writes: others load it frozen
+    fields["inference_mode"] = True  # as PEFT writes it: the adapter is loaded frozen
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
 
@@ -53,11 +53,11 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: 
 def load_adapter_weights(
     model: PeftModel, folder: Path, *, save_embedding: bool, tensors: Tensors | None = None, name: str = ADAPTER
 ) -> None:
-    """Put saved weights into a model with the same adapter, bit for bit. Raises InputError where it is another one.
+    """Load saved weights bit-exactly into a model with the same adapter. Raises InputError if names or shapes differ.
 
     save_embedding: as in `save_adapter`.
-    tensors: in place of the file's, where that is in another layout than PEFT's.
-    name: of the model's adapters.
+    tensors: converted tensors to use instead of the file's, if that is in another layout than PEFT's.
+    name: which of the model's adapters.
     """
     path = folder / ADAPTER_WEIGHTS
     if tensors is None:
@@ -77,15 +77,16 @@ def load_adapter_weights(
 
 
 def adapter_tensors(model: PeftModel, save_embedding: bool, name: str = ADAPTER) -> dict[str, torch.Tensor]:
-    """Name in the file -> tensor, sorted. The flag is never left to PEFT, which would ask the hub about the base."""
+    """Return name in the file -> tensor, sorted. `save_embedding` is always given to PEFT, which would otherwise query
+    the hub about the base."""
     with quiet_libraries():
         tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=save_embedding)
     return dict(sorted(without_duplicates(tensors).items()))
 
 
 def without_duplicates(tensors: Mapping[str, _T]) -> dict[str, _T]:
-    """An embedding or head that trained in full and has added rows is written by PEFT three times: under its own name,
-    which is the one that PEFT reads, again as its wrapper holds it, and as it was before training."""
+    """Drop duplicates that PEFT writes for a fully trained embedding or head with added rows. It writes these three
+    times: under the module's name (which PEFT reads), under the wrapper's name, and as before training."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -94,11 +95,12 @@ def without_duplicates(tensors: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) -> None:
-    """config.json, generation_config.json and model*.safetensors, as `AutoModelForCausalLM.from_pretrained` reads them.
+    """Save config.json, generation_config.json and model*.safetensors for `AutoModelForCausalLM.from_pretrained`.
 
-    Parameters keep their dtype and bits; a tied head is written once and tied again on loading. What transformers left
-    out on loading (`surefoot.models.wrapped`) is written as it stands in the base's files. max_shard_size: bytes of a
-    file, which one tensor alone may exceed; transformers' own default.
+    Parameters keep their dtype and bits; a tied head is saved once and tied again on loading. Tensors that transformers
+    did not load (`surefoot.models.wrapped`) are copied from the base's files.
+
+    max_shard_size: bytes per file, which only a single larger tensor may exceed; the default is transformers'.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inner = causal_model(model)
@@ -109,7 +111,7 @@ def save_full(model: nn.Module, folder: Path, max_shard_size: int = 50 * 10**9) 
 
 
 def without_sharing(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """By name. safetensors refuses two names for one memory (a tied embedding and head): each gets its own."""
+    """Return a dict in which tensors that share memory are cloned, because safetensors does not save shared memory."""
     seen: set[int] = set()
     own: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:

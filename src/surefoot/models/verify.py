@@ -1,8 +1,8 @@
 """Compare a model with its plan after set-up, and two models with each other.
 
-Libraries change dtypes, unfreeze parameters, fall back to other kernels. So before step 1 every parameter is held
-against the plan; the result goes into plan.json under "verified". `compare_logits` says how far two models are apart on
-the same texts, in logits and in the next token, for exports.
+Libraries change dtypes, unfreeze parameters and fall back to other kernels, so before step 1 every parameter is checked
+against the plan; the result is saved in plan.json under "verified". `compare_logits` measures how much two models
+differ on the same texts, in logits and in the most likely token; exports use it.
 
 Shapes: T tokens of a text, V vocabulary.
 """
@@ -30,17 +30,19 @@ from surefoot.models.wrapped import says_tied
 from surefoot.planning.plan import OFF, RunPlan
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 
-# Logits of a few positions and of all differ by nothing but the order of rounding; a model that mixes positions differs
-# by orders of magnitude more.
+# Logits of some positions and of all positions differ only by rounding; if a model mixes positions in its logits, the
+# difference is orders of magnitude larger.
 _HEAD_TOLERANCE = 1e-2
-# A later token changes nothing at all; where experts are grouped, the order of rounding: units in the last place.
+# Units in the last place: a later token changes nothing at all, except for rounding if experts are grouped.
 _ROUNDING = 16
 
 
 def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> dict[str, Any]:
-    """Compare dtypes, trainable parameters, adapter targets, tying, attention, device and checkpointing with the plan.
+    """Compare dtypes, trainable parameters, adapter targets, tying, attention, device and checkpointing with the plan;
+    return what was found, JSON-able.
 
-    device: where the model lies now, where that is another than it will run on. Returns what was found, JSON-able.
+    device: device type of the model now, if it differs from the planned one.
+
     Raises EnvironmentFault with one line per difference.
     """
     base = causal_model(model)
@@ -88,16 +90,15 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
 
 @torch.no_grad()
 def verify_head(model: nn.Module, device: torch.device) -> float:
-    """The largest difference between logits of chosen positions and the model's own at these positions, relative to
-    the largest logit.
+    """Check that computing logits at selected positions only gives the model's own logits there, and that attention is
+    causal. Returns the largest difference relative to the largest logit.
 
-    Raises EnvironmentFault where the model makes logits of one position from others, or does not call its head as a
-    module: then the loss on supervised positions would not be the model's loss. And where a position sees those after
-    it (BERT and other encoders have such a class too): then the answer would stand in the input. Diverged where the
-    weights, each of them finite, are so large that logits are not.
+    Raises EnvironmentFault if the logits of a position depend on others or the head is not called as a module (then the
+    loss on supervised positions would not be the model's loss), and if a position depends on later tokens (as in BERT
+    and other encoders, which also have causal classes). Raises Diverged if finite weights give non-finite logits.
     """
     base = causal_model(model)
-    # A 16-bit base has fp32 parts besides (adapters, modules trained in full), which meet under autocast only.
+    # A 16-bit base also has fp32 parts (adapters, fully trained modules), which need autocast.
     with eval_mode(model), torch.autocast(device.type, dtype=base.dtype, enabled=base.dtype != torch.float32):
         ids = torch.arange(8, device=device).unsqueeze(0)
         places = torch.tensor([1, 2, 6], device=device)
@@ -106,27 +107,26 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
         later = base(input_ids=ids.clamp(max=6), use_cache=False).logits[0, places].float()
     name = type(base).__name__
     if not (torch.isfinite(own).all() and torch.isfinite(ours).all()):
-        what = "its logits are not finite before any step is taken: its weights are finite, and too large"
+        what = "its logits are not finite before the first step: its weights are finite but too large"
         fix = "lower optim.lr and start from earlier weights, or take another base"
         raise Diverged(Fault(name, what, fix, code="SF-MODEL-NUMBERS"))
     difference = _relative(ours, own)
     if not difference <= _HEAD_TOLERANCE:
-        what = f"its logits at a position depend on more than that position: off by {difference:.2g} of the largest"
+        what = f"its logits at a position depend on other positions: relative difference {difference:.2g}"
         raise EnvironmentFault(Fault(name, what, "this model is not supported yet", code="SF-MODEL-NUMBERS"))
     if not _relative(later, own) <= min(_HEAD_TOLERANCE, _ROUNDING * torch.finfo(base.dtype).eps):
-        what = "a position sees the tokens after it: it is not a causal language model"
-        raise EnvironmentFault(Fault(name, what, "use a model that writes from left to right", code="SF-MODEL-NUMBERS"))
+        what = "a position attends to the tokens after it: it is not a causal language model"
+        raise EnvironmentFault(Fault(name, what, "use a causal (decoder-only) model", code="SF-MODEL-NUMBERS"))
     return difference
 
 
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference as a share of the largest value; infinite for another shape."""
+    """Return the largest difference relative to the largest value; inf if the shapes differ."""
     return float((found - wanted).abs().max() / wanted.abs().max()) if found.shape == wanted.shape else math.inf
 
 
 def _not_packed(base: nn.Module) -> list[str]:
-    """Linear layers inside the decoder layers that are held in full although the plan packs them. An adapter's own
-    matrices train and are not meant."""
+    """Return the frozen linear layers of the decoder that are not quantised, although the plan says so."""
     return [
         name
         for name, module in decoder_layers(base).named_modules()
@@ -147,7 +147,7 @@ def _unordered(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A short form: long lists as their length and first element."""
+    """Format a value; long lists as their length and first element."""
     if isinstance(value, list):
         return f"{len(value)} ({value[0]}, …)" if len(value) > 4 else ", ".join(value) or "none"
     return str(value)
@@ -155,11 +155,12 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two models are apart on the same texts.
+    """How much two models differ on the same texts. `largest` and `share` are not finite if a logit is not.
 
-    largest: difference of two logits.
-    share: of the largest logit of the first model.
-    top1: share of the positions whose likeliest token is the same. Not finite where a logit is not.
+    largest: largest difference of two logits.
+    share: the same relative to the largest logit of the first model.
+    top1: fraction of positions with the same most likely token.
+    positions: number of positions compared.
     """
 
     largest: float
@@ -170,7 +171,7 @@ class Agreement:
 
 @torch.no_grad()
 def logits_of(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """[T, V] per text, in fp32 on the CPU. One text at a time: padding would be one more thing that could differ."""
+    """Return logits [T, V] per text, in fp32 on the CPU. Runs one text at a time, so that padding cannot matter."""
     device = next(model.parameters()).device
     found = []
     for ids in texts:
@@ -180,12 +181,12 @@ def logits_of(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[torch.Te
 
 
 def rounding_noise(model: nn.Module, texts: Sequence[Sequence[int]], logits: Sequence[torch.Tensor]) -> float:
-    """How far one rounding moves the logits of this model: every embedding of `texts` by one unit in the last place,
-    up or down at random (the same in every call). A share of the largest logit.
+    """Measure how much a rounding changes this model's logits: every embedding of `texts` moves by one unit in the last
+    place, up or down at random (the same in every call). Returns the change relative to the largest logit.
 
-    model: in the dtype whose rounding is meant.
-    texts: token ids of each.
-    logits: the model's own, as `logits_of` gives them.
+    model: model in the dtype whose rounding is measured.
+    texts: token ids of each text.
+    logits: the model's own, from `logits_of`.
     """
 
     def one_unit(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
@@ -201,7 +202,7 @@ def rounding_noise(model: nn.Module, texts: Sequence[Sequence[int]], logits: Seq
 
 
 def compare_logits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> Agreement:
-    """Raises ValueError where the shapes differ."""
+    """Compare two models' logits, [T, V] per text. Raises ValueError if the shapes differ."""
     largest, scale, same, positions = [0.0], [0.0], 0, 0
     for a, b in zip(first, second, strict=True):
         if a.shape != b.shape:
@@ -210,5 +211,5 @@ def compare_logits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
         scale.append(float(a.abs().max()))
         same += int((a.argmax(-1) == b.argmax(-1)).sum())
         positions += a.shape[0]
-    difference = float(torch.tensor(largest).max())  # NaN wins, as it does not with Python's max
+    difference = float(torch.tensor(largest).max())  # torch's max propagates NaN, unlike Python's
     return Agreement(difference, difference / max(float(torch.tensor(scale).max()), 1e-30), same / positions, positions)

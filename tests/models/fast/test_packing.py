@@ -256,7 +256,7 @@ def test_a_whole_model_is_tried_with_two_short_documents_and_left_as_it_was(fami
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
     def lost(*_):
-        raise documents._lost("lost on the way to the layer")
+        raise documents._lost("not passed on to the attention layer")
 
     for broken, why in ((one_document, "moves another by"), (lost, "lost on the way")):  # twins
         monkeypatch.setitem(documents.FORMS, "sdpa", broken)

@@ -163,10 +163,10 @@ def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
     shapes = [n for n in tensors.keys() & target.expected.keys() if tensors[n].shape != target.expected[n]]
     faults = []
     if missing:
-        what = f"{len(missing)} weights that the config needs are missing: {some(missing)}"
+        what = f"{len(missing)} weights required by the config are missing: {some(missing)}"
         faults.append(Fault(where, what, code="SF-MODEL-KEYS"))
     if surplus:
-        what = f"{len(surplus)} weights that the config does not know: {some(surplus)}"
+        what = f"{len(surplus)} weights that are not part of the model: {some(surplus)}"
         faults.append(Fault(where, what, code="SF-MODEL-KEYS"))
     if shapes:
         first = min(shapes)
