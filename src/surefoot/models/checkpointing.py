@@ -1,7 +1,7 @@
-"""Gradient checkpointing: keep the input of a decoder layer, compute the layer again in the backward pass.
+"""Gradient checkpointing: save only the input of a decoder layer and recompute the layer in the backward pass.
 
-In all layers it costs about one more forward pass, and saves all activations but one layer's. Gradients are the same,
-bit for bit where kernels repeat, dropout included: the random state is replayed.
+In all layers it costs about one more forward pass and saves all activations but one layer's. Gradients are the same,
+bit-identical if kernels are deterministic, also with dropout: the random state is restored for the recomputation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.forward import causal_model
 
-_SWITCH = "gradient_checkpointing"  # transformers' own, on each decoder layer
+_SWITCH = "gradient_checkpointing"  # transformers' attribute of each decoder layer
 
 
 def enable_gradient_checkpointing(
@@ -23,13 +23,14 @@ def enable_gradient_checkpointing(
     layers: int | None = None,
     recompute_in: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> None:
-    """Turn it on, non-reentrant: that form works with a frozen base, whose inputs need no gradient.
+    """Turn on non-reentrant gradient checkpointing, which supports a frozen base whose inputs need no gradient.
 
-    layers: how many, from the first on; None: all. The first ones go backward last, when what the others kept is free
-    again, so that the layer that is computed again takes no room of its own.
-    It acts only in training mode. The backward pass must run under the same attention kernels as the forward pass,
-    because it runs attention again. recompute_in: called in each layer's forward pass for a context, in which the layer
-    is computed again, once for every backward pass.
+    layers: number of layers, from the first; None for all. The first layers' backward comes last, when the activations
+        of the others are free, so the recomputed layer needs no extra memory.
+    recompute_in: called in each layer's forward pass; returns the context in which the layer is recomputed.
+
+    It is active only in training mode. The backward pass must run under the same attention kernels as the forward pass,
+    because it recomputes attention.
     """
     settings: dict[str, Any] = {"use_reentrant": False}
     if recompute_in is not None:
@@ -41,10 +42,9 @@ def enable_gradient_checkpointing(
 
 
 def leave_inputs_constant(model: nn.Module) -> None:
-    """Frozen embeddings come out without a gradient, so that the first layer's products compute none for its input.
+    """Do not require gradients of frozen embeddings' outputs, so that the first layer computes no input gradient.
 
-    Where activations are computed again, transformers and PEFT let every embedding ask for one: the reentrant form of
-    checkpointing, which is not ours, finds no gradient otherwise.
+    transformers and PEFT require them with checkpointing, because reentrant checkpointing, not used here, needs them.
     """
     causal_model(model).disable_input_require_grads()
 
@@ -54,18 +54,18 @@ def has_gradient_checkpointing(model: nn.Module) -> bool:
 
 
 def checkpointed_layers(model: nn.Module) -> int:
-    """How many of the decoder layers are computed again."""
+    """Return the number of decoder layers with gradient checkpointing."""
     return sum(bool(getattr(layer, _SWITCH)) for layer in decoder_layers(model) if hasattr(layer, _SWITCH))
 
 
 def recomputes(layer: nn.Module) -> bool:
-    """Whether this decoder layer will be computed again for the backward pass, were it called now."""
+    """Whether this decoder layer, if called now, will be recomputed in the backward pass."""
     return layer.training and bool(getattr(layer, _SWITCH, False))
 
 
 @contextmanager
 def computed_once(layer: nn.Module) -> Iterator[None]:
-    """Inside, the layer keeps its activations: for a caller that has all of it computed again itself."""
+    """Context in which the layer does not use checkpointing, for a caller that checkpoints it as part of more."""
     if not recomputes(layer):
         yield
         return

@@ -1,7 +1,7 @@
-"""The decoder layers of a model, and inside the last one which module is the attention, found without model names.
+"""Find the decoder layers of a model, and the attention inside the last one, without knowing the architecture.
 
-`decoder_layers` asks the module tree. `last_layer` runs one small forward pass and sees which tensor each module was
-given and which it returned; a layer built otherwise is described by what is in the way.
+`decoder_layers` uses the module tree. `last_layer` runs a small forward pass and records which tensor each module gets
+and returns; for an unsupported structure it raises an error with the reason.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from surefoot.models.peft import LoraLayer
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The list of decoder layers: the first module list of transformers' decoder."""
+    """Return the decoder layers: the first ModuleList of transformers' decoder."""
     return next(module for module in decoder_of(causal_model(model)).children() if isinstance(module, nn.ModuleList))
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """What is between ids and output head, however deep in wrappers. transformers' own answer for Llama 4 is the whole
-    model."""
+    """Return the decoder (everything between ids and output head), also inside wrappers. transformers' own
+    `get_decoder` returns the whole model for Llama 4."""
     if any(isinstance(child, nn.ModuleList) for child in model.children()):
         return model
     found = model.get_decoder()
@@ -37,9 +37,9 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def decoder_matrices(model: nn.Module) -> frozenset[str]:
-    """Names, as in `model.named_parameters()`, of the two-dimensional parameters inside the decoder layers of all
-    language models in `model`, those of adapters included. Not among them: embeddings, output and value heads, norms,
-    biases."""
+    """Return the names, as in `model.named_parameters()`, of the two-dimensional parameters inside the decoder layers
+    of all language models in `model`, including adapters. Embeddings, output and value heads, norms and biases are not
+    among them."""
     layers = [decoder_layers(inner) for inner in language_models(model)]
     inside = {id(parameter) for one in layers for parameter in one.parameters() if parameter.ndim == 2}
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
@@ -47,8 +47,8 @@ def decoder_matrices(model: nn.Module) -> frozenset[str]:
 
 @contextmanager
 def few_layers(model: nn.Module) -> Iterator[None]:
-    """Inside, every decoder in `model` has one layer of each make, the first of it, and its last one. Of one make are
-    layers with the same modules and shapes, and of one type where the config has types."""
+    """Context in which every decoder in `model` has only the first layer of each kind and its last layer. Layers are of
+    the same kind if they have the same modules, shapes and layer type."""
     lists = [decoder_layers(inner) for inner in language_models(model)]
     kept = [dict(one.named_children()) for one in lists]
     types = [getattr(inner.config.get_text_config(), "layer_types", None) for inner in language_models(model)]
@@ -78,11 +78,11 @@ _LINEAR = (nn.Linear, Conv1D, LoraLayer)
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The parts of the last decoder layer that pruning needs.
+    """The parts of the last decoder layer that `fast.last_block` needs.
 
-    norm: what stands before its attention, None where that reads the layer's own input.
-    projection: the linear layer that attention ends with.
-    final: the norm that reads the layer's output, None where another kind of module does.
+    norm: the norm before attention; None if attention reads the layer's input.
+    projection: the output projection of attention.
+    final: the norm that reads the layer's output; None if another kind of module does.
     """
 
     layer: nn.Module
@@ -93,8 +93,8 @@ class LastLayer:
 
 
 def last_layer(model: nn.Module) -> LastLayer:
-    """Of the one language model in `model`. Raises ValueError with the reason where the attention cannot be identified,
-    or stands otherwise in the layer than in those that are known."""
+    """Find the parts of the last layer of the language model in `model`. Raises ValueError with the reason if the
+    attention cannot be identified or the layer has an unsupported structure."""
     base, layer = causal_model(model), decoder_layers(model)[-1]
     calls = _calls(base, layer)
     begin, *inside = calls
@@ -107,20 +107,20 @@ def last_layer(model: nn.Module) -> LastLayer:
     if attention.given is not begin.given:
         norms = [one for one in inside if one.given is begin.given and one.output is attention.given]
         if not norms:
-            raise ValueError("the attention of its last layer reads something else than the layer's input or its norm")
+            raise ValueError("the attention of its last layer reads neither the layer's input nor its norm")
         norm = norms[0].module
     own = {id(module) for module in attention.module.modules()}
     linears = [one for one in inside if id(one.module) in own and isinstance(one.module, _LINEAR)]
     if not linears or linears[-1].output.shape != attention.output[0].shape:
         raise ValueError("the attention of its last layer does not end with a linear layer")
-    # An adapted layer calls the one that it adapts, and ends after it.
+    # The call of an adapter layer ends after that of the layer it wraps.
     final = [one.module for one in calls if one.given is begin.output and is_norm(one.module)]
     return LastLayer(layer, norm, attention.module, linears[-1].module, final[0] if final else None)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """given: the tensor that a module was called with first."""
+    """A recorded module call. given: its first argument."""
 
     module: nn.Module
     parent: nn.Module | None
@@ -129,8 +129,8 @@ class _Call:
 
 
 def _calls(base: PreTrainedModel, layer: nn.Module) -> list[_Call]:
-    """The layer's, then those of the modules in it and of the decoder's other children, in the order in which they
-    ended. All tensors are kept, so that no two are the same by chance."""
+    """Record the calls of the layer, its submodules and the decoder's other children; the layer first, the others in
+    the order in which they ended. All tensors are kept alive, so that identity comparisons are reliable."""
     decoder = decoder_of(base)
     parents = {child: parent for parent in layer.modules() for child in parent.children()}
     watched = dict.fromkeys(
@@ -153,7 +153,7 @@ def _calls(base: PreTrainedModel, layer: nn.Module) -> list[_Call]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module is a norm: by the name of its class, and with no module in it."""
+    """Whether the module is a norm: a module without children whose class name ends with Norm."""
     return not any(module.children()) and type(module).__name__.endswith("Norm")
 
 

@@ -1,17 +1,17 @@
-"""The embedding and the output head: tied or not, rows added, noise while training.
+"""Embedding and output head: weight tying, added rows, and NEFTune noise.
 
-New rows are the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained language
-models"): with a random or zero row the new token could take probability from all the others at step 0, with the mean
-its logit is the mean logit. It is computed in float64, so that it does not depend on the device or the thread count
-beyond the last bit of fp32.
+New rows are initialized to the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained
+language models"). With a random or zero row the new token could take probability from all others at step 0; with the
+mean its logit is the mean logit. The mean is computed in float64, so that it depends on device and thread count at most
+in the last bit of fp32.
 
-NEFTune (Jain et al. 2023, arXiv 2310.05914) adds noise to the embedded tokens while a model trains:
+NEFTune (Jain et al. 2023, arXiv 2310.05914) adds noise to the embeddings during training:
 
-    e' = e + alpha / sqrt(L d) * u,   u uniform in [-1, 1], drawn for every number
+    e' = e + alpha / sqrt(L d) * u,   u uniform in [-1, 1], drawn per element
 
-L is the paper's length of the sequence, here the number of real tokens of the example, and d the width. transformers'
-Trainer, and TRL through it, put the padded length for L, so that the same example gets less noise in a batch with a
-longer one. Noise on padding reaches nothing.
+L is the sequence length, here the number of real tokens of the example, and d the embedding size. transformers' Trainer
+and TRL use the padded length for L, so the same example gets less noise in a batch with a longer one. Noise on padding
+has no effect.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from surefoot.system.errors import Fault, InputError
 
 
 def embedding_and_head(model: PreTrainedModel) -> tuple[nn.Parameter, nn.Parameter]:
-    """The two weights, each [vocabulary, hidden]; one and the same where they are tied."""
+    """Return the two weights, each [vocabulary, hidden]; the same parameter if they are tied."""
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has an output head"
     return model.get_input_embeddings().get_parameter("weight"), head.get_parameter("weight")
 
 
 def is_tied(model: PreTrainedModel) -> bool:
-    """True where embedding and output head are one parameter."""
+    """Whether embedding and output head are the same parameter."""
     embedding, head = embedding_and_head(model)
     return embedding is head
 
 
 def check_tied(model: PreTrainedModel, where: str) -> None:
-    """Raises InputError where the config ties the head to the embedding but the files hold two different matrices."""
+    """Raises InputError if the config ties head and embedding but the files contain two different matrices."""
     if says_tied(model.config) and not is_tied(model):
-        what = "config.json ties the output head to the embedding, but the files hold two different ones"
+        what = "config.json ties the output head to the embedding, but the files contain two different matrices"
         raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json", code="SF-MODEL-KEYS"))
 
 
 def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
-    """Append embedding and head rows until there are `rows`; tied stays tied. Raises ValueError when there are more."""
+    """Add embedding and head rows until there are `rows`; keeps tying. Raises ValueError if there are more already."""
     before = embedding_and_head(model)[0].shape[0]
     if rows < before:
         raise ValueError(f"the embedding has {before} rows; {rows} would drop some")
     if rows == before:
         return
     tied = is_tied(model)
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # transformers draws the rows before we set them
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # transformers initializes the rows at random first
         model.resize_token_embeddings(rows, mean_resizing=False)
     with torch.no_grad():
         for weight in embedding_and_head(model):
@@ -70,10 +70,10 @@ def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
 
 @contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float, lengths: Sequence[int]) -> Iterator[None]:
-    """The model's input embeddings come out with noise inside; nothing of it stays on the model.
-
-    lengths: real tokens of each row of the batch, or of each document of its one row. The draws come from torch's
+    """Context in which NEFTune noise is added to the output of the input embeddings. The noise comes from torch's
     generator of the embeddings' device.
+
+    lengths: real tokens of each row of the batch, or of each document of a packed row.
     """
 
     def add(module: nn.Module, inputs: object, embedded: torch.Tensor) -> torch.Tensor:
@@ -87,12 +87,12 @@ def noisy_embeddings(model: nn.Module, alpha: float, lengths: Sequence[int]) -> 
 
 
 def embedding_noise(embedded: torch.Tensor, alpha: float, lengths: Sequence[int]) -> torch.Tensor:
-    """[B, T, d] in the dtype of `embedded`; drawn in fp32, because 16 bits have few numbers between -1 and 1."""
+    """Return noise [B, T, d] in the dtype of `embedded`; drawn in fp32, as 16 bits have few values in [-1, 1]."""
     draw = torch.empty_like(embedded, dtype=torch.float32).uniform_(-1, 1)
     real = numbers_on(embedded.device, lengths, torch.float32)
     size = alpha / torch.sqrt(real * embedded.shape[-1])  # [B], or of each document
     if len(lengths) == len(embedded):
         return (draw * size[:, None, None]).to(embedded.dtype)
     by_token = size.repeat_interleave(real.long(), output_size=sum(lengths))  # no sync on a GPU
-    by_token = F.pad(by_token, (0, embedded.shape[1] - sum(lengths)))  # behind the documents there is filling
+    by_token = F.pad(by_token, (0, embedded.shape[1] - sum(lengths)))  # padding at the end of a packed row
     return (draw * by_token[None, :, None]).to(embedded.dtype)

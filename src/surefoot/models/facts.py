@@ -1,7 +1,7 @@
-"""Facts of any model folder. Where a row has the family's structure, config.json is enough; else the modules are read.
+"""Facts about any model folder, from config.json if the family's structure is known, else from the module tree.
 
-`transformers` builds the class of that model_type on the meta device: every module, no memory, no weights. That takes
-seconds, most of them the import, so it is done only where no row has the structure.
+For the module tree transformers builds the model on the meta device, without memory or weights. This takes seconds,
+mostly for the import, so it is done only for families whose structure is not in `surefoot.families`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# What facts are made of; a class whose names differ maps these to its own (`attribute_map`).
+# Config keys that facts are made of. Config classes with other names map these to their own (`attribute_map`).
 _KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -40,19 +40,19 @@ _KEYS = (
     "rope_parameters",
     "original_max_position_embeddings",
 )
-_UNBOUNDED = 2**20  # positions of a model that has no table of them and no limit
+_UNBOUNDED = 2**20  # number of positions for a model without a limit
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 
 
 def facts_of(folder: Path) -> ModelFacts:
-    """Facts of the model in `folder`. Raises InputError for a config that is damaged, hostile, or of no known class."""
-    config = read_config(folder)  # refuses what would run code, and adapters
+    """Return the facts of the model in `folder`. Raises InputError for an invalid, unsafe or unknown config."""
+    config = read_config(folder)  # rejects adapters and configs that would run code
     family = find(str(config.get("model_type")))
     return read_model_facts(folder, None if family and family.structure else module_tree(folder))
 
 
 def model_config(folder: Path) -> PreTrainedConfig:
-    """config.json as transformers' class, defaults filled in. Raises InputError for a class that it does not know."""
+    """Load config.json as transformers' config class. Raises InputError if the model_type is unknown."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
@@ -72,7 +72,7 @@ def model_config(folder: Path) -> PreTrainedConfig:
 
 
 def module_tree(folder: Path) -> ModuleTree:
-    """The tree of modules that transformers would build for folder/config.json."""
+    """Return the module tree that transformers would build for folder/config.json."""
     import torch
 
     from surefoot.models.quiet import quiet_libraries
@@ -92,9 +92,10 @@ def module_tree(folder: Path) -> ModuleTree:
 
 
 def _missing_library(error: ImportError, where: str) -> Fault:
-    """Of a part of the model that transformers takes from elsewhere: Gemma 3n's vision tower is timm's."""
+    """Return the fault for a missing package that transformers needs for a model, such as timm for Gemma 3n's
+    vision."""
     if found := re.search(r"requires the (\S+) library", str(error)):
-        what = f"the model takes a part of it from the package {found[1]}, which is not installed"
+        what = f"the model needs the package {found[1]}, which is not installed"
         return Fault(where, what, f"pip install {found[1]}", code="SF-MODEL-KIND")
     return Fault(where, one_line(error), code="SF-MODEL-KIND")
 
@@ -134,7 +135,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
 
 
 def _names(model: PreTrainedModel, others: Mapping[str, nn.Parameter]) -> dict[nn.Module, str]:
-    """The language model's modules with their names in `model`. others: a wrapper's own parameters."""
+    """Return module -> name for the language model's modules. others: parameters that belong to a wrapper."""
     outside = {id(parameter) for parameter in others.values()}
     return {
         module: name
@@ -144,10 +145,10 @@ def _names(model: PreTrainedModel, others: Mapping[str, nn.Parameter]) -> dict[n
 
 
 def _values(model: PreTrainedModel, widest: int, *, tied: bool) -> dict[str, Any]:
-    """Of the config under Llama's names, with what follows from the modules where the config does not say it.
+    """Return config values under Llama's names, with missing ones derived from the modules.
 
-    widest: outputs of the widest linear layer besides the head.
-    tied: the head's weight is the embedding's.
+    widest: outputs of the widest linear layer other than the head.
+    tied: whether head and embedding share their weight.
     """
     config = model.config.get_text_config()
     values = {key: value for key in _KEYS if (value := _value(config, key)) is not _NONE}
@@ -169,14 +170,14 @@ def _values(model: PreTrainedModel, widest: int, *, tied: bool) -> dict[str, Any
 
 
 def _latent_width(config: PreTrainedConfig) -> int | None:
-    """Of the queries and keys of one head in latent attention, whose values may have another (`v_head_dim`)."""
+    """Return the query/key head size of latent attention, whose value head size may differ (`v_head_dim`)."""
     width = getattr(config, "qk_head_dim", None)
     return width if isinstance(width, int) else None
 
 
 def _is_recurrent(model: PreTrainedModel) -> bool:
-    """By what state spaces, gated linear attention and short convolutions have in common: a convolution along the row;
-    linear attention without one says its name in the config."""
+    """Whether the model has recurrent layers. State space models, gated linear attention and short convolutions all
+    have a Conv1d; linear attention without one is listed in the config's layer_types."""
     from torch import nn
 
     from surefoot.models.decoder import decoder_of
@@ -186,7 +187,7 @@ def _is_recurrent(model: PreTrainedModel) -> bool:
 
 
 def _attends(config: PreTrainedConfig) -> bool:
-    """By the kinds of layers where the config lists them, else by whether there are heads."""
+    """Whether any layer has softmax attention: by layer_types if the config has them, else by num_attention_heads."""
     kinds = getattr(config, "layer_types", None)
     if not isinstance(kinds, list | tuple):
         return hasattr(config, "num_attention_heads")
@@ -197,20 +198,20 @@ _NONE = object()  # config.json's null is a value
 
 
 def _value(config: PreTrainedConfig, key: str) -> Any:
-    """Of the config. Of layers that differ in it (`head_dim` in Gemma 4) the largest, which memory goes by."""
+    """Return a config value; the largest one if layers differ (`head_dim` in Gemma 4), because memory depends on it."""
     layers = list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
     found: list[Any] = [one.__dict__[key] if key in one.__dict__ else getattr(one, key, _NONE) for one in layers]
     return max(found) if len(found) > 1 and all(isinstance(one, int) for one in found) else found[0]
 
 
 def _is_dropout(key: str, value: object) -> bool:
-    """Not those of attention, which have a field of their own, and of heads that a language model does not have."""
+    """Whether a key is a dropout probability, except for attention's (a separate field) and classification heads'."""
     elsewhere = key in _ATTENTION_DROPOUT or key.startswith(("classifier", "summary"))
     return "drop" in key and not elsewhere and isinstance(value, float) and 0 < value < 1
 
 
 def _facts(names: Mapping[nn.Module, str], model: PreTrainedModel) -> tuple[ModuleFact, ...]:
-    """Of the modules with parameters of their own. model: that they are in."""
+    """Return facts about the modules that have parameters of their own. names: module -> name in `model`."""
     from surefoot.models.adapter_targets import is_renamed
 
     routed = any(is_router(module) or _are_experts(module) for module in names)
@@ -235,17 +236,17 @@ def _linear(module: nn.Module) -> tuple[int, int] | None:
     return (module.nx, module.nf) if isinstance(module, Conv1D) else None
 
 
-# Of a module that routes, a part of its name in the model: of its class in transformers, see `is_router`.
+# Name components of routers in a model; for their class names see `is_router`.
 _ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
 
 
 def is_router(module: nn.Module) -> bool:
-    """Of a mixture of experts, by the name that transformers gives such classes."""
+    """Whether the module is an MoE router, by its class name in transformers."""
     return any(word in type(module).__name__ for word in ("Router", "TopKGat", "MoEGate"))
 
 
 def layer_name(module: str) -> str:
-    """The number of the layer that a module of this name lies in; the name itself outside of them."""
+    """Return the number of the layer that contains the module of this name, or the name if it is not in a layer."""
     return next((part for part in module.split(".") if part.isdigit()), module)
 
 
@@ -254,7 +255,7 @@ def _are_experts(module: nn.Module) -> bool:
 
 
 def _matrices(module: nn.Module) -> tuple[MatrixFact, ...]:
-    """Of parameters that transformers multiplies with: experts [E, outputs, inputs], or turned, and routers."""
+    """Return the matrices of experts ([E, outputs, inputs] or transposed) and routers."""
     from torch import nn
 
     if isinstance(module, nn.Linear):
@@ -270,13 +271,13 @@ def _matrices(module: nn.Module) -> tuple[MatrixFact, ...]:
 
 
 def one_line(error: BaseException) -> str:
-    """A library's message without its line breaks; the type too where the message is only a key."""
+    """Return a library's message in one line, with the exception type if the message is only a key."""
     text = textwrap.shorten(str(error), 240, placeholder=" …")
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
 
 
 def _sees_both_ways(model: PreTrainedModel) -> bool:
-    """Whether the tokens of a picture see each other, later ones too: its module makes such masks, unless the config of
-    the language model says None (small Gemma 4)."""
+    """Whether image tokens attend to each other bidirectionally: its module makes such masks, unless the language
+    model's config disables them with None (small Gemma 4)."""
     makes = hasattr(sys.modules[type(model).__module__], "get_block_sequence_ids_for_mask")
     return makes and getattr(model.config.get_text_config(), "use_bidirectional_attention", None) is not None

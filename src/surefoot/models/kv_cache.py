@@ -1,8 +1,8 @@
-"""A key-value cache with room to grow: a new token is written behind the others, not joined to a copy of them.
+"""A preallocated key-value cache: new tokens are written into spare memory, without copying the others.
 
-transformers' `DynamicCache` joins all keys and values again for every token, a fifth of the time of decoding a batch on
-a CPU. The arithmetic is the same: attention sees the same numbers, in tensors that are parts of larger ones. Costs at
-most half of the cache again in memory. For use without gradients alone.
+transformers' `DynamicCache` concatenates all keys and values again for every token, which takes a fifth of the time of
+decoding a batch on a CPU. The numbers are the same; the tensors are views of larger ones. Costs at most half of the
+cache in additional memory. Only for use without gradients.
 
 Shapes: B rows, h heads, S tokens so far, d head size.
 """
@@ -16,11 +16,11 @@ from transformers.cache_utils import DynamicLayer
 
 from surefoot.models.forward import causal_model
 
-_LEAST = 32  # tokens of room
+_LEAST = 32  # smallest spare capacity, in tokens
 
 
 class PreallocatedLayer(DynamicLayer):
-    """keys, values: [B, h, S, d], the beginning of what was set aside."""
+    """A cache layer whose keys and values [B, h, S, d] are views of the beginning of larger buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class PreallocatedLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         held = self.get_seq_length()
         wanted = held + key_states.shape[-2]
-        # Where rows were dropped or reordered, keys and values are copies, and no longer the beginning of the room.
+        # If rows were dropped or reordered, keys and values are copies and no longer views of the buffers.
         if self._room is None or self._room[0].shape[-2] < wanted or not self._is_in(self._room[0]):
             room = wanted + max(_LEAST, wanted // 2)
             made = tuple(new.new_empty((*new.shape[:-2], room, new.shape[-1])) for new in (key_states, value_states))
@@ -51,7 +51,7 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def preallocated_cache(model: nn.Module) -> DynamicCache:
-    """An empty cache for the model; layers of other kinds (sliding windows) are transformers' own."""
+    """Return an empty cache for the model; layers of other kinds (sliding windows) are transformers' own."""
     cache = DynamicCache(config=causal_model(model).config)
     cache.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

@@ -1,10 +1,10 @@
-"""What is used of PEFT, imported once and in the right order.
+"""All imports from PEFT, in one place and in the right order.
 
-PEFT imports bitsandbytes wherever it is installed, needed or not, and bitsandbytes writes to the screen and looks for
-kernels on the hub when it is imported. So bitsandbytes comes first, without either. Nothing else imports PEFT.
+PEFT imports bitsandbytes if it is installed, needed or not, and on import bitsandbytes prints messages and looks for
+kernels on the hub. So bitsandbytes is imported first, in a way that prevents both. No other module imports PEFT.
 """
 
-# ruff: noqa: F401 (all of it is for others to import from here)
+# ruff: noqa: F401 (imported for other modules)
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Carry out a precision plan: autocast for the matrix products, TF32 for the rest, few bits for the base of QLoRA.
+"""Apply a precision plan: autocast for matrix products, TF32, and quantisation of the base for QLoRA.
 
-NF4 (Dettmers et al. 2023, by bitsandbytes) holds a weight in 4 bits, one of 16 values whose spacing suits a normal
-distribution, times the largest value of its block of 64; these scales are held in 8 bits with a scale per 256 of them
-(double quantisation). Every product dequantises its weight again, to the compute dtype: a quarter of a 16-bit base's
-memory, for more time per step. int8 (`surefoot.models.int8`) has a byte per weight and a scale per row. The same
-weights give the same bits on every load, so nothing of the base is saved.
+NF4 (Dettmers et al. 2023, by bitsandbytes) stores a weight in 4 bits: one of 16 values spaced for a normal
+distribution, times the largest value of its block of 64; these scales are stored in 8 bits with one scale per 256 of
+them (double quantisation). Every product dequantises its weight to the compute dtype: a quarter of a 16-bit base's
+memory, for more time per step. int8 (`surefoot.models.int8`) has one byte per weight and one scale per row.
+Quantisation is deterministic on every load, so the quantised base is not saved.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from surefoot.system.libraries import import_bitsandbytes
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODES: dict[PackedType, torch.dtype] = {"nf4": torch.uint8, "int8": torch.int8}
-"""What a packed weight is stored as."""
+"""Quantised type -> dtype of its storage."""
 
 
 def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
-    """A fresh context for one forward pass, in which matrix products run in the compute dtype. Nothing for fp32.
+    """Return a context for one forward pass in which matrix products run in the compute dtype; null for fp32.
 
-    The cache of cast weights ends with the context, so a weight that an optimizer step changed is cast anew.
+    Autocast's cache of cast weights ends with the context, so weights updated by the optimizer are cast again.
     """
     if plan.compute.value == "fp32":
         return nullcontext()
@@ -45,24 +45,24 @@ def set_tf32(plan: PrecisionPlan) -> None:
 
 
 def hold_in_fp32(model: nn.Module) -> None:
-    """What trains, whatever the rest is held in: an optimizer's small steps would be rounded away in half precision."""
+    """Convert trainable parameters to fp32: in half precision small optimizer updates would be rounded away."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are; of a type without NaN, always."""
+    """Whether all values are finite; always true for integer types."""
     if not tensor.numel() or not tensor.is_floating_point():
         return True
-    # NaN survives min and max: one pass, without a second tensor of booleans as large as the first.
+    # aminmax propagates NaN: one pass, without a boolean tensor of the same size.
     low, high = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 @contextmanager
 def widened(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, these hold the same numbers in fp32; afterwards what they held before, to the very memory."""
+    """Context in which these tensors are converted to fp32; afterwards their original memory is restored."""
     before = [one.data for one in tensors]
     try:
         for one in tensors:
@@ -75,7 +75,7 @@ def widened(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Inside, fp32 matrix products are in fp32, whatever TF32 is allowed otherwise."""
+    """Context in which fp32 matrix products do not use TF32."""
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [one.fp32_precision for one in backends]
     try:
@@ -90,8 +90,10 @@ def exact_products() -> Iterator[None]:
 def quantise(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, device: torch.device) -> None:
     """Quantise every linear layer inside the decoder layers, in place, and put the whole model on `device`.
 
-    Embeddings, norms and the output head stay as they are. compute: dtype of the products. Quantised layer by layer,
-    so that the device never holds the unpacked model.
+    Embeddings, norms and the output head are not quantised. Works layer by layer, so that the device never holds the
+    unquantised model.
+
+    compute: dtype of matrix products.
     """
     from surefoot.models.int8 import Int8Linear  # needs bitsandbytes
 
@@ -101,18 +103,18 @@ def quantise(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, de
             packed = Int8Linear(module, device) if to == "int8" else _nf4(module, compute, device)
             layers.set_submodule(name, packed)
     model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
-    # How PEFT tells that these layers take its 4-bit or 8-bit adapters.
+    # PEFT reads this flag to use its 4-bit or 8-bit adapter layers.
     setattr(model, "is_loaded_in_8bit" if to == "int8" else "is_loaded_in_4bit", True)
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """By the storage: a linear layer whose weight is packed bytes. Works where bitsandbytes is not installed."""
+    """Whether the module is a linear layer with packed storage. Works without bitsandbytes."""
     return isinstance(module, nn.Linear) and module.weight.dtype in CODES.values()
 
 
 def plain_weight(layer: nn.Module) -> torch.Tensor:
-    """[out_features, in_features] of a linear layer; a packed weight is dequantised: NF4 to the dtype that it
-    came from, int8 to fp32."""
+    """Return the weight [out_features, in_features] of a linear layer, dequantised if needed: NF4 to the original
+    dtype, int8 to fp32."""
     return dequantize_module_weight(layer) if is_quantised(layer) else layer.get_parameter("weight")
 
 
@@ -132,7 +134,7 @@ def _nf4(linear: nn.Linear, compute: torch.dtype, device: torch.device) -> nn.Li
     )
     packed.weight = weight.to(device)  # quantises
     packed.bias = linear.bias
-    # In evaluation on a CPU with AVX512-BF16 it would repack its weights for good, in a form that has no gradient:
-    # the first training step after an evaluation would learn nothing.
+    # Otherwise, in eval mode on a CPU with AVX512-BF16, it permanently repacks its weights in a form without gradients,
+    # and training after an evaluation would learn nothing.
     packed.support_avx512bf16_for_cpu = False
     return packed.train(linear.training)

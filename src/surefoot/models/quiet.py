@@ -1,6 +1,6 @@
-"""Keep transformers, PEFT and torch's profiler from writing progress bars and reports of their own.
+"""Suppress progress bars and messages of transformers, PEFT and torch's profiler.
 
-What they would have reported is checked by the caller and raised as a fault, so nothing is lost.
+The callers check what these messages would report and raise faults, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars, log lines or Python warnings inside; the former settings afterwards."""
+    """Context without progress bars, log lines and Python warnings."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -32,8 +32,8 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextmanager
 def muted_stderr() -> Iterator[None]:
-    """For torch's profiler: it writes to file descriptor 2 when it starts and stops, from C++; no setting in Python
-    stops it."""
+    """Context that discards output to file descriptor 2. torch's profiler writes there from C++ when it starts and
+    stops, which no Python setting prevents."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""Fast paths of a model: what is put in for its own modules and computes the same, one file for each.
+"""Fast paths: replacements for parts of a model that compute the same faster, one file each.
 
 undo = path.install(model)
 ...
@@ -17,13 +17,13 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class FastPath:
-    """A faster way to compute the same, which can be put into a model and taken out.
+    """A faster implementation that can be installed in a model and removed again.
 
-    name: the key under `kernels:` that switches it, or "documents".
-    install: patches a model in place, leaving names and values of its parameters as they are, and returns what takes
-        the patch out again.
-    obstacle: why it cannot be put into this model, which only the model itself shows; empty where it can.
-    form: which of several ways to compute it this is, for the record; empty where there is one.
+    name: its key under `kernels:`, or "documents".
+    install: patches a model in place, without changing names or values of its parameters; returns the function that
+        removes the patch.
+    obstacle: why it cannot be installed in this model, as far as the model itself shows; "" if it can.
+    form: name of the implementation, if there are several; else "".
     """
 
     name: str

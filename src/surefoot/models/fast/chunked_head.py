@@ -1,13 +1,13 @@
-"""The fast path "loss": a model whose output head and cross entropy are computed a few positions at a time.
+"""The fast path "loss": compute output head and cross entropy a few positions at a time.
 
     undo = loss_path(rows=256).install(model)
-    head = chunked_head(model)        # None where the model takes the plain path
+    head = chunked_head(model)        # None if the path is not installed
     if head is not None:
         loss = summed_loss(hidden_at(model, batch, places), head, targets)
 
-Only a head that is a plain linear layer, and whose output is the model's logits as it is, can be computed outside of
-the model: `head_obstacle` says what is in the way. Gemma 2 caps its logits, Granite and Cohere scale them; an adapter
-on the head, or a copy of it that PEFT trains, is a module of another kind.
+The head can be computed outside of the model only if it is a plain linear layer whose output is the model's logits;
+`head_obstacle` says what prevents it. Gemma 2 caps its logits, Granite and Cohere scale them; a head with an adapter or
+in PEFT's modules_to_save is not a plain linear layer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.forward import language_models, output_head, short_pass
 from surefoot.models.modes import eval_mode
 
-_ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by output head; a copy of a model is not in it
+_ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # output head -> rows; a copy of a model has no entry
 _SEERS: WeakKeyDictionary[nn.Module, Callable[[torch.Tensor], None]] = WeakKeyDictionary()
-_FAR = 64.0  # far from 0, where a cap would show
+_FAR = 64.0  # logits this large would show a cap
 
 
 def loss_path(rows: int) -> FastPath:
-    """rows: positions whose logits exist at once."""
+    """Make the fast path. rows: positions whose logits exist at once."""
 
     def install(model: nn.Module) -> Undo:
         heads = [output_head(one) for one in language_models(model)]
@@ -53,7 +53,7 @@ def loss_path(rows: int) -> FastPath:
 
 
 def chunked_head(model: nn.Module) -> Head | None:
-    """The head of the one language model in `model`, where the path is installed."""
+    """Return the head of the language model in `model` if the path is installed, else None."""
     head = output_head(model)
     rows = _ROWS.get(head)
     if rows is None:
@@ -64,8 +64,8 @@ def chunked_head(model: nn.Module) -> Head | None:
 
 @contextmanager
 def watched_logits(model: nn.Module, see: Callable[[nn.Module, torch.Tensor], None]) -> Iterator[None]:
-    """Inside, `see` is shown the logits of every head in `model` where the path is installed, piece by piece: they do
-    not pass through the head's module, so no hook on it sees them."""
+    """Context in which `see(head, logits)` is called with the logits of every head with the path installed, chunk by
+    chunk. They do not pass through the head's module, so hooks on it would not see them."""
     heads = [module for module in model.modules() if module in _ROWS]
     for head in heads:
         _SEERS[head] = partial(see, head)
@@ -77,19 +77,19 @@ def watched_logits(model: nn.Module, see: Callable[[nn.Module, torch.Tensor], No
 
 
 def head_obstacle(model: nn.Module) -> str:
-    """Why the head of the one language model in `model` cannot be computed outside of it; empty where it can."""
+    """Return why the head of the language model in `model` cannot be computed outside of it; "" if it can."""
     head = output_head(model)
     if type(head) is not nn.Linear:
-        return f"its output head is a {type(head).__name__}, no plain linear layer"
+        return f"its output head is a {type(head).__name__}, not a plain linear layer"
     if is_parametrized(head) or head._forward_pre_hooks or head._forward_hooks:
-        return "its output head does more than multiply"
+        return "its output head has hooks or a parametrization"
     (base,) = language_models(model)
-    return "" if _logits_are_the_heads(base, head) else "the model caps or scales what its head computes"
+    return "" if _logits_are_the_heads(base, head) else "the model caps or scales its logits"
 
 
 def _logits_are_the_heads(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Whether the model returns what its head returns. Tried with numbers of our own, so that it depends neither on the
-    weights nor on how small the logits happen to be."""
+    """Whether the model returns its head's output unchanged. Tested with fixed numbers in place of the head's output,
+    so that the result depends neither on the weights nor on the size of the logits."""
     shown = torch.linspace(-_FAR, _FAR, head.out_features, device=head.weight.device)
 
     def show(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""LoRA on a mixture's experts by the arithmetic of `surefoot.kernels.experts`.
+"""LoRA on the experts of a mixture, computed with `surefoot.kernels.experts`.
 
-As `surefoot.models.fast.adapters` for linear layers: parameters, names and files stay PEFT's, the outermost of PEFT's
-layers around a module of experts gets another `forward`, and what that does not know goes to PEFT's own.
+Like `surefoot.models.fast.adapters` for linear layers: parameters, names and files remain PEFT's. The outermost PEFT
+layer around a module of experts gets another `forward`, which falls back to PEFT's own in unsupported cases.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from surefoot.kernels.experts import Matrices, adapted_experts
 from surefoot.models.fast import Undo
 from surefoot.models.peft import ParamWrapper
 
-# What transformers' `use_experts_implementation` puts on a module of experts; it says how they are laid out.
+# Attributes that transformers' `use_experts_implementation` sets on a module of experts, which describe its layout.
 _LAYOUT = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_apply_gate")
 
 
 def install(model: nn.Module) -> Undo:
-    """Give every adapted module of experts the fast forward. Parameters must be whole where they are used."""
+    """Give every adapted module of experts the fast forward. Parameters must not be sharded when it runs."""
     wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
     inner = {id(one.base_layer) for one in wrappers}
     slots = [_Slot(one) for one in wrappers if id(one) not in inner and _are_known(one.get_base_layer())]
@@ -39,7 +39,7 @@ def _are_known(module: nn.Module) -> bool:
 
 
 class _Slot:
-    """Experts with their fast forward; bound as a method of this object, so that a copy of the model gets copies."""
+    """Experts with their fast forward, a bound method of this object, so that copying a model copies it too."""
 
     def __init__(self, layer: ParamWrapper):
         self.layer = layer
@@ -57,7 +57,7 @@ class _Slot:
         return adapted_experts(x, index, share, up, down, activate)
 
     def _pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]] | None:
-        """By parameter its A, B and scale; None where PEFT's own forward must run."""
+        """Return parameter -> (A, B, scale); None if PEFT's own forward must run."""
         found: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
         layer: Any = self.layer
         while isinstance(layer, ParamWrapper):

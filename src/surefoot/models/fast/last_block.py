@@ -1,24 +1,23 @@
-"""The fast path "last_block": behind the attention of the last decoder layer, only rows that are read go on.
+"""The fast path "last_block": after the attention of the last decoder layer, compute only positions that are used.
 
     undo = last_block_path().install(model)
-    logits = logits_at(model, batch, places)     # `surefoot.models.forward` says which rows are read
+    logits = logits_at(model, batch, places)     # `surefoot.models.forward` tells it the positions
 
-Keys and values of the last layer come from all rows, but what its output projection, residual sums, norms and MLP and
-the final norm compute, they compute row by row, and rows that the output head does not need end there. The layer's
-own forward runs, on the rows that are read alone; only its attention is given all of them, and narrows what enters its
-output projection. So nothing here depends on how a family adds up its parts: norms in front, behind or both, MLP behind
-attention or beside it.
+The last layer needs keys and values of all positions, but its output projection, residual sums, norms and MLP and the
+final norm work position by position, so positions that the output head does not need can be skipped. The layer's own
+forward runs on the used positions alone; only its attention gets all of them and reduces the input of its output
+projection. So this works for any arrangement of a layer: pre-norm, post-norm or both, MLP after attention or parallel.
 
-What leaves the final norm has its old shape, with zeros in the rows that were left out: what a model does with it from
-there on, it can do: the zeros are not read.
+The output of the final norm has the original shape, with zeros at skipped positions, so the model's later code works
+unchanged; the zeros are not used.
 
-Queries are computed for all rows. Without them another 1 / (2 + 2 k / q + 3 i / h) or so of the layer would go (8 % of
-it in a 125 M Llama), for a mask in place of every causal kernel.
+Queries are computed for all positions. Skipping them would save about another 1 / (2 + 2 k / q + 3 i / h) of the layer
+(8 % in a 125 M Llama), but would require a mask instead of a causal kernel.
 
-Where the rows matter to someone else, the pass is the plain one: while a layer drops (its masks would be others), where
-hooks look on, where nothing or nearly everything is read.
+The plain pass is used if the skipped positions matter: with dropout in the layer (its masks would differ), if hooks
+observe the layer, or if no or nearly all positions are used.
 
-Shapes: B rows of T tokens, N of these B * T positions read, H hidden size.
+Shapes: B rows of T tokens, N of these B * T positions used, H hidden size.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from surefoot.models.forward import language_models, rows_read
 from surefoot.models.modes import highest_dropout
 
 NAME = "last_block"
-WORTH_IT = 0.9  # of all rows; where more are read, there is next to nothing to leave out
+WORTH_IT = 0.9  # fraction of positions; if more are used, skipping saves next to nothing
 
 
 def last_block_path() -> FastPath:
@@ -47,7 +46,7 @@ def last_block_path() -> FastPath:
 
 
 def install(model: nn.Module) -> Undo:
-    """Into every language model in `model`. Raises ValueError where there is an obstacle."""
+    """Install the path in every language model in `model`. Raises ValueError if there is an obstacle."""
     installed = [_Pruned(last_layer(one)) for one in language_models(model)]
 
     def undo() -> None:
@@ -58,28 +57,28 @@ def install(model: nn.Module) -> Undo:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Why rows cannot be left out of this model's last layer; empty where they can."""
+    """Return why positions of this model's last layer cannot be skipped; "" if they can."""
     for one in language_models(model):
         if getattr(one.config, "output_router_logits", False):
-            return "its loss counts how the last layer's experts were chosen, for all rows"
+            return "its loss uses the router logits of all positions of the last layer"
         try:
             block = last_layer(one)
         except ValueError as error:
             return str(error)
         if _watchers(block):
-            return "something looks at the rows of its last layer"
+            return "its last layer has hooks"
     return ""
 
 
 class _Pruned:
-    """The layer with another forward. Bound to modules as methods of this object, a copy of the model gets copies."""
+    """A layer with the reduced forward, a bound method of this object, so that copying a model copies it too."""
 
     def __init__(self, block: LastLayer):
         self.block = block
         self.plain = block.layer.forward
-        self._full: torch.Tensor | None = None  # what attention reads, [B, T, H], while the layer computes
+        self._full: torch.Tensor | None = None  # input of attention, [B, T, H], while the layer runs
         self._places: torch.Tensor | None = None
-        self._left: tuple[torch.Tensor, torch.Tensor, torch.Size] | None = None  # the layer's rows, places, B T H
+        self._left: tuple[torch.Tensor, torch.Tensor, torch.Size] | None = None  # layer output, places, full shape
         block.layer.forward = self.forward
         self._handles = [
             block.attention.register_forward_pre_hook(self._give_all, with_kwargs=True),
@@ -95,13 +94,14 @@ class _Pruned:
             handle.remove()
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """[B, T, H] -> the layer's output, or [1, N, H] of it where the final norm puts them back."""
+        """Run the layer on [B, T, H]; return its output, or only [1, N, H] if the final norm's hook restores the
+        shape."""
         places, layer = self._read(hidden_states, kwargs), self.block.layer
         if places is None:
             return self.plain(hidden_states, *args, **kwargs)
         rows = partial(self._rows, places, **kwargs)
         if recomputes(layer):
-            # Of the whole of it, so that it is computed again as it was, whoever asks for rows then.
+            # Checkpoint the reduced layer as a whole, so that it is recomputed with the same positions.
             rows = partial(layer._gradient_checkpointing_func, rows)  # pyright: ignore[reportArgumentType]
         found = rows(hidden_states, *args)
         if self.block.final is None:
@@ -110,17 +110,17 @@ class _Pruned:
         return found
 
     def _read(self, hidden: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """The places that are read, None for a plain pass."""
+        """Return the used positions; None for a plain pass."""
         places, layer = rows_read(), self.block.layer
         if places is None or not 0 < len(places) <= WORTH_IT * hidden.shape[0] * hidden.shape[1]:
             return None
         if recomputes(layer) and kwargs.get("past_key_values") is not None:
-            return None  # transformers drops the cache there
+            return None  # transformers drops the cache in this case
         drops = layer.training and highest_dropout(layer) > 0
         return None if drops or _watchers(self.block) > self._watching else _evened(places, hidden)
 
     def _rows(self, places: torch.Tensor, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """[1, N, H]."""
+        """Compute the layer at `places`, [1, N, H]."""
         norm, layer = self.block.norm, self.block.layer
         with self._computing(hidden if norm is None else norm(hidden), places), computed_once(layer):
             return self.plain(_at(hidden, places), *args, **kwargs)
@@ -153,8 +153,8 @@ class _Pruned:
 
 
 def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """With some more of the places in hidden [B, T, H], so that products of these rows find their kernels. They are
-    computed as in a plain pass, and not read either."""
+    """Add unused positions of hidden [B, T, H] to `places`, so that the number of rows has cached kernels. They are
+    computed as in a plain pass, and not used."""
     rows = hidden.shape[0] * hidden.shape[1]
     count = min(round_up_rows(len(places), operand_type(hidden.dtype, hidden.device), hidden.device), rows)
     if count == len(places):
@@ -164,17 +164,17 @@ def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _at(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[B, T, …] -> [1, N, …]."""
+    """Select positions: [B, T, …] -> [1, N, …]."""
     return hidden.flatten(0, 1).index_select(0, places).unsqueeze(0)
 
 
 def _spread(rows: torch.Tensor, places: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """[1, N, H] -> [B, T, H] with zeros elsewhere."""
+    """Scatter positions back: [1, N, H] -> [B, T, H] with zeros elsewhere."""
     empty = rows.new_zeros(shape[0] * shape[1], rows.shape[-1])
     return empty.index_copy(0, places, rows.squeeze(0)).view(*shape[:2], -1)
 
 
 def _watchers(block: LastLayer) -> int:
-    """How many hooks there are on the layer, on what is in it and on the final norm."""
+    """Count the hooks on the layer, its submodules and the final norm."""
     modules = [*block.layer.modules(), *([] if block.final is None else [block.final])]
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)

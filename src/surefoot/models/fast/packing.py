@@ -1,9 +1,9 @@
-"""Packed rows as a fast path: attention that keeps the documents of a row apart, in any family that can have it.
+"""Packed rows as a fast path: attention within the documents of a row, for every family that supports it.
 
-    undo = packed_attention("matmul").install(model)      # a form of `surefoot.kernels.packed_attention`
+    undo = packed_attention("matmul").install(model)      # an implementation in `surefoot.kernels.packed_attention`
 
-Without it a packed row is refused (`forward.model_inputs`). transformers would recognise documents by their
-positions, with a mask of N x N, but not in every family: in its OPT each document sees those before it.
+Without it a packed row raises an error (`forward.model_inputs`). transformers can detect documents by their position
+ids, with an N x N mask, but not in every family: in OPT each document attends to those before it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from surefoot.models.modes import eval_mode
 from surefoot.system.errors import EnvironmentFault
 
 NAME = "documents"
-EVERYWHERE = "sdpa"  # the form that runs on any device, in any type
-_TRIED = (3, 4)  # tokens of the documents of a row that is only tried
-# What the other document may move by, as a share of what a document moves itself. Its rows go through the same products
-# at the same places, so that it does not move at all; but for a last place where a kernel adds in no fixed order, or
-# where experts' products are grouped by what all tokens say.
+EVERYWHERE = "sdpa"  # the implementation that runs on any device, in any dtype
+_TRIED = (3, 4)  # lengths of the documents in the test row
+# Allowed change of the other document relative to that of the changed document. Its rows go through the same products
+# at the same positions, so it should not change at all, except for units in the last place if a kernel sums in no fixed
+# order or experts' products are grouped depending on all tokens.
 _NO_LEAK, _LAST_PLACES = 1e-2, 64
 
 
 def packed_attention(form: str) -> FastPath:
-    """form: a key of `surefoot.kernels.packed_attention.FORMS`."""
+    """Make the fast path. form: a key of `surefoot.kernels.packed_attention.FORMS`."""
 
     def install(model: nn.Module) -> Undo:
         inner = causal_model(model)
@@ -39,26 +39,26 @@ def packed_attention(form: str) -> FastPath:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Why this model cannot keep documents apart, as far as its class and config show; empty where it can."""
+    """Return why this model does not support packed rows, according to its class and config; "" if it does."""
     inner = causal_model(model)
     if not inner._supports_attention_backend:
-        return f"{type(inner).__name__} does not ask transformers' registry of attention functions"
+        return f"{type(inner).__name__} does not use transformers' registry of attention functions"
     text = inner.config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return "its attention caps logits"
     if getattr(text, "attention_chunk_size", None) is not None:
-        return "its attention goes by chunks of a row, whichever documents are in it"
+        return "its attention divides rows into chunks regardless of documents"
     implementation = inner.config._attn_implementation
-    return "" if implementation == "sdpa" else f"its attention is {implementation}, and packed rows need sdpa"
+    return "" if implementation == "sdpa" else f"its attention is {implementation}, but packed rows need sdpa"
 
 
 @torch.no_grad()
 def documents_fault(model: nn.Module) -> str:
-    """Why packed rows cannot go through this model, tried with a row of two short documents; empty where they can, and
-    neither document changes the other. The model is as it was afterwards.
+    """Return why this model does not support packed rows, tested with a row of two short documents; "" if it does and
+    the documents do not affect each other. The model is restored afterwards.
 
-    Only for a model whose weights are whole: where an engine has sharded them, all ranks wait for one another in the
-    middle of the pass. A run also compares packed with padded rows of its own (`surefoot.runs.parity.fast_paths`).
+    Only for unsharded models: with sharded weights the pass contains collectives. A run also compares packed and padded
+    rows of its own data (`surefoot.runs.parity.fast_paths`).
     """
     if why := obstacle(model):
         return why
@@ -79,34 +79,34 @@ def documents_fault(model: nn.Module) -> str:
     finally:
         undo()
     share = leak(after - before, _TRIED[0])
-    leaks = not share <= most_leak(inner.dtype)  # NaN does, too
-    return f"one document moves another by {share:.2g} of what it moves itself" if leaks else ""
+    leaks = not share <= most_leak(inner.dtype)  # also true for NaN
+    return f"a change of one document changes another by {share:.2g} of its own change" if leaks else ""
 
 
 def leak(change: torch.Tensor, first: int) -> float:
-    """change: [T, H] of a row's hidden states when its first document, of `first` tokens, says something else. How far
-    all others move, as a share of how far its own do."""
+    """Return how much the other documents change, relative to the first document.
+
+    change: [T, H], change of a row's hidden states when its first document is replaced.
+    first: tokens of the first document.
+    """
     own, others = float(change[:first].float().norm()), float(change[first:].float().norm())
     return others / own if own else others
 
 
 def most_leak(compute: torch.dtype) -> float:
-    """Up to where documents count as kept apart.
-
-    compute: dtype of the products.
-    """
+    """Return the largest leak at which documents count as separate. compute: dtype of matrix products."""
     return min(_NO_LEAK, _LAST_PLACES * torch.finfo(compute).eps)
 
 
 def reason_of(caught: EnvironmentFault | RuntimeError) -> str:
-    """In one line."""
+    """Return the message of an error in one line."""
     if isinstance(caught, EnvironmentFault):
         return caught.faults[0].what
     return next(iter(str(caught).splitlines()), type(caught).__name__)
 
 
 def _changed(ids: torch.Tensor, first: int) -> torch.Tensor:
-    """The first document turned round."""
+    """Return the ids with the first document reversed."""
     found = ids.clone()
     found[0, :first] = ids[0, :first].flip(0)
     return found
