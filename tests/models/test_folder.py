@@ -168,7 +168,7 @@ def test_the_model_that_it_was_made_from_is_named_where_the_card_names_it(model,
     with raises_fault("SF-MODEL-QUANTISED", f"{model}/config.json") as caught:
         read_config(model)
     fix = caught.value.faults[0].fix
-    assert f"take {original or 'the model that it was made from'};" in fix
+    assert f"use {original or 'the original model'};" in fix
     assert "elsewhere" not in fix
 
 

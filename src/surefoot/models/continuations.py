@@ -1,10 +1,10 @@
-"""How likely a model finds given continuations of a prompt: the sum of the log probabilities of their tokens.
+"""Log-likelihoods of given continuations of a prompt.
 
     log p(option | prompt) = sum over its tokens t of log softmax(logits_t)[option_t]
 
-Not divided by the length: options of one question differ by a digit, so their lengths are equal or nearly so, and the
-sum is the probability. What all options of a prompt begin with is computed with the prompt, once; only what differs is
-computed for each, over a copy of the prompt's cache.
+They are not divided by the length: options of one question differ by a digit, so their lengths are nearly equal. The
+common prefix of a prompt's options is computed once, with the prompt; only the rest is computed per option, with a copy
+of the prompt's cache.
 
 Shapes: B prompts, N options of all of them, S tokens, V vocabulary.
 """
@@ -27,36 +27,36 @@ from surefoot.models.generate import left_padded
 def log_likelihoods(
     model: nn.Module, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], *, pad_id: int
 ) -> list[list[float]]:
-    """For each prompt the log likelihood of each of its options (token ids, at least one each, as is the prompt), in
-    nats. The model is in eval mode."""
+    """Return, for each prompt, the log-likelihood of each of its options in nats. Prompts and options are token ids, at
+    least one each. The model must be in eval mode."""
     if not all(prompts) or not all(option for several in options for option in several):
         raise ValueError("a prompt and an option need at least one token")
     shared = [_shared(several) for several in options]
-    # The last shared token but one: the logits behind a prefix predict what follows it.
+    # The logits after a prefix predict the token that follows it.
     prefixes = [[*prompt, *several[0][:count]] for prompt, several, count in zip(prompts, options, shared, strict=True)]
     device = next(model.parameters()).device
     ids, mask = left_padded(prefixes, pad_id, device)
     tails = [[list(option[count:]) for option in several] for several, count in zip(options, shared, strict=True)]
     needs_cache = any(len(tail) > 1 for several in tails for tail in several)
     cache = DynamicCache(config=causal_model(model).config) if needs_cache else None
-    wanted = [count + 1 for count in shared]  # logits of each row, its last so many
+    wanted = [count + 1 for count in shared]  # number of last positions of each row whose logits are needed
     logits = _last_logits(model, ids, mask, wanted, cache)
-    begun: list[list[float]] = []
+    scores_so_far: list[list[float]] = []
     for row, several, count in zip(logits, options, shared, strict=True):
         scores = row.log_softmax(dim=-1)
         start = sum(float(scores[place, several[0][place]]) for place in range(count))
-        begun.append([start + float(scores[count, option[count]]) for option in several])
+        scores_so_far.append([start + float(scores[count, option[count]]) for option in several])
     if cache is None:
-        return begun
-    return _with_tails(model, begun, tails, mask, cache, pad_id)
+        return scores_so_far
+    return _with_tails(model, scores_so_far, tails, mask, cache, pad_id)
 
 
 @torch.no_grad()
 def continuation_scores(
     model: nn.Module, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, pad_id: int
 ) -> list[tuple[float, bool]]:
-    """For each (prompt, continuation) the log likelihood of the continuation, in nats, and whether each of its tokens
-    is the model's first choice. Token ids, at least one each. One forward pass; the model is in eval mode."""
+    """Return, for each (prompt, continuation), the continuation's log-likelihood in nats and whether greedy decoding
+    would produce it. Token ids, at least one each. One forward pass; the model must be in eval mode."""
     device = next(model.parameters()).device
     ids, mask = left_padded([[*prompt, *continuation[:-1]] for prompt, continuation in pairs], pad_id, device)
     logits = _last_logits(model, ids, mask, [len(continuation) for _, continuation in pairs], None)
@@ -69,20 +69,21 @@ def continuation_scores(
 
 
 def _shared(options: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all options have in common; each keeps at least one of its own."""
+    """Return the length of the options' common prefix, leaving at least one token of each."""
     alike = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, zip(*options, strict=False))
     return min(sum(1 for _ in alike), min(map(len, options)) - 1)
 
 
 def _with_tails(
     model: nn.Module,
-    begun: list[list[float]],
+    scores_so_far: list[list[float]],
     tails: Sequence[Sequence[Sequence[int]]],
     mask: torch.Tensor,
     cache: DynamicCache,
     pad_id: int,
 ) -> list[list[float]]:
-    """What comes behind the first token that differs, for all options at once: [N, longest], padded on the right."""
+    """Add the scores of the tokens after the first differing one, for all options at once: [N, longest],
+    right-padded."""
     device = mask.device
     owners = [place for place, several in enumerate(tails) for _ in several]
     flat = [tail for several in tails for tail in several]
@@ -98,13 +99,13 @@ def _with_tails(
         for row, tail in zip(logits, flat, strict=True)
     ]
     rest = iter(more)
-    return [[score + next(rest) for score in several] for several in begun]
+    return [[score + next(rest) for score in several] for several in scores_so_far]
 
 
 def _last_logits(
     model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, wanted: Sequence[int], cache: DynamicCache | None
 ) -> list[torch.Tensor]:
-    """For each row of ids[B, T] the logits of its last so many positions, [wanted, V] in fp32.
+    """Return, for each row of ids [B, T], the logits of its last `wanted` positions, [wanted, V] in fp32.
 
     mask: [B, S].
     """

@@ -1,11 +1,11 @@
-"""From a model's name to a folder whose files are checked before any library opens them.
+"""Find a model's folder, and check its files before any library opens them.
 
-`resolve_folder` takes a local folder as it is and a hub id by way of Hugging Face's cache. Only files that surefoot
-reads are fetched, those of an adapter among them; pickled weights never (messages for the hub's refusals:
-`surefoot.system.hub`). `check_folder` reads `config.json` and the headers of the safetensors files in plain
-Python: a few kilobytes, no torch. That finds a missing shard, a truncated file, pickled weights and a config that would
-fetch code. It cannot find a flipped bit: safetensors keeps no checksum. `base_fingerprint` digests the settings and the
-first bytes of every tensor, so that a run recognises its base without loading it.
+`resolve_folder` returns a local folder unchanged and downloads a hub id to Hugging Face's cache. Only files that
+surefoot reads are downloaded, including an adapter's, and never pickled weights (for the hub's errors see
+`surefoot.system.hub`). `check_folder` reads `config.json` and the safetensors headers in plain Python: a few kilobytes,
+no torch. This finds missing shards, truncated files, pickled weights and configs that would fetch code, but not flipped
+bits, because safetensors has no checksums. `base_fingerprint` hashes the settings and the first bytes of every tensor,
+so that a run recognizes its base without loading it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FACTS = (
     "plan.json",
     "bos_zero_config.json",
 )
-# Not *.safetensors: some repositories hold the same weights twice, under consolidated.safetensors or original/.
+# Not *.safetensors: some repositories contain the same weights again as consolidated.safetensors or in original/.
 _WEIGHTS = (
     "model.safetensors",
     "model-*.safetensors",
@@ -63,18 +63,18 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> Path:
-    """The folder of a model or adapter; one from the hub lies in Hugging Face's cache, under its commit.
+    """Return the folder of a model or adapter; a hub model is in Hugging Face's cache, under its commit.
 
     path: a folder, or a hub id such as org/name.
-    revision: branch, tag or commit, of a hub id alone.
-    weights: fetch those as well.
+    revision: branch, tag or commit; for hub ids only.
+    weights: whether to download the weights too.
 
-    Raises InputError for a folder that does not exist or a model or revision that the hub does not have,
-    EnvironmentFault for a hub that cannot be reached or denies access, and for a disk without room.
+    Raises InputError if the folder, or the model or revision on the hub, does not exist, EnvironmentFault if the hub
+    cannot be reached or denies access, or the disk is full.
     """
     if Path(path).is_dir():
         if revision is not None:
-            what = f"{path} is a folder, and only hub models have revisions"
+            what = f"{path} is a folder, but only hub models have revisions"
             raise InputError(Fault("model.revision", what, "leave it out", code="SF-CONFIG-CONFLICT"))
         return Path(path)
     if looks_local(path):
@@ -88,7 +88,7 @@ def resolve_folder(path: str, revision: str | None = None, *, weights: bool) -> 
 
 
 def _require_all_shards(path: str, names: Collection[str]) -> None:
-    """A cache without a listing may hold some of them only."""
+    """Raises EnvironmentFault if shards are missing: offline, the cache may contain only some of them."""
     there: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for name in names:
         if shard := _SHARD.fullmatch(name):
@@ -96,26 +96,26 @@ def _require_all_shards(path: str, names: Collection[str]) -> None:
     for (stem, count), numbers in there.items():
         if len(numbers) < count:
             what = f"its weights are not all in the cache: {len(numbers)} of {count} files of {stem}"
-            fix = "start again while the hub can be reached"
+            fix = "try again when the hub can be reached"
             raise EnvironmentFault(Fault(path, what, fix, code="SF-MODEL-WEIGHTS"))
 
 
 ADAPTER_CONFIG = "adapter_config.json"
 _DISTRIBUTED = "shard-*-model-*-of-*.safetensors"  # transformers would prefer these to model.safetensors
 
-# Keys that name code or kernels to fetch, or a file to load in place of the usual one. They are never passed on.
+# Keys that name code or kernels to download, or other files to load. They are never passed to transformers.
 _CODE_PREFIXES = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 _DROPPED = ("auto_map", "custom_pipelines", "fusion_config", "transformers_weights", "name_or_path", "_name_or_path")
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError unless the folder holds an adapter, or a model whose config can be used."""
+    """Raises InputError unless the folder contains an adapter, or a model with a valid config."""
     if not (folder / ADAPTER_CONFIG).is_file():
         read_config(folder)
 
 
 def require_adapter(folder: Path, name: str) -> None:
-    """Raises InputError unless the folder, which the user calls `name`, holds an adapter."""
+    """Raises InputError unless the folder, which the user calls `name`, contains an adapter."""
     if not (folder / ADAPTER_CONFIG).is_file():
         what = f"is not an adapter: it has no {ADAPTER_CONFIG}"
         raise InputError(Fault(name, what, "name it as the model", code="SF-USE-FOLDER"))
@@ -125,11 +125,11 @@ _STORED = "quantization_config"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` without the keys that could load code. Raises InputError where there is none, or one that tries,
-    EnvironmentFault for a model whose weights are stored in a form that is not read (`stored_form`)."""
+    """Read `config.json` without the keys that could load code. Raises InputError if it is missing or names code to
+    download, EnvironmentFault for a quantised model in an unsupported form (`stored_form`)."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
-        what = "holds an adapter, not a model"
+        what = "contains an adapter, not a model"
         raise InputError(Fault(str(folder), what, "name its base model instead", code="SF-MODEL-KIND"))
     if not path.is_file():
         raise weights_error(folder, "has no config.json", "give a folder with config.json and *.safetensors")
@@ -143,28 +143,28 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """All weights of a model, unread, under their own names; those that are stored in few bits decoded. Raises
-    InputError: no safetensors, missing or damaged files."""
+    """Return name -> lazily read weight of a model; quantised ones are decoded. Raises InputError for missing or
+    damaged safetensors files."""
     tensors = lazy_tensors(stored_tensors(folder))
     stored = read_json(folder / "config.json").get(_STORED)
     return decoded(tensors, stored) if stored and stored_form(stored) else tensors
 
 
 def _stored_quantised(folder: Path, path: Path, stored: Any) -> Fault:
-    """stored: what config.json says of it; its libraries each have a layout of their own."""
+    """Return the fault for an unsupported quantised model. stored: quantization_config of config.json."""
     named = stored if isinstance(stored, dict) else {}
     method = str(named.get("quant_method") or "").lower()
     form = {"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4"}.get(method, method) or "a quantised form"
     bits = named.get("bits")
     form += f" with {bits} bits" if isinstance(bits, int) else ""
-    what = f"its weights are stored in {form}, and surefoot trains over weights that it quantises itself"
+    what = f"its weights are stored in {form}, but surefoot trains only on weights that it quantises itself"
     original = _made_from(folder)
-    fix = f"take {original or 'the model that it was made from'}; precision.base: nf4 or int8 holds it in 4 or 8 bits"
+    fix = f"use {original or 'the original model'}; precision.base: nf4 or int8 quantises it to 4 or 8 bits"
     return Fault(str(path), what, fix, code="SF-MODEL-QUANTISED")
 
 
 def _made_from(folder: Path) -> str:
-    """As the model card names it; empty where there is none, or several."""
+    """Return the base model named in the model card; "" if it names none or several."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.removeprefix("---\n").partition("\n---\n")[0] if text.startswith("---\n") else ""
@@ -173,12 +173,14 @@ def _made_from(folder: Path) -> str:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Name -> where and what, for all weights. Raises InputError: no safetensors, missing or damaged files."""
+    """Return name -> file, dtype and shape of all weights. Raises InputError for missing or damaged safetensors
+    files."""
     return stored_in(weight_files(folder))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model. Raises InputError where there are none, with the way out for pickled ones."""
+    """Return the safetensors files of a model. Raises InputError if there are none; for pickled weights it says how to
+    convert them."""
     if any(folder.glob(_DISTRIBUTED)):
         what = "a distributed checkpoint, whose metadata is pickled and can run code when opened"
         raise weights_error(folder, what, "use a plain safetensors version of this model")
@@ -194,13 +196,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def convert_command(folder: Path) -> str:
-    """What turns pickled weights into safetensors: the fix of a fault."""
+    """Return the fix of a fault for pickled weights: the command that converts them to safetensors."""
     source = shlex.quote(str(folder))
     return f"run: surefoot convert {source} --out {shlex.quote(str(folder).rstrip('/') + '-safetensors')}"
 
 
 def _hostile_fields(value: Any, where: str) -> list[Fault]:
-    """Fields, at any depth, that name a repository from which transformers would load a kernel (CVE-2026-4372)."""
+    """Return faults for fields, at any depth, that name a repository with kernels to download (CVE-2026-4372)."""
     faults: list[Fault] = []
     if isinstance(value, dict):
         for key, item in value.items():
@@ -234,11 +236,11 @@ _SAMPLE = 4096  # bytes hashed of each tensor
 
 
 def base_fingerprint(folder: Path) -> str:
-    """SHA-256 over config.json, or an adapter's adapter_config.json, and, of every weight file, its header and the
-    first bytes of each of its tensors.
+    """Return the SHA-256 of config.json (or adapter_config.json) and, for every weight file, of its header and the
+    first bytes of each tensor.
 
-    Read before the model is loaded, on every rank. Whatever trained or merged a tensor changed its first bytes as
-    well, so another base is noticed; a single flipped bit further on is the business of `surefoot.runs.identity`.
+    Computed before the model is loaded, on every rank. Training or merging changes also the first bytes of a tensor, so
+    a different base is detected; single flipped bits are detected by `surefoot.runs.identity`.
     """
     settings = folder / "config.json"
     digest = hashlib.sha256(plain_files.read_bytes(settings if settings.exists() else folder / ADAPTER_CONFIG))
@@ -253,13 +255,13 @@ def base_fingerprint(folder: Path) -> str:
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """Every safetensors file directly in `folder`, by name; hidden ones included, so that none escapes the digest."""
+    """Return the safetensors files directly in `folder`, sorted; including hidden ones, so that all are hashed."""
     return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def tensor_places(file: Path) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The header of a safetensors file as it is, and of each tensor the first byte in the file and the one after its
-    last. Raises InputError for a file that is none."""
+    """Return the raw header of a safetensors file, and name -> (start, end) of each tensor's bytes in the file. Raises
+    InputError for an invalid file."""
     read_header(file)
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")

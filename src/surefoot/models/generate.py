@@ -1,11 +1,11 @@
-"""Answers from a model: batched, with a key-value cache, repeatable, without a trace in training.
+"""Text generation: batched, with a key-value cache, reproducible, and without side effects on training.
 
-No generator of torch is used or moved: sampling draws from its own stream per prompt, so an answer depends on
-(seed, place in the list), not on what else is in the batch. Settings that come with a model (`generation_config.json`)
-are not consulted: only the arguments count. `transformers.generate` can do more (beams, constraints).
+torch's generators are neither used nor changed: sampling draws from a separate stream per prompt, so an answer depends
+on (seed, index of the prompt), not on the rest of the batch. A model's `generation_config.json` is not used; only the
+arguments count. `transformers.generate` has more features (beams, constraints).
 
-Equal prompts go through the model once. A batch loses the rows of finished answers on its way, a batch without padding
-needs no mask, logits are computed at the last position alone, and DoRA's norms once for all steps.
+Equal prompts go through the model once. Rows of finished answers are dropped from the batch, a batch without padding
+needs no mask, logits are computed at the last position only, and DoRA's norms once for all steps.
 
 Shapes: B prompts, S tokens so far, V vocabulary.
 """
@@ -27,15 +27,16 @@ from surefoot.models.forward import narrowed_logits, picture_inputs, positions_f
 from surefoot.models.kv_cache import preallocated_cache
 from surefoot.models.modes import eval_mode
 
-Pictures = Mapping[str, torch.Tensor]  # as `surefoot.models.forward.picture_inputs` has them
+Pictures = Mapping[str, torch.Tensor]  # the result of `surefoot.models.forward.picture_inputs`
 
-_FINISHED = 1 / 8  # of a batch's rows: so many are dropped at once, which copies the cache of the others
-_INCOMPLETE = "\ufffd"  # what tokenizers put for bytes that are no character yet
+_FINISHED = 1 / 8  # fraction of finished rows at which they are dropped, which copies the cache of the others
+_INCOMPLETE = "\ufffd"  # tokenizers decode bytes of an incomplete character to it
 
 
 @dataclass(frozen=True)
 class Generated:
-    """ids: without the stop token. text: without special tokens. stopped: by a stop token, not by the limit."""
+    """A generated answer: ids without the stop token, text without special tokens, and whether a stop token ended
+    it."""
 
     ids: tuple[int, ...]
     text: str
@@ -44,14 +45,17 @@ class Generated:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are decoded.
+    """Decoding parameters.
 
-    stop_ids: each ends an answer.
-    pad_id: fills the columns before a shorter prompt; masked, so any id will do.
-    temperature: 0 takes the likeliest token.
-    top_p: draw from the fewest likeliest tokens that add up to it.
-    top_k: draw from the likeliest so many alone; 0: from all. top_p then cuts what is left.
-    among_kept: log-probabilities are those among the tokens that top_p and top_k leave, which are told as well.
+    max_new_tokens: limit of an answer's tokens.
+    stop_ids: token ids that end an answer.
+    pad_id: token id for left padding; it is masked, so any id will do.
+    temperature: 0 takes the most likely token.
+    top_p: sample from the smallest set of most likely tokens whose probabilities sum to at least this.
+    seed: seed of the sampling streams.
+    top_k: sample from this many most likely tokens; 0 for all. It is applied before top_p.
+    among_kept: whether log-probabilities are normalized over the tokens that top_p and top_k keep; these tokens are
+        then returned too.
     """
 
     max_new_tokens: int
@@ -82,8 +86,10 @@ def generate_answers(
     seed: int = 0,
     pictures: Pictures | None = None,
 ) -> list[Generated]:
-    """One answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored. pictures: of
-    the prompt, which is the only one then."""
+    """Generate one answer per prompt (token ids, at least one each), see `Decoding`. The model's mode is restored.
+
+    pictures: image inputs of the prompt; there must be only one prompt then.
+    """
     decoding = Decoding(max_new_tokens, stop_ids, pad_id, temperature, top_p, seed)
     answers: list[list[int]] = [[] for _ in prompts]
     with eval_mode(model):
@@ -97,9 +103,10 @@ def generate_answers(
 def decode(
     model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, pictures: Pictures | None = None
 ) -> Iterator[list[int | None]]:
-    """The next token of every prompt, step by step; a stop token is the last, then None. The model is in eval mode.
+    """Yield the next token of every prompt per step; after its stop token a prompt yields None. The model must be in
+    eval mode.
 
-    Nothing of the caller's state changes between steps, so the steps can be shown as they come.
+    No global state changes between steps, so the caller may do other work in between.
     """
     for drawn in draw_steps(model, prompts, decoding, pictures=pictures):
         tokens: list[int | None] = [None] * len(prompts)
@@ -110,11 +117,12 @@ def decode(
 
 @dataclass(frozen=True)
 class Drawn:
-    """The next token of each answer that goes on.
+    """The next token of each unfinished answer.
 
-    rows: of which prompts, as they were given.
-    logprobs: of each token at the temperature (1 where that is 0), among all or among `kept`, as was asked for.
-    kept: of each answer the tokens that could be drawn; None where it was not asked for, or all could.
+    rows: indices of the prompts.
+    tokens: the token drawn for each.
+    logprobs: log-probability of each at the temperature (1 if that is 0), over all tokens or over `kept`.
+    kept: tokens that could be drawn, per answer; None if not requested, or if all could.
     """
 
     rows: list[int]
@@ -132,18 +140,17 @@ def draw_steps(
     keep_going: Callable[[bool], bool] = bool,
     pictures: Pictures | None = None,
 ) -> Iterator[Drawn]:
-    """As `decode`, with what was drawn and how likely it was.
+    """Like `decode`, but yield the tokens with their log-probabilities.
 
-    places: name each prompt's stream of draws, in place of its row.
-    keep_going: called before every step, with whether an answer still goes on here; where ranks wait for each other in
-        the forward pass it says whether one does anywhere, and the step is done for them, also by a rank without
-        prompts.
-    pictures: of the prompt, which is the only one then. The model counts its places itself, in height and width.
+    places: index of each prompt's sampling stream; None for its row.
+    keep_going: called before every step with whether this rank has unfinished answers. If the forward pass has
+        collectives, it returns whether any rank has, and all ranks take the step, even those without prompts.
+    pictures: image inputs of the prompt; there must be only one prompt then. The model computes its positions itself.
     """
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
     if pictures is not None and len(prompts) != 1:
-        raise ValueError("a prompt with pictures is answered alone")
+        raise ValueError("a prompt with pictures must be the only one")
     device = next(model.parameters()).device
     running = set(range(len(prompts)))
     prompts = prompts or [[decoding.pad_id]]
@@ -153,7 +160,7 @@ def draw_steps(
     norms = CachedNorms(model)
     longest = ids.shape[1]
     streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]
-    rows = list(range(len(prompts)))  # of the batch -> of the prompts
+    rows = list(range(len(prompts)))  # row of the batch -> index of the prompt
     for _ in range(decoding.max_new_tokens):
         if not keep_going(bool(running)):
             return
@@ -161,12 +168,12 @@ def draw_steps(
         with norms.held():
             past = mask.shape[1] - ids.shape[1]
             logits = next_logits(model, ids, mask if padded else None, cache, past, pictures)
-        if len(logits) < len(rows):  # of equal prompts: from here on each goes its own way
+        if len(logits) < len(rows):  # equal prompts were computed once; from here on each has its own row
             chosen_rows = torch.tensor([different[tuple(prompts[row])] for row in rows], device=device)
             cache.reorder_cache(chosen_rows)  # pyright: ignore[reportArgumentType]  # any integer index will do
             logits, mask = logits.index_select(0, chosen_rows), mask.index_select(0, chosen_rows)
         pictures = None if pictures is None else {}  # they are in the cache
-        # From the prompt's own stream, on the host: what else is in the batch, and the device, do not move it.
+        # From the prompt's own stream, on the host, so that it does not depend on the batch or the device.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
         chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
         going = [place for place, row in enumerate(rows) if row in running]
@@ -193,7 +200,7 @@ def stream_text(
     decoding: Decoding,
     pictures: Pictures | None = None,
 ) -> Iterator[str]:
-    """The answer to one prompt in pieces, each as soon as its characters are complete: one can take several tokens."""
+    """Yield the answer to one prompt in pieces of complete characters (one character can take several tokens)."""
     ids: list[int] = []
     shown = ""
     for (token,) in decode(model, [prompt], decoding, pictures):
@@ -216,11 +223,11 @@ def next_logits(
     past: int = 0,
     pictures: Pictures | None = None,
 ) -> torch.Tensor:
-    """[B, V] in fp32, after the new ids[B, n].
+    """Return logits [B, V] in fp32 after the new ids [B, n]; the cache grows by n.
 
-    mask: [B, S] over everything so far, or None where nothing is padding and `past` tokens came before; the cache grows
-        by n.
-    pictures: of a prompt that has some those that are among `ids`; None for texts.
+    mask: [B, S] over all tokens so far; None if there is no padding.
+    past: number of tokens in the cache, used if mask is None.
+    pictures: inputs of the images whose tokens are in `ids` ({} if none are); None for a text-only prompt.
     """
     rows, new = ids.shape
     if pictures is not None:
@@ -236,7 +243,7 @@ def next_logits(
 
 
 def pictures_of(model: nn.Module, ids: Sequence[int], pixels: Pixels, token_id: int) -> Pictures:
-    """The pictures of a prompt, on the model's device. token_id: of the token that stands for a feature of one."""
+    """Return the image inputs of a prompt on the model's device. token_id: id of the image placeholder token."""
     device = next(model.parameters()).device
     seen = (torch.tensor([ids], device=device) == token_id).int()
     return picture_inputs(model, [tuple((name, tensor.to(device)) for name, tensor in pixels)], seen)
@@ -245,7 +252,7 @@ def pictures_of(model: nn.Module, ids: Sequence[int], pixels: Pixels, token_id: 
 def left_padded(
     prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and mask, [B, longest]: every prompt ends in the last column, where the answers begin."""
+    """Return left-padded ids and mask, [B, longest]; every prompt ends in the last column."""
     longest = max(map(len, prompts))
     ids = [[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -254,11 +261,11 @@ def left_padded(
 
 @dataclass(frozen=True)
 class Cut:
-    """What top_p and top_k left to draw from.
+    """The tokens that top_p and top_k keep.
 
-    order: [B, V], the tokens of each row, likeliest first.
-    last: [B, 1], the place in it of the last that could be drawn.
-    share: [B] fp32, the logarithm of what these have of all probability.
+    order: [B, V], the tokens of each row, most likely first.
+    last: [B, 1], index in `order` of the last token that is kept.
+    share: [B] fp32, log of the total probability of the kept tokens.
     """
 
     order: torch.Tensor
@@ -273,14 +280,14 @@ class Cut:
 def draw_tokens(
     logits: torch.Tensor, temperature: float, top_p: float, draws: Sequence[float], top_k: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, Cut | None]:
-    """Of each row of logits [B, V] a token [B], its log-probability [B] fp32 at the temperature among all tokens, and
-    what could be drawn, None where all could.
+    """Draw a token per row of logits [B, V]. Returns the tokens [B], their log-probabilities [B] fp32 at the
+    temperature over all tokens, and the kept tokens (None if all are kept).
 
-    temperature 0: the likeliest token, and its log-probability at temperature 1. draws: [B], each at least 0 and less
-    than 1: how far along the tokens' probabilities to go, in the order of the vocabulary, or the likeliest first where
-    top_p or top_k cuts.
+    temperature: 0 takes the most likely token, with its log-probability at temperature 1.
+    draws: [B], uniform in [0, 1), inverted through the cumulative probabilities; these are in the order of the
+        vocabulary, or sorted if top_p or top_k applies.
     """
-    # As the losses compute it: so the same logits have the same bits there.
+    # Computed as in the losses, so that equal logits give equal bits.
     log_p = (logits / temperature if temperature not in (0, 1) else logits).log_softmax(dim=-1)
     cut = None
     if temperature == 0:
@@ -303,7 +310,7 @@ def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
 def _among_likeliest(
     probabilities: torch.Tensor, aims: torch.Tensor, top_p: float, top_k: int
 ) -> tuple[torch.Tensor, Cut]:
-    """Among the fewest of the top_k likeliest tokens (0: of all) that add up to top_p of these, at least one."""
+    """Draw from the smallest set of the top_k most likely tokens (0: all) with a share of top_p; at least one token."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     reached = ordered.cumsum(dim=-1, dtype=torch.float64)
     inside = reached - ordered < top_p
@@ -316,7 +323,7 @@ def _among_likeliest(
 
 
 def _reached_at(reached: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
-    """[B, V] sums of probabilities, [B, 1] aims -> the first places that lie beyond them, [B]."""
+    """Return [B], the first index per row at which the cumulative sums [B, V] exceed the aims [B, 1]."""
     return torch.searchsorted(reached, aims, right=True).clamp(max=reached.shape[1] - 1).squeeze(1)
 
 

@@ -1,11 +1,11 @@
-"""Merge an adapter into its base: the model then multiplies by W' where the adapted one multiplied by W, A and B.
+"""Merge an adapter into its base model.
 
 LoRA (Hu et al. 2021):  W' = W + s B A.  DoRA (Liu et al. 2024):  W' = m / |W + s B A| * (W + s B A), by outputs.
 
-In place, one layer at a time. `effective_weights` computes one layer's W' in fp32 whatever the base is held in, without
-changing the model; the merged weight is stored in the dtype of the base (export holds it in fp32: in bf16 a small
-update of a large weight is rounded away). Tensors that the adapter trained in full replace the base's. A head that
-differs from the embedding afterwards is untied, and config.json says so: tied again on loading, one would be lost.
+Works in place, one layer at a time. `effective_weights` computes one layer's W' in fp32 without changing the model; the
+merged weight is stored in the base's dtype (export loads the base in fp32, because in bf16 small updates of large
+weights are rounded away). Fully trained tensors of the adapter replace the base's. If the head then differs from the
+embedding, they are untied, also in config.json: otherwise one of them would be lost on loading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from surefoot.models.precision import is_finite, plain_weight
 from surefoot.models.wrapped import says_tied
 from surefoot.system.errors import Fault, InputError
 
-_AT_ONCE = 1 << 22  # values that are compared at once: 16 MB in fp32
+_AT_ONCE = 1 << 22  # values compared at once: 16 MB in fp32
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Merged:
     """A model with its adapter merged.
 
     model: a plain transformers model.
-    layers: names of those that the adapter changed.
-    replaced: of modules that it trained in full.
-    untied: the head was tied to the embedding and no longer can be.
+    layers: names of the layers that the adapter changed.
+    replaced: names of the modules that were fully trained.
+    untied: whether the head was tied to the embedding and no longer is.
     """
 
     model: PreTrainedModel
@@ -49,14 +49,14 @@ class Merged:
 
 @torch.no_grad()
 def merge_adapter(adapted: PeftModel) -> Merged:
-    """Consumes `adapted`. Raises InputError for a layer whose adapter cannot be written as one matrix."""
+    """Merge the adapter; `adapted` must not be used afterwards. Raises InputError for a layer that cannot be merged."""
     base = adapted.get_base_model()
     assert isinstance(base, PreTrainedModel)
     was_tied = says_tied(base.config)
     layers, replaced = [], []
     for name, module in list(base.named_modules()):
         if isinstance(module, ParamWrapper) and not is_linear(module):
-            if not name.endswith(INNER):  # those inside it go with the outermost
+            if not name.endswith(INNER):  # inner wrappers are merged with the outermost one
                 layers += [f"{name}.{parameter}" for parameter in _merged_parameters(module)]
                 base.set_submodule(name, module.get_base_layer())
         elif isinstance(module, LoraLayer):
@@ -66,7 +66,7 @@ def merge_adapter(adapted: PeftModel) -> Merged:
             base.set_submodule(name, _trained_module(module))
             replaced.append(name)
     if hasattr(base, "peft_config"):
-        del base.peft_config  # else PEFT takes it for an adapted model when the next adapter comes
+        del base.peft_config  # otherwise PEFT would treat it as an adapted model when another adapter is added
     if was_tied:
         _tie_again(base)
     return Merged(base, tuple(layers), tuple(replaced), untied=was_tied and not is_tied(base))
@@ -74,10 +74,9 @@ def merge_adapter(adapted: PeftModel) -> Merged:
 
 @torch.no_grad()
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """Every floating-point parameter, in place, one at a time. Raises InputError where a value does not fit.
+    """Cast every floating-point parameter in place, one at a time. Raises InputError if a value overflows.
 
-    Returns by how much the worst value was moved, in units of the rounding that the dtype cannot avoid: at most 1 where
-    all is right (see `_rounding`).
+    Returns the largest change in units of unavoidable rounding: at most 1 if the cast is correct (see `_rounding`).
     """
     worst = 0.0
     for name, parameter in model.named_parameters():
@@ -87,15 +86,14 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> float:
             worst = max(worst, _rounding(before, parameter.data))
             if not is_finite(parameter):
                 largest = f"{torch.finfo(dtype).max:g}"
-                what = f"does not fit {str(dtype).removeprefix('torch.')}, whose largest value is {largest}"
+                what = f"overflows {str(dtype).removeprefix('torch.')}, whose largest value is {largest}"
                 raise InputError(Fault(name, what, "export with --dtype bf16 or fp32", code="SF-MODEL-NUMBERS"))
     model.config.dtype = dtype
     return worst
 
 
 def tensor_digests(model: nn.Module) -> dict[str, str]:
-    """Name -> SHA-256 of dtype, shape and bytes, of everything that a file of the model holds; tied names have equal
-    ones."""
+    """Return name -> SHA-256 of dtype, shape and bytes for all tensors of the state dict."""
     return {name: _digest(tensor) for name, tensor in model.state_dict().items()}
 
 
@@ -104,10 +102,12 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _rounding(before: torch.Tensor, after: torch.Tensor) -> float:
-    """The largest |after - before| over what rounding to nearest may do: half a unit in the last place of |before|.
+    """Return the largest |after - before| relative to the bound of round-to-nearest; inf for non-finite values.
 
-    That is at most eps/2 · |before|, and below the smallest normal number of the dtype eps/2 · that number. Infinite
-    where it is not finite. before: in fp32, of any shape; piece by piece, to take no second copy of a matrix.
+    The bound is eps/2 · |before|, or eps/2 times the dtype's smallest normal number if |before| is below that. Works in
+    pieces, to need no second copy of a matrix.
+
+    before: fp32, of any shape.
     """
     kind, worst = torch.finfo(after.dtype), 0.0
     for old, new in zip(before.reshape(-1).split(_AT_ONCE), after.reshape(-1).split(_AT_ONCE), strict=True):
@@ -118,15 +118,15 @@ def _rounding(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
-    assert isinstance(module, nn.Module)  # PEFT's layers are modules, each of them, and their common class is not
+    assert isinstance(module, nn.Module)  # all of PEFT's layers are modules, but their common base class is not
     inner = module.get_base_layer()
     if isinstance(inner, nn.Embedding) and ADAPTER in module.lora_magnitude_vector:
-        what = "is an embedding under DoRA, which cannot be merged"
+        what = "is an embedding with DoRA, which cannot be merged"
         raise InputError(Fault(name, what, "export the adapter alone", code="SF-ADAPTER-DORA"))
     weight = effective_weights(module).weight
     assert weight is not None
     before = inner.get_parameter("weight")
-    # A parameter of its own: a tied head that an adapter changes must not change the embedding.
+    # A new parameter, so that an adapter on a tied head does not change the embedding.
     inner.weight = nn.Parameter(weight.to(before.dtype), requires_grad=False)
     if module.lora_bias.get(ADAPTER):
         bias = inner.get_parameter("bias")
@@ -136,7 +136,7 @@ def _merged_layer(name: str, module: LoraLayer) -> nn.Module:
 
 
 def _merged_parameters(outermost: ParamWrapper) -> list[str]:
-    """Names of those of the module inside that an adapter changes, merged."""
+    """Merge all adapted parameters of the wrapped module; return their names."""
     inner, layer, names = outermost.get_base_layer(), outermost, []
     while isinstance(layer, ParamWrapper):
         before = inner.get_parameter(layer.parameter_name)
@@ -148,7 +148,7 @@ def _merged_parameters(outermost: ParamWrapper) -> list[str]:
 
 
 def _trained_module(wrapper: ModulesToSaveWrapper) -> nn.Module:
-    """The base's module with the trained values: of tied ones PEFT makes another class of module."""
+    """Return the base's module with the trained values (for tied modules PEFT uses another module class)."""
     module, trained = wrapper.original_module, wrapper.modules_to_save[ADAPTER]
     for name, parameter in list(trained.named_parameters()):
         place, _, last = name.rpartition(".")
@@ -158,7 +158,7 @@ def _trained_module(wrapper: ModulesToSaveWrapper) -> nn.Module:
 
 
 def _tie_again(model: PreTrainedModel) -> None:
-    """Embedding and head are one parameter where they are equal; else the config says that they are two."""
+    """Tie head and embedding again if they are equal; otherwise set tie_word_embeddings to False in the config."""
     embedding, head = embedding_and_head(model)
     if torch.equal(embedding, head):
         for module in _holders(model, head):
@@ -183,11 +183,11 @@ def _digest(tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Weights:
-    """As the module works with them.
+    """The effective weights of a module.
 
-    weight: as the base holds it ([out, in]; Conv1D: [in, out]), fp32 where an adapter changes it.
-    before: the base's own, where an adapter changes it.
-    bias: None where there is none.
+    weight: in the base's layout ([out, in]; Conv1D: [in, out]); fp32 if an adapter changes it.
+    bias: None if there is none.
+    before: the base's weight if an adapter changes it.
     """
 
     weight: torch.Tensor | None
@@ -197,7 +197,7 @@ class Weights:
 
 @torch.no_grad()
 def effective_weights(module: nn.Module) -> Weights:
-    """Of a linear layer or a norm, under an adapter or not. A norm may have no weight at all."""
+    """Return the weights of a linear layer or norm, with the adapter's changes. A norm may have no weight."""
     if isinstance(module, LoraLayer):
         base = module.get_base_layer()
         before = plain_weight(base)
@@ -210,7 +210,7 @@ def effective_weights(module: nn.Module) -> Weights:
 
 
 def _adapted(module: LoraLayer, base: nn.Module, before: torch.Tensor) -> torch.Tensor:
-    # In fp32: in 16 bits most of a small update would be rounded away, and DoRA's norm would be of another matrix.
+    # In fp32: in 16 bits most of a small update would be rounded away, and DoRA's norm would be wrong.
     changed = before.float() + module.get_delta_weight(ADAPTER).float()  # pyright: ignore[reportAttributeAccessIssue]
     if ADAPTER not in module.lora_magnitude_vector:
         return changed

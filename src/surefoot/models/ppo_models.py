@@ -1,13 +1,13 @@
-"""The four models of PPO (actor, critic, reference, reward model), and which of them share a backbone.
+"""The four models of PPO (actor, critic, reference, reward model), some of which may share a backbone.
 
-    shared     one backbone: actor and critic are adapters of it, the reference is the backbone without one (or a frozen
-               adapter, where the policy to stay close to is one itself), the reward model a frozen adapter with a head
-    two        a backbone for actor and reference, and another for critic and reward model, whose base differs
-    separate   a model for each, as full fine-tuning needs it
+    shared     one backbone: actor and critic are adapters; the reference is the backbone without adapter (or a frozen
+               adapter, if the initial policy is one); the reward model is a frozen adapter with a head
+    two        one backbone for actor and reference, another one for critic and reward model, whose base differs
+    separate   four models, as in full fine-tuning
 
-and anything between. What trains is registered in the module together with its backbone, so that an engine holds it;
-frozen models of their own are not. Frozen models run without gradients and without dropout, and those of their own can
-wait in host memory between calls.
+and mixtures of these. Trainable models are registered in the module together with their backbones, so that an engine
+holds them; separate frozen models are not. Frozen models run without gradients and dropout, and separate ones can be
+offloaded to host memory between calls.
 
 Shapes: B rows, T tokens of the longest one, N positions needed, V vocabulary.
 """
@@ -32,8 +32,8 @@ from surefoot.models.value_head import ScoredModel
 class Role:
     """A language model in one of PPO's roles.
 
-    model: as transformers or PEFT made it.
-    adapter: name of the backbone's adapter, None for its base; ignored for a model of its own.
+    model: a transformers or PEFT model.
+    adapter: name of the backbone's adapter, None for its base; ignored for a separate model.
     """
 
     model: nn.Module
@@ -44,7 +44,7 @@ class Role:
 class ScoringRole:
     """A scoring model in one of PPO's roles.
 
-    model: on a shared backbone, `model.backbone` is that backbone's model and the head is this role's own.
+    model: on a shared backbone, `model.backbone` is the backbone's model, and only the head is separate.
     adapter: as in `Role`.
     """
 
@@ -55,14 +55,14 @@ class ScoringRole:
 class PPOModels(nn.Module):
     """Actor, critic, reference and reward model as one module.
 
-    trunk: the actor's shared backbone, None where the actor is a model of its own.
-    critic_trunk: the critic's, where that is another one.
-    reward: None where scores come from elsewhere.
-    offload: frozen models of their own wait in host memory and come to the actor's device for each call.
+    trunk: the actor's shared backbone; None if the actor is a separate model.
+    critic_trunk: the critic's shared backbone, if it differs from the actor's.
+    reward: None if scores do not come from a reward model.
+    offload: whether separate frozen models are kept in host memory and moved to the actor's device for each call.
 
-    A role is on a backbone when its model (or its scored model's backbone) is that backbone's model. Parameters are
-    named trunk.…, critic_trunk.… and critic_head.… on backbones, actor.… and critic.… elsewhere; checkpoints have these
-    names. Raises ValueError where a frozen model would train, or two roles would train the same parameters.
+    A role is on a backbone if its model (or its scoring model's backbone) is that backbone's model. Parameters are
+    named trunk.…, critic_trunk.… and critic_head.… on backbones, otherwise actor.… and critic.…; checkpoints use these
+    names. Raises ValueError if a frozen model would train, or two roles would train the same parameters.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class PPOModels(nn.Module):
 
     @property
     def critic_parameters(self) -> frozenset[str]:
-        """Names of the critic's trainable parameters, its head included."""
+        """Names of the critic's trainable parameters, including its head."""
         head = {name for name, one in self.named_parameters() if one.requires_grad and name.startswith("critic_head.")}
         return self._trainable(self._critic, "critic") | head
 
     def actor_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-        """The actor's logits [N, V] at `places` (see `forward.logits_at`), differentiable."""
+        """Return the actor's logits [N, V] at `places` (see `forward.logits_at`), differentiable."""
         with self._adapter_of(self._actor):
             return logits_at(self._actor.model, batch, places)
 
     def values(self, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
-        """The critic's values [B, T] in fp32, differentiable; those of padding mean nothing.
+        """Return the critic's values [B, T] in fp32, differentiable; values at padding are meaningless.
 
         read: as in `ScoredModel`.
         """
@@ -125,19 +125,19 @@ class PPOModels(nn.Module):
             return self._critic.model.values(batch, read)
 
     def reference_logits_at(self, batch: Batch, places: torch.Tensor) -> torch.Tensor:
-        """The reference's logits [N, V] at `places`, without gradients."""
+        """Return the reference's logits [N, V] at `places`, without gradients."""
         with self._frozen_call(self._reference):
             return logits_at(self._reference.model, batch, places)
 
     @property
     def has_reward(self) -> bool:
-        """Whether a reward model gives the scores."""
+        """Whether scores come from a reward model."""
         return self._reward is not None
 
     def scores(self, batch: Batch) -> torch.Tensor:
-        """The reward model's scores [B] in fp32, read at the last real token of each row."""
+        """Return the reward model's scores [B] in fp32, at the last real token of each row."""
         if self._reward is None:
-            raise ValueError("scores come from elsewhere: there is no reward model")
+            raise ValueError("there is no reward model")
         with self._frozen_call(self._reward):
             rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_positions(batch)
             values = self._reward.model.values(batch, rows * batch.input_ids.shape[1] + last)
@@ -145,7 +145,7 @@ class PPOModels(nn.Module):
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Inside, no gradients and no dropout in any model, and offloaded models stay on the device."""
+        """Context without gradients and dropout in all models, in which offloaded models stay on the device."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(eval_mode(self))
@@ -154,13 +154,13 @@ class PPOModels(nn.Module):
 
     @contextmanager
     def actor_inference(self) -> Iterator[nn.Module]:
-        """The actor's language model with the actor's adapter, without gradients and dropout, to answer prompts."""
+        """Context with the actor's language model and adapter, without gradients and dropout, for generation."""
         with torch.no_grad(), eval_mode(self), self._adapter_of(self._actor):
             yield self._actor.model
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Inside, offloaded models are on the device once, not moved for every batch."""
+        """Context in which offloaded models stay on the device instead of moving for every batch."""
         with ExitStack() as stack:
             for waiting in self._offloaded.values():
                 stack.enter_context(waiting.on(self._device))
@@ -199,10 +199,10 @@ class PPOModels(nn.Module):
         if isinstance(role, ScoringRole):
             role.model.v_head.requires_grad_(False)
         if any(self.get_parameter(name).requires_grad for name in self._of_adapter(role)):
-            raise ValueError(f"adapter {role.adapter} trains, and a frozen role would use it")
+            raise ValueError(f"adapter {role.adapter} is trainable, but a frozen role would use it")
 
     def _freeze_critics_output(self) -> None:
-        """Values need no logits, so what only the critic's output head holds would never get a gradient."""
+        """Freeze the critic's output head, except for tied weights: values need no logits, so it gets no gradient."""
         head = output_head(self._critic.model)
         inside = set(head.modules())
         others = {
@@ -238,14 +238,14 @@ class PPOModels(nn.Module):
 
 
 def last_positions(batch: Batch) -> torch.Tensor:
-    """[B]: the position of each row's last real token."""
+    """Return the position of each row's last real token, [B]."""
     if batch.attention_mask is not None:
         return batch.attention_mask.cumsum(dim=1).argmax(dim=1)
     return numbers_on(batch.input_ids.device, batch.lengths) - 1
 
 
 class _Offloaded:
-    """A model that waits in host memory and is on the device inside `on`, which can be nested."""
+    """A model in host memory that is moved to the device inside of `on`, which can be nested."""
 
     def __init__(self, model: nn.Module):
         self._model = model.cpu()

@@ -1,7 +1,7 @@
-"""Open an adapter folder, whichever tool wrote it, over its base model.
+"""Load adapter folders written by any tool onto their base model.
 
-Only settings that describe a LoRA or DoRA adapter are read from `adapter_config.json`. A setting that would change the
-result and is not known here is refused instead of ignored, and so are pickled weights.
+Only settings that describe a LoRA or DoRA adapter are read from `adapter_config.json`. An unknown setting that would
+change the result raises an error instead of being ignored, and so do pickled weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READ = frozenset(
         "ensure_weight_tying",
     }
 )
-# They say where an adapter comes from or how it was trained, and change nothing once it is.
+# Settings about an adapter's origin or training, which do not affect the trained adapter.
 _WITHOUT_EFFECT = frozenset(
     {
         "task_type",
@@ -67,7 +67,7 @@ _WITHOUT_EFFECT = frozenset(
         "runtime_config",
     }
 )
-# Of an embedding or head: what follows its name in a file, and the axis that counts the vocabulary.
+# Suffix of an embedding's or head's tensor name, and its vocabulary axis.
 _VOCABULARY = (
     (".weight", 0),
     (".base_layer.weight", 0),
@@ -75,19 +75,19 @@ _VOCABULARY = (
     (".lora_embedding_A", 1),
     (".lora_B.weight", 0),
 )
-_PLAIN_STARTS = (True, False, None, "gaussian")  # others (pissa, olora …) alter the base itself
+_PLAIN_STARTS = (True, False, None, "gaussian")  # other initializations (pissa, olora …) change the base weights
 
 
 @dataclass(frozen=True)
 class SavedAdapter:
-    """An adapter folder, read but for its weights.
+    """An adapter folder, without its weights read.
 
-    base, revision: as the adapter's author wrote them.
-    rows: of the embedding that the adapter was trained with, where it holds something of embedding or head, trained or
-        not; known once it is `fitted` to its base.
-    settings: of adapter_config.json, those that describe the adapter.
-    tensors: under PEFT's names, unread.
-    layouts: those that rules led from; () for PEFT's own.
+    base, revision: base model as named in adapter_config.json.
+    rows: embedding rows with which the adapter was trained, if it contains tensors of embedding or head; set by
+        `fitted`.
+    settings: the entries of adapter_config.json that describe the adapter.
+    tensors: PEFT name -> lazily read tensor.
+    layouts: layouts from which the tensors are converted; () for PEFT's own.
     """
 
     folder: Path
@@ -104,11 +104,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
-    """What the folder says of itself. Raises InputError for another kind of adapter and for pickled weights."""
+    """Read an adapter folder. Raises InputError for unsupported kinds of adapters and for pickled weights."""
     path, weights = folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS
     if not weights.is_file():
         pickled = (folder / ADAPTER_WEIGHTS).with_suffix(".bin").is_file()
-        what = "only pickled weights, and pickled ones are not opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
+        what = "has only pickled weights, which are never opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
         fix = convert_command(folder) if pickled else "save the adapter as safetensors"
         no_weights = Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")
         raise InputError([*_unknown_settings(read_json(path), str(path)), no_weights])
@@ -121,13 +121,13 @@ def read_adapter(folder: Path) -> SavedAdapter:
 
 
 def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
-    """The same on the matrices that the base has: fused ones split, or parts put together. Raises InputError where that
-    is not exact, and for an embedding with fewer rows than the base's."""
+    """Convert the adapter to the matrices of the base, by splitting or fusing. Raises InputError if that is not exact,
+    and for an embedding with fewer rows than the base's."""
     plain = RecognisedAdapter(saved.layouts, (), saved.tensors, saved.settings)
     found = fit_to_base(plain, Target({}, facts), str(saved.folder / ADAPTER_CONFIG))
     rows = _vocabulary_rows(found.tensors, facts)
     if rows is not None and rows < facts.vocab:
-        what = f"was trained with an embedding of {rows} rows, and the base has {facts.vocab}"
+        what = f"was trained with an embedding of {rows} rows, but the base has {facts.vocab}"
         where = str(saved.folder / ADAPTER_WEIGHTS)
         raise InputError(Fault(where, what, "it belongs to another model", code="SF-ADAPTER-FIT"))
     settings = dict(found.config)
@@ -135,7 +135,8 @@ def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
 
 
 def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
-    """Put the adapter over its base, which already has `saved.rows` rows. Raises InputError where it does not fit."""
+    """Load the adapter onto its base, which must already have `saved.rows` rows. Raises InputError if it does not
+    fit."""
     with _faults_of(saved), quiet_libraries(), torch.random.fork_rng(devices=[]):
         adapted = get_peft_model(model, _config(saved))
     _load(adapted, saved, ADAPTER)
@@ -143,8 +144,8 @@ def open_adapter(model: PreTrainedModel, saved: SavedAdapter) -> PeftModel:
 
 
 def add_saved(model: PeftModel, saved: SavedAdapter, name: str) -> None:
-    """Add it to the adapters that the model has, over its own target modules. Raises InputError where it does
-    not fit. PEFT sets requires_grad of the other adapters on the way."""
+    """Add a saved adapter, with its own target modules, to a model with adapters. Raises InputError if it does not fit.
+    PEFT changes requires_grad of the other adapters."""
     with _faults_of(saved), quiet_libraries(), torch.random.fork_rng(devices=[]):
         model.add_adapter(name, _config(saved))
     _load(model, saved, name)
@@ -179,7 +180,7 @@ def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
         return [Fault(where, what, "only LoRA and DoRA adapters are read", code="SF-ADAPTER-FIT")]
     faults = []
     if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
-        what = f"began as {config['init_lora_weights']}, which alters the base itself"
+        what = f"was initialized with {config['init_lora_weights']}, which changes the base weights"
         faults.append(Fault(where, what, "convert it to a plain LoRA adapter with PEFT", code="SF-ADAPTER-FIT"))
     defaults = {field.name: getattr(LoraConfig(), field.name) for field in dataclasses.fields(LoraConfig)}
     unknown = sorted(config.keys() - _READ - _WITHOUT_EFFECT - {"init_lora_weights"})

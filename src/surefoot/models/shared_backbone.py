@@ -1,9 +1,9 @@
-"""Several adapters over one frozen base model, one of them active at a time.
+"""Several adapters on one frozen base model, one of them active at a time.
 
-PPO needs an actor, a critic, a reference and a reward model. Where they have the same base they share one backbone with
-an adapter each, and memory holds the base once. PEFT can switch adapters too, but its `set_adapter` and
-`disable_adapter` also set requires_grad, so the optimizer's parameters would stop training; here switching changes two
-attributes of each adapted layer and nothing else.
+PPO needs an actor, a critic, a reference and a reward model. If they have the same base, they share one backbone with
+an adapter each, so the base is in memory once. PEFT can switch adapters too, but its `set_adapter` and
+`disable_adapter` also set requires_grad, so parameters of the optimizer would stop training; here switching changes
+only two attributes of each adapted layer.
 
     backbone = SharedBackbone(add_adapter(model, plan, ...))    # the actor: PEFT's "default"
     backbone.add_copy("critic", trainable=True)
@@ -11,8 +11,8 @@ attributes of each adapted layer and nothing else.
     with backbone.use_adapter("critic"): ...                    # inside, the critic's adapter alone
     with backbone.use_adapter(None): ...                        # the base
 
-Gradient checkpointing computes a layer again in the backward pass, when another adapter may be active. So every
-checkpointed layer is recomputed under the adapter of its own forward pass.
+Gradient checkpointing recomputes a layer in the backward pass, when another adapter may be active. So every
+checkpointed layer is recomputed with the adapter of its forward pass.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from surefoot.planning.plan import AdapterPlan
 
 
 class SharedBackbone:
-    """A PEFT model whose adapters are switched without touching what trains.
+    """A PEFT model whose adapters can be switched without changing requires_grad.
 
-    model: PEFT model with its first adapter; gradient checkpointing is already on where it is wanted.
-    active: name of the adapter that the forward pass uses, None for the base alone.
+    model: PEFT model with its first adapter; gradient checkpointing must be enabled before, if it is wanted.
+    active: name of the adapter that the forward pass uses; None for the base alone.
     """
 
     def __init__(self, model: PeftModel):
@@ -56,10 +56,10 @@ class SharedBackbone:
 
     @contextmanager
     def use_adapter(self, adapter: str | None) -> Iterator[None]:
-        """Inside, the forward pass uses this adapter alone; afterwards the one before, also after an error.
+        """Context in which the forward pass uses only this adapter; afterwards the previous one is restored. Can be
+        nested. Does not change requires_grad, dropout and training mode. Raises KeyError for an unknown name.
 
-        adapter: name, None for the base. A layer without this adapter computes its base.
-        Can be nested. requires_grad, dropout and training mode stay as they are. Raises KeyError for an unknown name.
+        adapter: adapter name; None for the base. Layers without this adapter use the base.
         """
         if adapter is not None and adapter not in self.adapters:
             raise KeyError(f"no adapter {adapter!r} among {', '.join(self.adapters)}")
@@ -74,31 +74,31 @@ class SharedBackbone:
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
     def add_copy(self, name: str, *, like: str = ADAPTER, trainable: bool) -> None:
-        """Add an adapter on the same modules that starts as a bit-for-bit copy of `like`.
+        """Add an adapter on the same modules, initialized as a bit-identical copy of `like`.
 
-        trainable: whether the copy's parameters require gradients, whatever those of `like` do.
+        trainable: whether the copy's parameters require gradients.
         """
         with self._adding(name, trainable):
             add_copy(self.model, name, like)
 
     def add_new(self, name: str, plan: AdapterPlan, *, seed: int, trainable: bool) -> None:
-        """Add a freshly initialised adapter of its own rank and targets. Raises InputError where it does not fit."""
+        """Add a newly initialized adapter with its own rank and targets. Raises InputError if it does not fit."""
         with self._adding(name, trainable):
             add_another(self.model, name, plan, seed=seed)
 
     def add_saved(self, name: str, saved: SavedAdapter, *, trainable: bool) -> None:
-        """Add an adapter read from a folder, with its own targets, in fp32. Raises InputError where it does not fit."""
+        """Add a saved adapter with its own targets, in fp32. Raises InputError if it does not fit."""
         with self._adding(name, trainable):
             add_saved(self.model, saved, name)
 
     def parameters_of(self, adapter: str) -> frozenset[str]:
-        """Names, as in `model.named_parameters()`, of everything that belongs to the adapter."""
+        """Return the names, as in `model.named_parameters()`, of the adapter's parameters."""
         own = {id(parameter) for parameter in self._parameters(adapter)}
         return frozenset(name for name, parameter in self.model.named_parameters() if id(parameter) in own)
 
     @contextmanager
     def _adding(self, name: str, trainable: bool) -> Iterator[None]:
-        """Undo what else PEFT does on adding: it changes requires_grad of others, sets training mode, activates all."""
+        """Undo PEFT's side effects of adding an adapter: requires_grad of others, training mode, active adapters."""
         before = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         leaves_casts = any(isinstance(one, LoraLayer) and not one.cast_input_dtype_enabled for one in self._layers)
         yield
@@ -128,7 +128,7 @@ class SharedBackbone:
 
 
 class _AdapterAgain:
-    """The adapter of a forward pass, as a context that can be entered for each of several backward passes."""
+    """Context with the adapter of a forward pass, which can be entered for each of several backward passes."""
 
     def __init__(self, backbone: SharedBackbone, adapter: str | None):
         self._backbone, self._adapter = backbone, adapter

@@ -1,10 +1,9 @@
-"""Rows that begin alike, each beginning computed once: both answers to a prompt attend to its keys and values.
+"""Compute the common prefix of a pair of rows once: both answers to a prompt attend to its keys and values.
 
-The beginnings go through the decoder as rows of their own and leave their keys and values in a cache; what is left of
-each row follows, at its own positions, attending to that. Gradients flow through the cache, so the result is that of
-whole rows up to rounding. It is not where a layer forgets (a sliding window drops keys), where randomness would be
-drawn once for two rows (dropout), or where activations are computed again (gradient checkpointing keeps no cache); the
-plan says which (`surefoot.planning.reward`).
+The prefixes go through the decoder as separate rows and leave their keys and values in a cache; then the rest of each
+row follows, at its own positions. Gradients flow through the cache, so the result equals that of whole rows up to
+rounding. This does not hold with sliding windows (which drop keys), dropout (drawn once for two rows) or gradient
+checkpointing (which keeps no cache); the plan decides (`surefoot.planning.reward`).
 
 Shapes: P pairs, 2P rows of T tokens: row i and row P + i begin with the same prefixes[i] tokens.
 """
@@ -21,15 +20,14 @@ from surefoot.data.batching.batch import Batch, numbers_on
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 
-# Of the padded tokens of whole rows; beyond it, the second pass and its mask cost what the first one saves. Measured on
-# a CPU: 0.75 was 1.1 to 1.2 times as fast, 0.6 was 1.4 to 1.7 times.
+# Largest fraction of the padded tokens of whole rows; above it, the second pass and its mask cost more than is saved.
+# Measured on a CPU: 0.75 was 1.1 to 1.2 times as fast, 0.6 was 1.4 to 1.7 times.
 WORTH_IT = 0.8
 
 
 def shared_prefixes(rows: Batch, common: Sequence[int]) -> tuple[int, ...] | None:
-    """How much of each pair to compute once: what both begin with, less where a row would be left with nothing. None
-    where a pair has no common beginning, too few tokens would be saved, or the row is packed: a function of the batch's
-    shape alone."""
+    """Return the prefix length to compute once per pair, leaving at least one token of each row. None if a pair has no
+    common prefix, too few tokens would be saved, or the rows are packed. Depends only on the batch's shape."""
     if not rows.lengths or rows.documents:
         return None
     prefixes = _prefixes(rows.lengths, common)
@@ -37,8 +35,8 @@ def shared_prefixes(rows: Batch, common: Sequence[int]) -> tuple[int, ...] | Non
 
 
 def tokens_with_shared(lengths: Sequence[int], common: Sequence[int]) -> int:
-    """Tokens that go through the decoder for 2P padded rows of these lengths, padding counted, where what pairs begin
-    with is computed once wherever that is worth it.
+    """Return the number of tokens, including padding, that the decoder computes for 2P rows, with shared prefixes if
+    that is worth it.
 
     lengths, common: as in `PairBatch`.
     """
@@ -63,8 +61,8 @@ def _tokens(lengths: Sequence[int], prefixes: Sequence[int]) -> int:
 
 
 def states_behind(model: nn.Module, rows: Batch, prefixes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states [2P, R, H] of what follows the prefixes, R the longest of it, and the places [2P, R] in the rows at
-    which they stand; places at T and beyond are padding."""
+    """Return the hidden states [2P, R, H] after the prefixes, with R the longest rest, and their positions [2P, R] in
+    the rows; positions of T and above are padding."""
     device, count, longest = rows.input_ids.device, len(prefixes), max(prefixes)
     begin = numbers_on(device, [*prefixes, *prefixes]).unsqueeze(1)  # [2P, 1]
     width = max(length - prefixes[row % count] for row, length in enumerate(rows.lengths))

@@ -1,10 +1,10 @@
-"""A language model that scores: a linear map from what its output head would see to one number per position.
+"""Value head: a linear map from the final hidden states to one number per position.
 
     value[b, t] = w · h[b, t] + c,   h after the final norm, in fp32 whatever the autocast dtype
 
-No logits are computed. A reward model is the value at the last token of an answer, a critic the values of all its
-tokens. The head is written into the model's folder as `value_head.safetensors`, under the names that TRL and
-LLaMA-Factory give it: v_head.summary.weight [1, H] and v_head.summary.bias [1].
+No logits are computed. A reward model uses the value at the last token of an answer, a critic the values of all its
+tokens. The head is saved in the model's folder as `value_head.safetensors`, under the names of TRL and LLaMA-Factory:
+v_head.summary.weight [1, H] and v_head.summary.bias [1].
 
 Shapes: B rows, T tokens, H width of the hidden states.
 """
@@ -33,7 +33,8 @@ _PLAIN = {"score.weight": "v_head.summary.weight", "v_head.weight": "v_head.summ
 
 
 class ValueHead(nn.Module):
-    """fp32, all zeros at first: every answer then has the same score, and no draw of the head's decides the run."""
+    """The head in fp32, initialized to zeros: all answers start with the same score, and no random initialization
+    affects the run."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -44,12 +45,12 @@ class ValueHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [..., H] of any dtype -> [...] fp32."""
         with torch.autocast(hidden.device.type, enabled=False):
-            # No view: FSDP2 hangs its hooks on what a module returns, and those of a view are lost where it is changed.
+            # Not a view: FSDP2 registers hooks on module outputs, and those of a view are lost if it is modified.
             return self.summary(hidden.float()).squeeze(-1).clone()
 
 
 class ScoredModel(nn.Module):
-    """backbone: as transformers or PEFT made it; its output head is not used."""
+    """A language model with a value head. backbone: a transformers or PEFT model; its output head is not used."""
 
     def __init__(self, backbone: nn.Module, head: ValueHead):
         super().__init__()
@@ -59,10 +60,10 @@ class ScoredModel(nn.Module):
     def forward(
         self, batch: Batch, prefixes: Sequence[int] | None = None, read: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """One value for every position, [B, T] fp32; those of padding mean nothing.
+        """Return a value for every position, [B, T] fp32; values at padding are meaningless.
 
-        prefixes: of pairs, what both rows begin with and is computed once; it gets no values, but zeros.
-        read: see `forward.reading`; values elsewhere mean nothing.
+        prefixes: length of each pair's common prefix, which is computed once; values there are zeros.
+        read: positions that will be used, see `forward.reading`; other values are meaningless.
         """
         if prefixes is None:
             return self.v_head(hidden_states(self.backbone, batch, read))
@@ -72,33 +73,33 @@ class ScoredModel(nn.Module):
         return values.scatter(1, places, self.v_head(states))[:, :tokens]
 
     def values(self, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:
-        """By way of `forward`, whose hooks an engine may need."""
+        """Return the values through `__call__`, so that an engine's hooks run."""
         return self(batch, read=read)
 
 
 def value_width(model: nn.Module) -> int:
-    """Width of the hidden states that leave the decoder: not the config's hidden size where the model projects them
-    before its output head (OPT-350m has 1024 and 512)."""
+    """Return the width of the decoder's output. It differs from the config's hidden size if the model projects it
+    before the output head (OPT-350m: 1024 and 512)."""
     weight = output_head(model).weight
     assert isinstance(weight, torch.Tensor)
     return weight.shape[-1]
 
 
 def save_value_head(head: ValueHead, folder: Path) -> None:
-    """Equal weights give equal bytes."""
+    """Save the head; equal weights give equal bytes."""
     tensors = {VALUE_HEAD + name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
 
 def load_value_head(head: ValueHead, folder: Path) -> None:
-    """Into a head of the same width, bit for bit. Raises InputError where there is none, or it is of another model."""
+    """Load a saved head bit-exactly. Raises InputError if there is none or its shapes differ."""
     found = value_head_tensors(folder)
     own = head.state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in found.items()}
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     if shapes != wanted:
-        what = f"its value head has {shapes}, and the model needs {wanted}"
-        fix = "it is of another model, or no reward model with one score"
+        what = f"its value head has {shapes}, but the model needs {wanted}"
+        fix = "it belongs to another model, or has more than one score"
         raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-KEYS"))
     if faulty := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
         what = f"{faulty[0]} of its value head is not finite"
@@ -108,19 +109,19 @@ def load_value_head(head: ValueHead, folder: Path) -> None:
 
 
 def is_of_value_head(name: str) -> bool:
-    """Whether a tensor of this name belongs to a value head, not to the model under it."""
+    """Whether a tensor of this name belongs to a value head rather than to the backbone."""
     return name.startswith((VALUE_HEAD, SCORE))
 
 
 def has_value_head(folder: Path) -> bool:
-    """Without reading a weight. Raises InputError for a folder without weights."""
+    """Whether the folder has a value head; reads no weights. Raises InputError for a folder without weights."""
     return (folder / VALUE_HEAD_FILE).is_file() or any(map(is_of_value_head, _own_tensors(folder)))
 
 
 def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The head as `ValueHead.load_state_dict` takes it, in the dtype of the file: from a file of its own, or from among
-    the model's weights, as transformers' sequence classifiers (score.weight) and DeepSpeed-Chat (v_head.weight) have
-    it, without a bias. Raises InputError where there is none."""
+    """Read the head for `ValueHead.load_state_dict`, in the file's dtype: from its own file or from the model's
+    weights. There transformers' sequence classifiers call it score.weight and DeepSpeed-Chat v_head.weight, without a
+    bias. Raises InputError if there is none."""
     if (folder / VALUE_HEAD_FILE).is_file():
         found = load_file(folder / VALUE_HEAD_FILE)
     else:
@@ -136,11 +137,12 @@ def value_head_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def freeze_output_head(model: nn.Module) -> None:
-    """A model that scores never applies it, so it is not to decay either; one that is tied to the embedding stays."""
+    """Freeze the unused output head of a scoring model, so that weight decay does not change it; a head tied to the
+    embedding stays trainable."""
     if not is_tied(causal_model(model)):
         output_head(model).requires_grad_(False)
 
 
 def _own_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Of a model's own files; none for an adapter, whose model is elsewhere."""
+    """Return the tensors of a model's files; empty for an adapter folder."""
     return {} if (folder / ADAPTER_CONFIG).is_file() else stored_tensors(folder)

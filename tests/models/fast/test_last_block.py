@@ -323,7 +323,7 @@ def named(model):
     [
         ({"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 70}, "more than hidden"),
         ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 70}, "identified"),
-        (OTHERS["mixtral"] | {"output_router_logits": True}, "experts"),
+        (OTHERS["mixtral"] | {"output_router_logits": True}, "router logits"),
     ],
     ids=["bloom", "mamba", "router"],
 )

@@ -258,7 +258,7 @@ def test_a_whole_model_is_tried_with_two_short_documents_and_left_as_it_was(fami
     def lost(*_):
         raise documents._lost("not passed on to the attention layer")
 
-    for broken, why in ((one_document, "moves another by"), (lost, "lost on the way")):  # twins
+    for broken, why in ((one_document, "changes another by"), (lost, "not passed on")):  # twins
         monkeypatch.setitem(documents.FORMS, "sdpa", broken)
         assert why in documents_fault(model)
     assert model.config._attn_implementation == attention

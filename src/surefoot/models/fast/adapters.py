@@ -1,11 +1,11 @@
-"""LoRA and DoRA under PEFT's modules by the arithmetic of `surefoot.kernels.adapters`.
+"""LoRA and DoRA in PEFT models, computed with `surefoot.kernels.adapters`.
 
-Parameters, names and files stay PEFT's: an adapted layer gets another `forward`, which reads the parameters where PEFT
-keeps them and hands everything that it does not know (several adapters at once, merged weights, a quantised base, a
-variant of LoRA other than DoRA) to PEFT's own.
+Parameters, names and files remain PEFT's. An adapted layer gets another `forward`, which reads PEFT's parameters and
+falls back to PEFT's own forward in unsupported cases (several adapters at once, merged weights, a quantised base,
+variants of LoRA other than DoRA).
 
-Layers with one input are found by looking: one forward pass at installation shows which layers of a module are given
-the same tensor. The first of them that is called computes all, and the others hand out what is ready.
+Layers with a common input are found with one forward pass at installation, which records which layers get the same
+tensor. The first of them that is called computes the outputs of all, and the others return theirs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def adapter_path() -> FastPath:
 
 
 def install(model: nn.Module) -> Undo:
-    """Give every adapted linear layer in `model` the fast forward, and adapted experts theirs. Parameters must be whole
-    where they are used."""
+    """Give every adapted linear layer and all adapted experts in `model` the fast forward. Parameters must not be
+    sharded when it runs."""
     clock = _Clock()
     factors = _Factors(clock)
     slots = [
@@ -56,8 +56,8 @@ def install(model: nn.Module) -> Undo:
 
 
 class _Clock:
-    """Counts the steps of optimizers. Not every one of them marks the parameters that it moves as changed (fused AdamW
-    does not), so what was computed from them is kept until anyone has stepped."""
+    """Counts optimizer steps, to invalidate values computed from parameters. Tensor versions are not enough: fused
+    AdamW does not increment them."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -70,15 +70,15 @@ class _Clock:
         self.now += 1
 
     def state(self, adapter: _Adapter) -> Any:
-        """Another one when the adapter's weights have moved."""
+        """Return a key that changes when the adapter's weights change."""
         return self.now, adapter.scale, *((one.data_ptr(), one._version) for one in adapter.parameters)
 
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The one active adapter of a layer.
+    """The only active adapter of a layer.
 
-    drops: its input goes through `dropout` now.
+    drops: whether `dropout` is active.
     """
 
     name: str
@@ -95,13 +95,13 @@ class _Adapter:
 
 
 class _Slot:
-    """A layer with its fast forward. Bound to the layer as a method of this object, a copy of the model gets copies."""
+    """A layer with its fast forward, a bound method of this object, so that copying a model copies it too."""
 
     def __init__(self, layer: LoraLinear | ParamWrapper):
         self.layer = layer
         self.plain = layer.forward
         self.group: _Group
-        self.squares: torch.Tensor | None = None  # |W|^2 by rows, of a frozen weight
+        self.squares: torch.Tensor | None = None  # squared row norms of the frozen weight
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         ready = None if args or kwargs else self.group.output(self, x)
@@ -109,7 +109,7 @@ class _Slot:
 
     @property
     def weight(self) -> torch.Tensor:
-        """[O, I]; Conv1D holds it the other way round."""
+        """The weight [O, I]; Conv1D stores it transposed."""
         base = self.layer.get_base_layer()
         weight = base.get_parameter("weight")
         return weight.T if isinstance(base, Conv1D) else weight
@@ -119,7 +119,7 @@ class _Slot:
         return self.layer.get_base_layer().bias  # pyright: ignore[reportReturnType]
 
     def adapter(self, x: torch.Tensor) -> _Adapter | None:
-        """The active adapter; None where PEFT's own forward must run."""
+        """Return the active adapter; None if PEFT's own forward must run."""
         layer = self.layer
         names = [name for name in layer.active_adapters if name in layer.lora_A]
         if layer.disable_adapters or layer.merged or len(names) != 1 or not self._is_frozen():
@@ -145,14 +145,14 @@ class _Slot:
 
 
 def _magnitude(vectors: nn.ModuleDict, name: str) -> nn.Parameter | None:
-    """DoRA's m; None of any other variant of LoRA."""
+    """Return DoRA's m; None for other variants of LoRA."""
     if name not in vectors or type(vectors[name]) is not DoraLinearLayer:
         return None
     return vectors[name].get_parameter("weight")
 
 
 class _Group:
-    """Layers that are given the same tensor, in the order of their calls."""
+    """Layers that get the same input tensor, in the order of their calls."""
 
     def __init__(self, slots: list[_Slot], clock: _Clock, factors: _Factors):
         self.slots = slots
@@ -163,13 +163,13 @@ class _Group:
         self._made: dict[Any, tuple[Any, _Made]] = {}
 
     def output(self, slot: _Slot, x: torch.Tensor) -> torch.Tensor | None:
-        """None where PEFT's own forward must run."""
+        """Return the layer's output; None if PEFT's own forward must run."""
         if self._input is x and slot in self._ready:
             found = self._ready.pop(slot)
             if not self._ready:
                 self._input = None
             return found
-        self._input, self._ready = None, {}  # what another pass left behind must not be handed out in this one
+        self._input, self._ready = None, {}  # outputs left by another pass must not be used in this one
         on = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if on else x.dtype
         active = {one: one.adapter(x) for one in self.slots[self.slots.index(slot) :]}
@@ -177,7 +177,7 @@ class _Group:
         if slot not in adapters:
             return None
         if any(adapter.drops for adapter in adapters.values()):
-            # One layer at a time: masks must come from the generator in the order in which PEFT's layers draw them.
+            # One layer at a time, so that masks are drawn from the generator in the same order as in PEFT.
             adapters = {slot: adapters[slot]}
         first, *others = self._compute(adapters, x, dtype)
         if others:
@@ -200,7 +200,7 @@ class _Group:
         return adapted(layers, x, [one for adapter in adapters.values() for one in adapter.parameters])
 
     def _current(self, adapters: dict[_Slot, _Adapter], dtype: torch.dtype) -> _Made:
-        """What follows from the weights alone, computed when they have changed."""
+        """Return the values computed from the weights alone; recompute them if the weights have changed."""
         place = (dtype, *((id(slot), adapter.name) for slot, adapter in adapters.items()))
         state = tuple(self._clock.state(adapter) for adapter in adapters.values())
         known = self._made.get(place)
@@ -212,7 +212,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Made:
-    """See `Layers` and `Projection`."""
+    """Values computed from the weights alone, see `Layers` and `Projection`."""
 
     down: tuple[torch.Tensor, ...]
     stacked: torch.Tensor
@@ -235,12 +235,12 @@ def _up(adapter: _Adapter, factor: Factor | None, dtype: torch.dtype) -> torch.T
     return (wide if factor is None else wide * factor.values.unsqueeze(1)).to(dtype)
 
 
-_Place = tuple[_Slot, str, torch.dtype]  # a layer, the name of its adapter, the dtype of the products
+_Place = tuple[_Slot, str, torch.dtype]  # layer, adapter name, compute dtype
 
 
 @dataclass
 class _Known:
-    """state: of the adapter's weights when the factor was made. used: since then."""
+    """A cached factor. state: `_Clock.state` when it was made; used: whether it was used since then."""
 
     adapter: _Adapter
     state: Any
@@ -249,15 +249,15 @@ class _Known:
 
 
 class _Factors:
-    """DoRA's of all layers. When weights have moved, the first layer that asks has those of all others made as well
-    that were used since they last moved: then the host reads once in a step, and not once for each layer."""
+    """Cache of DoRA's factors of all layers. After a weight update, the first request recomputes all factors that were
+    used since the previous update, so that host and device synchronize once per step instead of once per layer."""
 
     def __init__(self, clock: _Clock):
         self._clock = clock
         self._known: dict[_Place, _Known] = {}
 
     def of(self, slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> Factor | None:
-        """None for LoRA."""
+        """Return a layer's factor; None for LoRA."""
         if adapter.magnitude is None:
             return None
         place = slot, adapter.name, dtype
@@ -282,7 +282,7 @@ class _Factors:
 
 
 def _parts(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """What a factor is made of, see `factors_of`."""
+    """Return the inputs of `factors_of` for one layer."""
     assert adapter.magnitude is not None
     if slot.squares is None:
         slot.squares = row_squares(slot.weight)
@@ -291,21 +291,21 @@ def _parts(slot: _Slot, adapter: _Adapter, dtype: torch.dtype) -> tuple[torch.Te
 
 
 def _draw(layer: LoraLinear | ParamWrapper, adapter: _Adapter, x: torch.Tensor) -> tuple[tuple[torch.Tensor], float]:
-    """The mask that PEFT's dropout draws here, from the same random numbers, and what it multiplies the rest by."""
+    """Draw the mask of PEFT's dropout, from the same random numbers; also return the factor for kept elements."""
     seen = adapter.a.dtype if layer.cast_input_dtype_enabled else x.dtype
     noise = adapter.dropout(torch.ones_like(x, dtype=seen, requires_grad=False))
     return (noise == 0,), 1 / (1 - adapter.dropout.p)  # pyright: ignore[reportReturnType, reportOperatorIssue]
 
 
 def _takes(layer: LoraLinear | ParamWrapper) -> bool:
-    """Whether it is around a linear layer of torch or transformers itself; PEFT's layer for parameters is around some
-    (`surefoot.models.adapter_targets`)."""
-    # By the exact types: quantised linear layers derive from torch's, and multiply otherwise.
+    """Whether the layer wraps a plain linear layer of torch or transformers (also a ParamWrapper may, see
+    `surefoot.models.adapter_targets`)."""
+    # Exact types: quantised linear layers are subclasses of torch's with another product.
     return type(layer) in (LoraLinear, ParamWrapper) and type(layer.get_base_layer()) in (nn.Linear, Conv1D)
 
 
 def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
-    """The slots in groups that are called, one after the other, with the same tensor; every one in exactly one."""
+    """Group the slots that are called consecutively with the same tensor; each slot is in exactly one group."""
     of: dict[nn.Module, _Slot] = {slot.layer: slot for slot in slots}
     groups: list[list[_Slot]] = []
     with _watching(of) as calls:
@@ -327,7 +327,7 @@ def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
 
 @contextmanager
 def _watching(of: dict[nn.Module, _Slot]) -> Iterator[list[tuple[_Slot, torch.Tensor]]]:
-    """Collects which slot was called with which tensor; all are kept, so that no two are the same by chance."""
+    """Record (slot, input) of every call. All tensors are kept alive, so that identity comparisons are reliable."""
     calls: list[tuple[_Slot, torch.Tensor]] = []
 
     def hook(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

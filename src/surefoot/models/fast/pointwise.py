@@ -1,8 +1,8 @@
-"""The fast path "pointwise": RMSNorms and rotary positions of a model by `surefoot.kernels.pointwise`, on a CPU.
+"""The fast path "pointwise": RMSNorm and rotary embeddings with `surefoot.kernels.pointwise`, on a CPU.
 
-What can be replaced is found by trying, not by name: a module with one weight vector is an RMSNorm if it computes the
-formula, and an attention layer rotates queries and keys the usual way if the function that it calls does. Modules,
-parameters and hooks stay as they are; a module gets another `forward`, no more.
+Modules are recognized by their results, not by name: a module with a single weight vector is an RMSNorm if it computes
+the formula, and attention layers are supported if the rotation function that they call computes the usual formula.
+Modules, parameters and hooks do not change; only `forward` is replaced.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import nn
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
 from surefoot.models.fast import FastPath, Undo
 
-_TURN = "apply_rotary_pos_emb"  # what attention layers of transformers call
-_CLOSE = 1e-5  # between two ways to compute the same in fp32; what is another formula is off by a share of 1
-_WAYS = ((0.0, True), (1.0, False), (0.0, False))  # what the weight is added to, and whether it rounds before it
+_TURN = "apply_rotary_pos_emb"  # the function that transformers' attention layers call
+_CLOSE = 1e-5  # relative difference between two fp32 computations of the same formula; other formulas differ far more
+_VARIANTS = ((0.0, True), (1.0, False), (0.0, False))  # `shift` and `narrow_first` of NormForm
 _GONE = "the Triton kernels that this run began with are no longer part of surefoot"
 _EPS = ("variance_epsilon", "eps")
 
 
 def pointwise_path(kind: str) -> FastPath:
-    """The path for a device.
+    """Return the path for a device.
 
-    kind: cpu | cuda | mps. Only a run that began with an older surefoot has the path elsewhere than on a CPU.
+    kind: cpu | cuda | mps. Only a run started with an older version has this path on another device than the CPU.
     """
     if kind != "cpu":
         return FastPath("pointwise", install, lambda model: _GONE)
@@ -35,7 +35,7 @@ def pointwise_path(kind: str) -> FastPath:
 
 
 def install(model: nn.Module) -> Undo:
-    """Give every norm and attention layer that computes the known formulas the fast forward; returns how to undo it."""
+    """Give every norm and attention layer with a supported formula the fast forward; return the undo function."""
     patched = [*_norms(model), *_turns(model)]
     for one in patched:
         one.module.forward = one.forward
@@ -48,13 +48,13 @@ def install(model: nn.Module) -> Undo:
 
 
 def obstacle(model: nn.Module) -> str:
-    """Why the path cannot be put into this model, empty where it can."""
+    """Return why the path cannot be installed in this model; "" if it can."""
     found = next(iter(_norms(model)), None) or next(iter(_turns(model)), None)
-    return "" if found else "none of its norms or attention layers is of the usual form"
+    return "" if found else "none of its norms and attention layers has a supported formula"
 
 
 class _Norm:
-    """A norm with its fast forward. Bound to the module as a method of this object, a copy of the model gets copies."""
+    """A norm with its fast forward, a bound method of this object, so that copying a model copies it too."""
 
     def __init__(self, module: nn.Module, form: NormForm):
         self.module = module
@@ -65,7 +65,7 @@ class _Norm:
 
 
 class _Turn:
-    """An attention layer whose own forward, with all that it refers to, runs with another function to turn by."""
+    """An attention layer whose own forward runs with another rotation function in its globals."""
 
     def __init__(self, module: nn.Module, plain: FunctionType):
         self.module = module
@@ -97,7 +97,7 @@ def _turns(model: nn.Module) -> Iterator[_Turn]:
 
 @torch.no_grad()
 def norm_form(module: nn.Module) -> NormForm | None:
-    """How this module writes RMSNorm, None where it is none. It is tried on a few rows of its own width."""
+    """Return this module's variant of RMSNorm, tested on a few rows; None if it is not an RMSNorm."""
     names = [name for name, _ in module.named_parameters()]
     eps = next((value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None)
     if names != ["weight"] or eps is None or any(module.children()) or module._forward_hooks:
@@ -115,7 +115,7 @@ def norm_form(module: nn.Module) -> NormForm | None:
         return None
     if not (isinstance(found, torch.Tensor) and isinstance(narrow, torch.Tensor)):
         return None
-    forms = [NormForm(eps, shift, narrow_first) for shift, narrow_first in _WAYS]
+    forms = [NormForm(eps, shift, narrow_first) for shift, narrow_first in _VARIANTS]
     fitting = [
         form
         for form in forms
@@ -131,7 +131,7 @@ def norm_form(module: nn.Module) -> NormForm | None:
 
 @torch.no_grad()
 def _is_usual_turn(function: Any) -> bool:
-    """Whether it turns the first half of every head against the second."""
+    """Whether the function rotates the first half of every head with the second half."""
     draws = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, 3, 8, generator=draws) for heads in (2, 1))
     cos, sin = (torch.randn(1, 3, 8, generator=draws) for _ in range(2))
@@ -148,7 +148,7 @@ def _is_usual_turn(function: Any) -> bool:
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Row by row: rows may be of very different sizes."""
+    """Compare row by row, because rows may have very different magnitudes."""
     if one.shape != other.shape:
         return False
     differences = torch.linalg.vector_norm(one.float() - other.float(), dim=-1)
