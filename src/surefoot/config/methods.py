@@ -40,7 +40,8 @@ class AlignmentConfig(Section):
     loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
     et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION, MODULE:FUNCTION or
-    entry_point:NAME: a custom loss, (pairs, constants) -> loss per pair. orpo, simpo and cpo use no reference."""
+    entry_point:NAME: a custom loss, (pairs, constants) -> loss per pair. Without a reference: orpo, simpo and
+    cpo."""
     beta: Positive = 0.1
     """Strength of the penalty for leaving the reference; orpo: weight of the odds ratio; simpo, cpo: scale of the
     reward."""
@@ -49,8 +50,8 @@ class AlignmentConfig(Section):
     margin: NonNegative = 0.5
     """simpo only: target margin between the rewards of the two answers, gamma in the paper."""
     sft: NonNegative = 0.0
-    """dpo only: weight of the cross entropy on the better answers, added to the loss. orpo and cpo always include it
-    with weight 1."""
+    """dpo only: weight of the cross entropy on the better answers, added to the loss. At 1 by definition: orpo and
+    cpo."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""
     bad: NonNegative = 1.0
