@@ -1,4 +1,4 @@
-"""`surefoot compare`: in what two runs differ. A run that is not finished compares by what it has so far."""
+"""`surefoot compare`: show how two runs differ. An unfinished run is compared by what it has so far."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw both loss curves into this PNG file.")
 def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> None:
-    """Show in what RUN_A and RUN_B differ: config, plan, environment, data, results, curves, and the first step whose
-    logged numbers are not equal to the last bit.
+    """Show how RUN_A and RUN_B differ: config, plan, environment, data, results, curves, and the first step whose
+    logged numbers are not bit-equal.
 
-    Differences are no error: the exit code is 0. `surefoot verify RUN_A --same-as RUN_B` is the strict test.
+    Differences are no error: the exit code is 0. For a strict test use `surefoot verify RUN_A --same-as RUN_B`.
     """
     from surefoot.system import durable
     from surefoot.system.folders import require_own_picture
@@ -61,11 +61,11 @@ def compare(run_a: Path, run_b: Path, as_json: bool, picture: Path | None) -> No
         console.say(f"curves: {picture}")
 
 
-_DATA = ("data", "eval_data", "tokenizer", "base")  # of a checkpoint's identity: what went in, by content
+_DATA = ("data", "eval_data", "tokenizer", "base")  # keys of a checkpoint's identity: content hashes of the inputs
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
-    """Raises InputError for a folder that is no run."""
+    """Compare two run folders. Raises InputError for a folder that is not a run."""
     from surefoot.report.comparison import (
         REWARDS,
         Comparison,
@@ -95,7 +95,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 
 
 def config_differences(a: Path, b: Path) -> list[Difference]:
-    """Keys in which the saved configs of two runs differ; none where one of them has no config."""
+    """Keys in which the saved configs of two runs differ; empty if either run has no config."""
     from surefoot.runs.run_folder import CONFIG, with_defaults
 
     if not ((a / CONFIG).is_file() and (b / CONFIG).is_file()):
@@ -118,11 +118,10 @@ def _figures(run: Path, rows: list[Row]) -> dict[str, Any]:
 
 
 def _environment(run: Path) -> dict[str, Any]:
-    """What the run ran on and with; how long the start took differs from run to run."""
+    """Flattened environment.json, without the start times, which differ between any two runs."""
     from surefoot.runs.profiling import START
     from surefoot.runs.run_folder import ENVIRONMENT
 
-    # Times of the start are no setting of the machine, and would make any two runs differ.
     found = _optional(run / ENVIRONMENT)
     for number, rank in enumerate(found.pop("ranks", [])):
         found[f"rank {number}"] = {key: value for key, value in rank.items() if key != START}
@@ -134,7 +133,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _inputs(run: Path) -> dict[str, Any]:
-    """Hashes of data, tokenizer and base model, from the newest checkpoint."""
+    """Content hashes of data, tokenizer and base model, from the newest checkpoint."""
     from surefoot.runs.identity import saved_identity
     from surefoot.training.checkpoint import list_checkpoints
 
@@ -152,5 +151,5 @@ def _different_weights(a: Path, b: Path) -> int | None:
 
 
 def _names(a: Path, b: Path) -> tuple[str, str]:
-    """Folder names, or the paths as they were given where those are the same."""
+    """Folder names, or the paths as given if the names are equal."""
     return (a.name, b.name) if a.name != b.name else (str(a), str(b))

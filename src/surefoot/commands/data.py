@@ -1,4 +1,4 @@
-"""`surefoot data`: what the model would learn from, before anything is loaded."""
+"""`surefoot data`: show what the model would learn from, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @config_arguments
-@click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON, as data.json holds it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON, in the format of data.json.")
 def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show what CONFIG.yaml would train on: counts, what was cut or dropped, and samples with the learned part marked.
 
-    Needs the model's config.json and tokenizer files, no weights and no GPU. The tokenised data stay in the cache,
+    Needs the model's config.json and tokenizer files, but no weights and no GPU. The tokenised data stay in the cache,
     where `surefoot train` finds them.
     """
     loaded = load_or_exit(config, overrides)
@@ -48,7 +48,7 @@ def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 def plan_tokens(config: RunConfig, folder: Path, notes: Notes) -> TokenizerPlan:
-    """The tokenizer's part of the plan: that of another machine may be looked at here."""
+    """Plan only the tokenizer, so that data of a run for another machine can be shown here."""
     from surefoot.families.tokenizer_facts import read_tokenizer_facts
     from surefoot.models.facts import facts_of
     from surefoot.planning.tokenizer import plan_tokenizer

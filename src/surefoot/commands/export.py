@@ -1,4 +1,4 @@
-"""`surefoot export`: a trained model for other programs, with the proof that it is the one that was trained."""
+"""`surefoot export`: write a trained model for other programs, with proof that it equals what was trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?I?B)?", re.IGNORECASE)
 
 
 class ByteSize(click.ParamType[int]):
-    """Bytes, as 5GB, 500MB, 2GiB or a plain number."""
+    """A size in bytes, written as 5GB, 500MB, 2GiB or a plain number."""
 
     name = "SIZE"
 
@@ -34,33 +34,42 @@ class ByteSize(click.ParamType[int]):
 
 @click.command()
 @click.argument("model")
-@click.option("--adapter", "adapters", multiple=True, help="An adapter over MODEL; several are merged in this order.")
+@click.option(
+    "--adapter", "adapters", multiple=True, help="An adapter to apply to MODEL; several are merged in this order."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
-@click.option("--merge", is_flag=True, help="Make adapter and base one model; else the adapter alone is exported.")
+@click.option(
+    "--merge", is_flag=True, help="Merge adapter and base into one model; otherwise only the adapter is exported."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["stored", "bf16", "fp16", "fp32"]),
     default="stored",
-    help="Type of the written weights; stored: as in the base.",
+    help="Data type of the written weights; stored: that of the base.",
 )
 @click.option("--max-shard-size", type=ByteSize(), default="5GB", show_default=True, help="Largest size of one file.")
 @click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", help="Where to compute.")
-@click.option("--gguf", is_flag=True, help="A GGUF file as well, for llama.cpp and Ollama.")
-@click.option("--modelfile/--no-modelfile", default=True, help="A Modelfile for Ollama.")
-@click.option("--drop-bos-scale", is_flag=True, help="Give up a scaled BOS embedding where it cannot be kept.")
+@click.option("--gguf", is_flag=True, help="Also write a GGUF file, for llama.cpp and Ollama.")
+@click.option("--modelfile/--no-modelfile", default=True, help="Whether to write a Modelfile for Ollama.")
 @click.option(
-    "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare on these, one per line."
+    "--drop-bos-scale", is_flag=True, help="Allow losing a scaled BOS embedding if the format cannot keep it."
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Prompts for the comparison, one per line.",
 )
 @click.option(
     "--threshold",
     type=click.FloatRange(min=0, min_open=True),
-    help="Share of the largest logit that rounding to --dtype may change.",
+    help="Allowed change of logits by rounding to --dtype, as a share of the largest.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in --out.")
 def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> None:
-    """Write MODEL, a run, an adapter or a model, for other programs.
+    """Write MODEL (a run, an adapter or a model) for other programs.
 
-    Merged in fp32 and compared with what was trained before anything is published; export.json holds the proof.
+    An adapter is merged in fp32 and compared with the trained model before anything is published; export.json holds the
+    proof.
     """
     from surefoot.methods.requests import require_mergeable
     from surefoot.report.cards.export import CERTIFICATE

@@ -1,4 +1,4 @@
-"""`surefoot generate`: answers on stdout, one line about the model on stderr; and `surefoot chat`, a conversation."""
+"""`surefoot generate`: answers on stdout, model information on stderr; and `surefoot chat`, a conversation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TOGETHER = 8  # prompts per batch
 
 @click.command()
 @model_options
-@click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat it for several.")
+@click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat the option for several.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Prompts, one per line.")
-@click.option("--image", "images", multiple=True, metavar="FILE", help="A picture that each prompt is about.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="A picture to show with each prompt.")
 @click.option("--system", help="System text before the prompt.")
-@click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
+@click.option("--raw", is_flag=True, help="Continue the plain text, without a chat template.")
 @sampling_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per answer.")
 def generate(
     model: str,
     adapter: str | None,
@@ -47,18 +47,18 @@ def generate(
 ) -> None:
     """Answer prompts with MODEL: a base model, an adapter, a run, a checkpoint or a merged model.
 
-    Prompts come from --prompt, --file, or else from stdin, one per line. They are laid out as in training. Pictures
-    stand before a prompt, or where it says <image>.
+    Prompts come from --prompt, --file or stdin, one per line. They are formatted as in training. Pictures go before the
+    prompt, or where it says <image>.
     """
     if raw and images:
-        raise click.UsageError("--raw takes no --image: there is no template to put it into")
+        raise click.UsageError("--raw cannot be combined with --image, which needs a chat template")
     if raw and system:
-        raise click.UsageError("--raw takes no --system: there is no template to put it into")
+        raise click.UsageError("--raw cannot be combined with --system, which needs a chat template")
     if prompts and file:
         raise click.UsageError("give prompts by --prompt or by --file, not both")
     texts = list(prompts) or _lines(file)
     if not texts:
-        raise click.UsageError("there is no prompt: use --prompt, --file or a pipe")
+        raise click.UsageError("no prompt given: use --prompt, --file or a pipe")
 
     check_answers(model, adapter, max_new_tokens)
 
@@ -73,7 +73,7 @@ def generate(
         Question(raw_ids(opened, text)) if raw else question_of(opened, [*before, _about(images, text)])
         for text in texts
     ]
-    room_for(opened, [one.ids for one in questions], max_new_tokens)  # before the first is answered
+    room_for(opened, [one.ids for one in questions], max_new_tokens)  # fail before the first answer
     together = 1 if images else _TOGETHER
     for start in range(0, len(texts), together):
         batch = [one.ids for one in questions[start : start + together]]
@@ -99,21 +99,21 @@ def generate(
 
 
 def _about(images: Sequence[str], text: str) -> Turn:
-    """A question about these pictures, which stand before it or at its marks. Raises UsageError where their numbers
-    differ."""
+    """A user turn with these pictures, placed before the text or at its <image> marks. Raises UsageError if the numbers
+    of marks and pictures differ."""
     from surefoot.data.formats import IMAGE, Turn
     from surefoot.data.formats.conversation import MARK
 
     if not images:
         return Turn("user", text)
     if (places := text.count(MARK)) not in (0, len(images)):
-        raise click.UsageError(f"the prompt has {places} places for pictures ({MARK}), and there are {len(images)}")
+        raise click.UsageError(f"the prompt has {places} {MARK} marks for {len(images)} pictures")
     content = text.replace(MARK, IMAGE) if places else IMAGE * len(images) + text
     return Turn("user", content, images=tuple(images))
 
 
 def _lines(file: Path | None) -> list[str]:
-    """Prompts from the file or a pipe; blank lines are skipped."""
+    """Prompts from the file or a pipe, without blank lines."""
     if file is None and sys.stdin.isatty():
         return []
     data = file.read_bytes() if file else sys.stdin.buffer.read()
@@ -129,15 +129,15 @@ def _lines(file: Path | None) -> list[str]:
 
 
 _IMAGE = "/image "
-_HINT = "/help lists what can be typed; /exit or Ctrl-D ends the chat"
-_COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word: what follows a path is a sentence
+_HINT = "/help lists the commands; /exit or Ctrl-D ends the chat"
+_COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word only, so that a path is not taken for a command
 _HELP = """\
-/image FILE  show a picture; what is typed next is about it
-/reset   forget the conversation and start anew, with the same system text
-/exit    end the chat, as /quit and Ctrl-D do
+/image FILE  attach a picture to the next message
+/reset   forget the conversation, keep the system text
+/exit    end the chat; /quit and Ctrl-D do the same
 /help    show this
-Ctrl-C   stop the answer that is being written
-Everything else is said to the model, also a /word behind a blank."""
+Ctrl-C   stop the current answer
+Everything else is sent to the model. Start a line with a space to send a /word."""
 
 
 @click.command()
@@ -170,22 +170,25 @@ def chat(
             continue
         if line.strip() == "/reset":
             turns = list(start)
-            echo("the conversation starts anew", err=True)
+            echo("the conversation was reset", err=True)
             continue
         if line.startswith(_IMAGE):
             images.append(line.removeprefix(_IMAGE).strip())
             continue
         if _COMMAND.fullmatch(line):
-            echo(f"there is no {line.strip()}; {_HINT}; a blank before it says it to the model", err=True)
+            echo(
+                f"unknown command {line.strip()}; {_HINT}; start the line with a space to send it to the model",
+                err=True,
+            )
             continue
         try:
             turns, question = _with_question(opened, start, turns, _about(images, line))
             room = room_for(opened, [question.ids], max_new_tokens)
         except (InputError, click.UsageError) as error:
             turns, images = list(start), []
-            echo(f"{error}; the conversation starts anew", err=True)
+            echo(f"{error}; the conversation was reset", err=True)
             continue
-        # Another seed for each turn: the same question may be answered otherwise.
+        # A new seed for each turn, so that a repeated question can get a different answer.
         decoding = Decoding(room, opened.template.stop_ids, opened.pad_id, seed=seed + number, **sampling)
         images = []
         turns.append(Turn("assistant", _print_answer(opened, question, decoding)))
@@ -194,7 +197,7 @@ def chat(
 def _with_question(
     opened: OpenModel, start: list[Turn], turns: list[Turn], question: Turn
 ) -> tuple[list[Turn], Question]:
-    """The conversation with one more question. A template for one turn (alpaca) forgets the others."""
+    """Append a question to the conversation. A single-turn template (alpaca) drops the earlier turns."""
     from surefoot.methods.open_model import question_of
 
     try:
@@ -202,12 +205,12 @@ def _with_question(
     except InputError as error:
         if turns == start:
             raise
-        echo(f"{error.faults[0].what}: every line starts anew", err=True)
+        echo(f"{error.faults[0].what}: each line is a new conversation", err=True)
         return [*start, question], question_of(opened, [*start, question])
 
 
 def _typed_lines() -> Iterator[str]:
-    """What the user types, without blank lines, until the end of input."""
+    """Yield the user's non-blank lines until the end of input."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
         return
@@ -222,7 +225,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _print_answer(opened: OpenModel, question: Question, decoding: Decoding) -> str:
-    """Print the answer as it grows and return it; Ctrl-C ends it where it is."""
+    """Print the answer while it is generated, and return it; Ctrl-C stops it."""
     from surefoot.models.generate import stream_text
 
     pieces: list[str] = []

@@ -1,7 +1,7 @@
-"""`surefoot init`: a look at the files of model and data, without weights, and a commented config from it.
+"""`surefoot init`: write a commented config from the files of model and data, without loading weights.
 
-The proposal is a start and no measurement: full fine-tuning for small models that fit, LoRA otherwise; the stage that
-learns from such data, unless one is given. What the plan would decide stands beside it as a comment.
+The proposal is a starting point, not a measurement: full fine-tuning for small models that fit, LoRA otherwise; unless
+given, the stage is the one that learns from such data. Comments say what the plan would decide.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from surefoot.system.messages import counted, size_text
 @click.option(
     "--stage",
     type=click.Choice([name for name, method in METHODS.items() if method.first_rate is not None]),
-    help="What to train.  [default: what DATA are for; ppo: see recipes]",
+    help="Training stage.  [default: what DATA fits; for ppo see recipes]",
 )
 def init(model: str, data: str, out: Path, stage: str | None) -> None:
-    """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config of what is wanted most, in
-    which every line is explained. Nothing is asked and nothing is overwritten.
+    """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config in which every line is
+    explained. It asks no questions and overwrites nothing.
 
-    The JSON Schema that editors check the config against is written beside it, as surefoot.schema.json.
+    The JSON Schema with which editors check the config is written next to it, as surefoot.schema.json.
     """
     schema = out.parent / "surefoot.schema.json"
     for path in (out, schema):
@@ -59,24 +59,24 @@ def init(model: str, data: str, out: Path, stage: str | None) -> None:
 
 
 def _is_ours(schema: Path) -> bool:
-    """Whether a schema is one of ours, which may be written again."""
+    """Whether a schema file was written by surefoot, and so may be overwritten."""
     try:
         return json.loads(schema.read_text(encoding="utf-8")).get("title") == "surefoot config"
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
-SMALL = 500_000_000  # parameters up to which all of them are trained where memory allows
-FULL_SHARE = 0.1  # where all weights move, of the rate that suits an adapter
+SMALL = 500_000_000  # parameters up to which full fine-tuning is proposed, if memory allows
+FULL_SHARE = 0.1  # learning rate of full fine-tuning, as a share of an adapter's
 HELD_OUT = 0.05
-ENOUGH = 200  # examples from which a held-out share is worth having
-EPOCH = "1 epoch"  # between evaluations and between checkpoints where an epoch is short
+ENOUGH = 200  # examples above which a share is held out
+EPOCH = "1 epoch"  # interval of evaluations and checkpoints if an epoch is short
 
 
 @dataclass(frozen=True)
 class Records:
-    """What the data hold. stage: that learns from them. seen: how the layout was recognised, in words, one for each
-    file."""
+    """What the data hold. stage: the one that learns from such data. seen: how each file's layout was recognised, one
+    sentence per file."""
 
     stage: str
     count: int
@@ -84,15 +84,17 @@ class Records:
 
 
 def propose(model: str, data: str, output: str | None = None, *, schema: str, stage: str | None = None) -> str:
-    """The text of a config for a model (folder or hub id) and data (file, folder or hub id).
+    """Return the text of a config for a model (folder or hub id) and data (file, folder or hub id).
 
-    schema: what the first line names for editors. stage: None takes the one that learns from such data. Raises
-    InputError for what cannot be read or recognised, or not be learned by that stage.
+    schema: path of the schema, named in the first line for editors.
+    stage: None takes the one that learns from such data.
+
+    Raises InputError for data that cannot be read or recognised, or that this stage cannot learn from.
     """
     from surefoot.runs.make_plan import make_plan
 
     required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
-    # Before the data are opened: a wrong path of model or data is then one line.
+    # Checked before the data are opened, so that a wrong path is one line.
     check_config(required)
     records = _look_at(data, stage)
     required["stage"] = records.stage
@@ -135,8 +137,8 @@ def _look_at(data: str, stage: str | None) -> Records:
 
 
 def _rhythm(config: RunConfig, records: Records) -> dict[str, str]:
-    """Keys of what would come seldom, or only at the end, because an epoch is shorter, with why. Plain texts become
-    as many examples as they need, and what a run without evaluation data does not do needs no time."""
+    """Keys for events that would otherwise be rare because an epoch is short, each with its comment. Omits plain text,
+    whose number of examples is unknown, and events that the run does not have."""
     share = HELD_OUT if records.count >= ENOUGH else 0.0
     steps = -(-round(records.count * (1 - share)) // config.batch.size)
     lengths = {"eval_every": config.eval_every if share else None, "checkpoint.every": config.checkpoint.every}
@@ -155,8 +157,8 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
     facts = facts_of(resolve_folder(model, weights=False))
     tokens = plan.tokenizer
     size = f"{_count(full.parameters)} parameters, {facts.layers} layers, width {facts.hidden}"
-    held = f"{records.count * HELD_OUT:,.0f} of {records.count:,} examples are held out to see how training goes."
-    few = f"With {records.count:,} examples nothing is held out; a file or a share such as 0.1 would be."
+    held = f"{records.count * HELD_OUT:,.0f} of {records.count:,} examples are held out for evaluation."
+    few = f"With only {records.count:,} examples nothing is held out; set a file or a share such as 0.1 to evaluate."
     return {
         "model": f"Here: {facts.family.name if facts.family else facts.model_type}, {size}; "
         f"PAD {tokens.pad_token.value} ({tokens.pad_token.reason}); "
@@ -167,13 +169,13 @@ def _reasons(model: str, full: RunPlan, adapted: RunPlan, plan: RunPlan, records
         "data.template": f"Here: {tokens.template.value} ({tokens.template.reason}).",
         "data.max_length": f"Here: {tokens.max_length.value} ({tokens.max_length.reason}).",
         "precision": f"Here: {plan.precision.compute.value} ({plan.precision.compute.reason}).",
-        "optim": "All weights move, so the rate is a tenth of an adapter's." if plan is full else "",
+        "optim": "All weights are trained, so the learning rate is a tenth of an adapter's." if plan is full else "",
         "stage": _other_methods(records.stage),
     }
 
 
 def _other_methods(stage: str) -> str:
-    """What else could be trained on pairs of answers."""
+    """Name the other methods that learn from pairs of answers."""
     if METHODS[stage].records != "pairs" or not METHODS[stage].proposed:
         return ""
     others = [name for name, one in METHODS.items() if one.records == "pairs" and name != stage]

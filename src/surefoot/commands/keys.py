@@ -1,7 +1,7 @@
-"""`surefoot explain`, `surefoot schema`, `surefoot completion`: the keys of the config for people, editors and shells.
+"""`surefoot explain`, `surefoot schema`, `surefoot completion`: config keys for people, editors and shells.
 
-A shell's completion script asks surefoot at each TAB, in a process that imports click and, for keys, the config's
-schema, but not torch.
+A shell's completion script calls surefoot at every TAB; that process imports click and, for keys, the config's schema,
+but not torch.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def completion(shell: str) -> None:
 
 
 def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Config keys, for `surefoot explain`."""
+    """Complete config keys for `surefoot explain`."""
     from surefoot.config.keys import all_keys
 
     return [key for key in all_keys() if key.startswith(incomplete)]
 
 
 def complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`optim.l` -> `optim.lr=`; `precision.compute=b` -> `precision.compute=bf16`."""
+    """Complete overrides: `optim.l` -> `optim.lr=`; `precision.compute=b` -> `precision.compute=bf16`."""
     before: tuple[str, ...] = ctx.params.get(param.name or "") or ()
-    if len(before) > 1 and before[-1] == "=":  # bash breaks words at "=": only the value is to be completed
+    if len(before) > 1 and before[-1] == "=":  # bash breaks words at "=": complete only the value
         return [word for word in _values(before[-2]) if word.startswith(incomplete)]
     key, equals, start = incomplete.partition("=")
     if equals:
@@ -56,7 +56,7 @@ def complete_overrides(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_configs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """YAML files, and folders on the way to them."""
+    """Complete YAML files, and folders on the way to them."""
     folder, _, start = incomplete.rpartition("/")
     place = Path(folder or ("/" if incomplete.startswith("/") else "."))
     entries = sorted(place.iterdir()) if place.is_dir() else []
@@ -96,14 +96,14 @@ def explain(key: str | None) -> None:
 
 
 def explain_code(code: str) -> str:
-    """Cause and remedy of an error code; of "SF" a list of all. Raises InputError naming near ones."""
+    """Cause and remedy of an error code; for "SF" a list of all codes. Raises InputError naming similar ones."""
     if code == "SF":
         width = max(map(len, CODES)) + 2
         return "\n".join(f"{name:<{width}}{one.cause}" for name, one in CODES.items())
     if code not in CODES:
         near = get_close_matches(code, CODES, n=1)
         fix = f"did you mean {near[0]}?" if near else "`surefoot explain SF` lists all codes"
-        raise InputError(Fault("", f"no error has the code {code}", fix, code="SF-USE-FLAG"))
+        raise InputError(Fault("", f"unknown error code {code}", fix, code="SF-USE-FLAG"))
     return f"{code}\n  cause   {CODES[code].cause}\n  remedy  {CODES[code].remedy}"
 
 
@@ -111,8 +111,8 @@ def explain_code(code: str) -> str:
 def schema() -> None:
     """Print the JSON Schema of the config.
 
-    Save it (surefoot schema > surefoot.schema.json) and put this line on top of a config, so that editors complete and
-    check it:
+    Save it (surefoot schema > surefoot.schema.json) and put this line at the top of a config, so that editors complete
+    and check it:
 
     \b
         # yaml-language-server: $schema=surefoot.schema.json

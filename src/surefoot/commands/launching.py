@@ -1,15 +1,15 @@
-"""Several processes of one command on this machine: started, listened to, and none left behind.
+"""Run a command as several processes on this machine, and leave none behind.
 
     code = start_ranks(2, ["train", "run.yaml"], Path("runs/a"))
 
-Each child runs `python -m surefoot` with the same words and finds in its environment which rank it is. Rank 0 has the
-screen. What the others say goes to ranks/rank-N.log of the run folder once there is one; of it the screen gets only the
-lines that surefoot words as errors, of which the ranks agree to say one. A signal is passed on once, to all. When one
-child fails, the others have some seconds to say why and to end; then they are killed, also where they are stopped.
-Killing this process kills the children: on Linux the kernel does it, elsewhere they look.
+Each child runs `python -m surefoot` with the same arguments and reads its rank from the environment. Rank 0 writes to
+the screen. The output of the others goes to ranks/rank-N.log once the run folder exists; only their error lines also
+reach the screen, and the ranks agree on which one prints an error. Every signal is forwarded once to all ranks. When
+one child fails, the others have some seconds to report why and to end; then they are killed, even if they are stopped.
+If this process is killed, the children end too: the kernel sees to it on Linux, elsewhere they poll.
 
-The trade-off: this process knows nothing of torch, so it starts at once and holds no memory; what a run was doing when
-it broke is told by the ranks that are left.
+The trade-off: this process does not import torch, so it starts fast and uses little memory, but what a run was doing
+when it failed is known only to the remaining ranks.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from surefoot.commands.terminal import echo
 from surefoot.system import durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 
-_GRACE = 20.0  # seconds that ranks have to say why the first one failed
-_AFTER_ERROR = 5.0  # seconds that they have to end once one has printed its error
-_DYING = 10.0  # seconds for the kernel to take down a process that was asked to kill
+_GRACE = 20.0  # seconds for the other ranks to report why the first one failed
+_AFTER_ERROR = 5.0  # seconds for them to end after one has printed its error
+_DYING = 10.0  # seconds for the kernel to remove a killed process
 _POLL = 0.05
 _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
-_UNWRITTEN = 1 << 20  # bytes of output that wait for the run folder
+_UNWRITTEN = 1 << 20  # bytes of output kept until the run folder exists
 
 
 def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
-    """Run `surefoot *words` as several ranks and return the exit code of the run.
+    """Run `surefoot *words` on several ranks and return the exit code of the run.
 
-    count: ranks.
-    words: the command behind `surefoot`.
-    run: folder of the run, which need not exist yet.
+    count: number of ranks.
+    words: the arguments after `surefoot`.
+    run: the run folder, which need not exist yet.
     """
     port, threads = _free_port(), max(1, hardware.usable_cores() // count)
     command = [sys.executable, "-m", "surefoot", *words]
@@ -55,7 +55,7 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
         try:
             return _wait(children, signals)
         finally:
-            # Also after an error of our own: a rank that waits for another in a collective would wait for ever.
+            # Also after our own errors: a rank that waits for another one in a collective would wait forever.
             for child in children:
                 child.kill()
             for child in children:
@@ -64,27 +64,27 @@ def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
 
 
 def _wait(children: Sequence[_Child], signals: _Signals) -> int:
-    """Until all have ended, or some seconds after the first one failed."""
+    """Wait until all ranks have ended, or until some seconds after the first failure."""
     first: _Child | None = None
     failed = 0.0
     while any(child.code is None for child in children):
         if first is None:
             first, failed = next((child for child in children if child.code), None), time.monotonic()
-        elif time.monotonic() - failed > (_AFTER_ERROR if any(child.said_error for child in children) else _GRACE):
+        elif time.monotonic() - failed > (_AFTER_ERROR if any(child.printed_error for child in children) else _GRACE):
             break
         time.sleep(_POLL)
     first = first or next((child for child in children if child.code), None)
     if first is None:
         return 0
     assert first.code is not None
-    if first.code < 0 and signals.number is not None:  # before the loop could hear it
+    if first.code < 0 and signals.number is not None:  # before the loop installed its handler
         return 128 + signals.number
     if first.code > 0:
         return first.code
     for child in children:
         child.finish()
-    if not any(child.said_error for child in children):
-        what = f"was ended by {_signal_name(-first.code)}; the last checkpoint is untouched, go on with --resume"
+    if not any(child.printed_error for child in children):
+        what = f"was ended by {_signal_name(-first.code)}; the last checkpoint is untouched, continue with --resume"
         echo(f"error: rank {first.rank} (pid {first.process.pid}) {what}", err=True)
     return EnvironmentFault.exit_code
 
@@ -97,17 +97,18 @@ def _signal_name(number: int) -> str:
 
 
 def _free_port() -> int:
-    """Another program may take it before rank 0 listens; the ranks then end with torch's error, before step 1."""
+    """A free port. If another program takes it before rank 0 listens, the ranks end with torch's error before step
+    1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class _Child:
-    """One rank. said_error: whether the screen got an error of it."""
+    """One rank's process. printed_error: whether an error of it reached the screen."""
 
     def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str], run: Path):
-        self.rank, self.said_error = rank, False
+        self.rank, self.printed_error = rank, False
         self._killed = False
         self.process = subprocess.Popen(
             command,
@@ -116,7 +117,7 @@ class _Child:
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # Ctrl-C on the terminal reaches the launcher alone, which passes it on once.
+            # Ctrl-C on the terminal reaches only the launcher, which forwards it once.
             process_group=None if sys.platform == "win32" else 0,
         )
         log = _Log(run / "ranks" / f"rank-{rank}.log") if rank else None
@@ -139,23 +140,23 @@ class _Child:
 
     def kill(self) -> None:
         if self.code is None:
-            self.process.kill()  # a stopped process dies of it too
+            self.process.kill()  # works on a stopped process, too
 
     def await_end(self) -> None:
-        """Until the kernel has given back what the process held: a GPU's memory, say, which the next run wants."""
+        """Wait until the kernel has released what the process held, such as GPU memory that the next run needs."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_DYING)
 
     def finish(self) -> None:
-        """All that it said has been passed on."""
+        """Wait until all its output has been forwarded."""
         if self.code is not None:
             for thread in self._threads:
-                thread.join(timeout=2)  # a child of the child may hold the pipe
+                thread.join(timeout=2)  # a grandchild may keep the pipe open
 
     def _pass_on(self, stream: IO[bytes], errors: bool, log: _Log | None) -> None:
         for line in iter(stream.readline, b""):
             is_error = errors and _ERROR.match(line) is not None
-            self.said_error = self.said_error or is_error
+            self.printed_error = self.printed_error or is_error
             if log is not None:
                 log.write(line)
             if log is None or is_error:
@@ -164,8 +165,8 @@ class _Child:
 
 
 class _Log:
-    """A file in the run folder. What comes before the run has written its plan waits for that, so a folder that is
-    refused stays as it was. No failure to write reaches the run."""
+    """A log file in the run folder. Output is buffered until the run has written its plan, so that a folder which the
+    run refuses stays unchanged. Write errors are ignored."""
 
     def __init__(self, path: Path):
         self._path, self._waiting, self._lock, self._started = path, bytearray(), threading.Lock(), time.time()
@@ -182,14 +183,14 @@ class _Log:
                 self._waiting.clear()
 
     def _has_plan(self) -> bool:
-        """Written since this launcher started."""
+        """Whether the plan was written after this launcher started."""
         plan = self._path.parent.parent / "plan.json"
         return plan.is_file() and plan.stat().st_mtime >= self._started
 
 
 class _Signals:
-    """Passes SIGINT, SIGTERM and the signals that ask for a save or an evaluation on to all ranks. number: the first
-    that asked to stop."""
+    """Forwards SIGINT, SIGTERM, SIGUSR1 (save) and SIGUSR2 (evaluate) to all ranks. number: the first signal that asked
+    to stop."""
 
     def __init__(self, children: Sequence[_Child]):
         self._children = children

@@ -1,7 +1,7 @@
-"""`surefoot`: the group of commands. A command's module is imported when the command is called, not before.
+"""`surefoot`: the command group. A command's module is imported only when that command is called.
 
-Help texts stand in the table below, so `surefoot --help` imports click and nothing else. Every way out goes through
-`LazyGroup.main`: it turns errors into lines on stderr and an exit code. A command may return its exit code (None is 0).
+The help texts are in the table below, so `surefoot --help` imports click and nothing else. `LazyGroup.main` turns every
+error into lines on stderr and an exit code. A command may return its exit code; None means 0.
 
 Shell completion is click's; `surefoot completion` prints the script.
 """
@@ -30,8 +30,8 @@ from surefoot.system.messages import nearest_word
 
 
 class Entry(NamedTuple):
-    """Where a command is, and what the list of commands says about it. trains: whether it takes training steps or
-    forecasts them, and so restarts the process with the memory settings of a run."""
+    """A command's module and its line in the list of commands. trains: whether it takes or forecasts training steps,
+    and so restarts the process with the memory settings of a run."""
 
     module: str
     help: str
@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "init": Entry("surefoot.commands.init", "Write a commented config for a model and data."),
     "train": Entry(
-        "surefoot.commands.train", "Fine-tune a model as a config says; resumable at any moment.", trains=True
+        "surefoot.commands.train", "Fine-tune a model as a config describes; resumable at any time.", trains=True
     ),
     "plan": Entry("surefoot.commands.plan", "Show every choice of a run with its reason; trains nothing.", trains=True),
     "doctor": Entry(
@@ -57,8 +57,8 @@ COMMANDS = {
     "generate": Entry("surefoot.commands.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.commands.generate", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.commands.verify", "Check a run or checkpoint bit by bit, or compare two."),
-    "replay": Entry("surefoot.commands.replay", "Run a step that went wrong again: does it fail again?", trains=True),
-    "compare": Entry("surefoot.commands.compare", "Show in what two runs differ: settings, machine, curves."),
+    "replay": Entry("surefoot.commands.replay", "Repeat a failed step and say whether it fails again.", trains=True),
+    "compare": Entry("surefoot.commands.compare", "Show how two runs differ: settings, machine, curves."),
     "board": Entry("surefoot.commands.board.server", "Watch the runs of a folder on a live local page."),
     "evaluate": Entry("surefoot.commands.evaluate", "Measure a model: loss, commonsense sets, harness tasks."),
     "capture": Entry("surefoot.commands.capture", "Store what a model's layers hold and compute; compare two."),
@@ -68,7 +68,7 @@ COMMANDS = {
     "translate": Entry("surefoot.commands.translate", "Show another tool's config or command as a surefoot config."),
     "run": Entry("surefoot.commands.run", "Run another tool's command with surefoot.", trains=True),
     "migrate": Entry("surefoot.commands.migrate", "Rewrite a config for a model of another family."),
-    "compat": Entry("surefoot.commands.compat", "Write scripts under the names that other tools' users call."),
+    "compat": Entry("surefoot.commands.compat", "Write scripts with the names that other tools use."),
     "explain": Entry("surefoot.commands.keys", "Explain a config key or an error code; list all keys."),
     "schema": Entry("surefoot.commands.keys", "Print the JSON Schema of the config, for editors."),
     "completion": Entry("surefoot.commands.keys", "Print the completion script of a shell."),
@@ -101,7 +101,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 class LazyGroup(click.Group):
-    """The commands of a table. `--debug` works before and after the command's name."""
+    """A command group built from a table. `--debug` works before and after the command's name."""
 
     def __init__(self, table: Mapping[str, Entry], **settings: Any):
         super().__init__(**settings)
@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        if "train" in self.table and name == "report":  # a file that people ask for as if it were a command
+        if "train" in self.table and name == "report":  # users expect a command of this name
             what = (
                 "no such command: report. The report of a run is report.html in its folder; `surefoot board` shows it"
             )
@@ -140,20 +140,20 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"no such command: {name}.{advice}", ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run and exit with the code of the outcome. standalone_mode=False: return or raise, as click does."""
+        """Run and exit with the resulting code. standalone_mode=False: return or raise, as click does."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ?, and nothing fails
+                stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of failing
         typed = args[0] if args else extra.pop("args", None)
         words = list(sys.argv[1:] if typed is None else typed)
         command = next((self.table[word] for word in words if word in self.table), None)
-        if typed is None and command is not None and command.trains:  # the command of this program
+        if typed is None and command is not None and command.trains:  # called as a program
             from surefoot.system import process
 
             process.restart_without_thread_cache()
-        # Here and not in the command: usage errors come before it, and name what was typed.
+        # The invocation is made here because usage errors, raised before any command runs, quote what was typed.
         invocation = Invocation(typed=tuple(words))
         sys.exit(self._outcome(invocation, words, *args[1:], **extra))
 
@@ -181,7 +181,7 @@ class LazyGroup(click.Group):
 
 
 def _flush_stdout() -> None:
-    """A reader that left (`surefoot explain | head`) is no error; Python would complain when it exits."""
+    """Flush; a closed pipe (`surefoot explain | head`) is no error, but Python would report one at exit."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -202,10 +202,10 @@ main = LazyGroup(
             is_eager=True,
             expose_value=False,
             callback=_show_version,
-            help="Show the versions of surefoot and of what it stands on.",
+            help="Show the versions of surefoot and its main dependencies.",
         ),
         _debug_option(),
-        # The deepspeed launcher puts it before the command; the rank is read where the engine starts.
+        # The deepspeed launcher passes it before the command; the engine reads the rank itself when it starts.
         click.Option(["--local_rank"], type=int, hidden=True, expose_value=False),
     ],
 )

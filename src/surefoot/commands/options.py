@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, and the checks of them that need no torch."""
+"""Arguments and options shared by several commands, with the checks that need no torch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def config_arguments(command: Command) -> Command:
 
 
 def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The checked config; later errors that name one of its keys are shown at their place in the file.
+    """Load and check the config; later errors that name one of its keys are shown at their place in the file.
 
-    Call it before any heavy import. Raises InputError for every fault of the config, which `main` prints, and exits
-    with 2.
+    Call it before any heavy import. Raises InputError with all faults of the config; `main` prints them and exits with
+    2.
     """
     from surefoot.config.load import load_config
 
@@ -47,7 +47,7 @@ def load_or_exit(config: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def with_first_record(config: RunConfig) -> RunConfig:
-    """With what the first record of its data decides; reading data is heavy, and most configs leave nothing to it."""
+    """Resolve the settings that depend on the first data record. Reads the data only if a setting asks for it."""
     from surefoot.families.templates import BY_RECORD
 
     if BY_RECORD not in (config.data.template, config.data.train_on):
@@ -59,21 +59,25 @@ def with_first_record(config: RunConfig) -> RunConfig:
 
 _MODEL = (
     click.argument("model"),
-    click.option("--adapter", help="An adapter folder to put over MODEL."),
+    click.option("--adapter", help="Adapter folder to load on top of MODEL."),
 )
 bos_option = click.option(
-    "--bos/--no-bos", default=None, help="Begin the text with BOS, or not.  [default: as the model was trained]"
+    "--bos/--no-bos", default=None, help="Whether to start the text with BOS.  [default: as the model was trained]"
 )
 _SAMPLING = (
     click.option(
-        "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer in tokens.  [default: up to 256]"
+        "--max-new-tokens",
+        type=click.IntRange(min=1),
+        help="Maximum length of an answer in tokens.  [default: up to 256]",
     ),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="0 takes the likeliest token."),
+    click.option(
+        "--temperature", type=click.FloatRange(min=0), default=0.0, help="0 always takes the most likely token."
+    ),
     click.option(
         "--top-p",
         type=click.FloatRange(min=0, max=1, min_open=True),
         default=1.0,
-        help="Sample from the likeliest tokens that add up to this.",
+        help="Sample from the most likely tokens whose probabilities add up to this.",
     ),
     click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling."),
 )
@@ -85,7 +89,7 @@ def model_options(command: Command) -> Command:
 
 
 def argument_or_option(name: str, help: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """Decorator: one value that may stand behind MODEL or be given by the option of the same name."""
+    """Decorator: a value given either as an argument after MODEL or by the option of the same name."""
     shown, option = name.upper(), f"--{name}"
 
     def decorate(command: Command) -> Command:
@@ -93,13 +97,13 @@ def argument_or_option(name: str, help: str, *, required: bool = False) -> Calla
         def called(**words: Any) -> Any:
             named = words.pop("by_option")
             if named is not None and words[name] is not None:
-                raise click.UsageError(f"give {shown} once: behind MODEL or by {option}")
+                raise click.UsageError(f"give {shown} only once: after MODEL or with {option}")
             words[name] = words[name] if named is None else named
             if required and words[name] is None:
                 raise click.MissingParameter(param_hint=f"'{shown}'", param_type="argument")
             return command(**words)
 
-        about = f"{help}  [or {shown}, behind MODEL]"
+        about = f"{help}  [or {shown}, after MODEL]"
         both = click.argument(name, required=False), click.option(option, "by_option", help=about)
         return _apply(both, cast(Command, called))
 
@@ -115,22 +119,22 @@ _RECORDS = (
 
 
 def records_options(command: Command) -> Command:
-    """Decorator: how records are laid out and how many are used; the fields of `DataRequest` but for its source."""
+    """Decorator: how records are formatted and how many are used; the fields of `DataRequest` except its source."""
     return _apply(_RECORDS, command)
 
 
 def findings_options(files: str) -> Callable[[Command], Command]:
-    """Decorator: --json, --out and --overwrite. files: what is written into the folder --out."""
+    """Decorator: --json, --out and --overwrite. files: what is written into the --out folder, for the help."""
     options = (
         click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON."),
         click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=f"Write {files} here."),
-        click.option("--overwrite", is_flag=True, help="Replace findings of another request in --out."),
+        click.option("--overwrite", is_flag=True, help="Replace findings of a different request in --out."),
     )
     return lambda command: _apply(options, command)
 
 
 def sampling_options(command: Command) -> Command:
-    """Decorator: how the next token is chosen, and how many."""
+    """Decorator: how tokens are sampled, and how many."""
     return _apply(_SAMPLING, command)
 
 
@@ -143,15 +147,15 @@ def _apply(options: Sequence[Callable[[Command], Command]], command: Command) ->
 def check_models(
     model: str, adapter: str | None, *, only: str | None = None, max_length: int | None = None
 ) -> NamedModel | None:
-    """Find the folders of a model and look at their configs, which takes no torch, so a wrong path is answered at once.
+    """Find the folders of a model and check their configs without torch, so that a wrong path fails at once.
 
-    What could be a folder here is never looked up on the hub, so a misspelt run starts no download.
+    A name that could be a local folder is never looked up on the hub, so a misspelt run starts no download.
 
     model, adapter: folders or hub ids.
-    only: base or adapter, where one of them alone is measured.
-    max_length: tokens of an example that the model has to take.
+    only: "base" or "adapter" if only that side is measured.
+    max_length: example length in tokens that the model must support.
 
-    Returns what the configs say, None where only opening the model tells. Raises InputError.
+    Returns what the configs say, or None if only loading the model can tell. Raises InputError.
     """
     from surefoot.config.paths import nearest_path
     from surefoot.methods.provenance import require_weights
@@ -181,7 +185,7 @@ def check_models(
 
 
 def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -> None:
-    """`check_models`, and whether answers of this length leave room for a prompt."""
+    """Run `check_models`, and check that answers of this length leave room for a prompt."""
     from surefoot.methods.requests import require_room_for_answers
 
     named = check_models(model, adapter)
@@ -192,11 +196,11 @@ def check_answers(model: str, adapter: str | None, max_new_tokens: int | None) -
 def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()) -> None:
     """Check that findings may be written, before anything is measured.
 
-    file: where they go.
-    request: what was asked for; a file with findings on another request is replaced only with `overwrite`.
-    pictures: names of files beside it.
+    file: the findings file.
+    request: the settings of this request; findings of a different request are replaced only with `overwrite`.
+    pictures: names of image files written next to it.
 
-    Raises InputError where `file` holds anything else, EnvironmentFault where nothing can be written.
+    Raises InputError if `file` holds anything else, EnvironmentFault if it cannot be written.
     """
     from surefoot.system import durable
     from surefoot.system.folders import require_same_request
@@ -206,10 +210,10 @@ def claim_out(file: Path, request: Mapping[str, Any], overwrite: bool, pictures:
 
 
 def introduce(opened: OpenModel, *more: str, template: bool = True) -> None:
-    """Write to stderr what was opened and what to be careful about.
+    """Print to stderr which model was opened, with its cautions.
 
     more: further lines.
-    template: name the chat template too.
+    template: whether to name the chat template.
     """
     described = opened.described if template else opened.described.partition(", template")[0]
     cautions = [f"caution: {caution}" for caution in opened.cautions]

@@ -1,4 +1,4 @@
-"""`surefoot plan`: every choice of a run with its reason, before anything is loaded.
+"""`surefoot plan`: show every choice of a run with its reason, before any weights are loaded.
 
 `--scale` forecasts the config on 1, 8, 64 and 512 GPUs from the model's files alone.
 """
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     "--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, a40, t4, cpu ..., or 48GiB."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--scale", is_flag=True, help="Forecast 1, 8, 64 and 512 GPUs of --hardware instead: h100, h200, a100.")
+@click.option("--scale", is_flag=True, help="Forecast 1, 8, 64 and 512 GPUs of the type --hardware: h100, h200, a100.")
 def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json: bool, scale: bool) -> None:
     """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
 
-    Needs the model's config.json and tokenizer files, no weights. Without --hardware it measures this machine for a
-    second or two and reads the data, as lengths decide on packing and micro-batches; the run finds them in the cache.
+    Needs the model's config.json and tokenizer files, but no weights. Without --hardware it measures this machine for a
+    second or two and reads the data, because lengths decide on packing and micro-batches; the run reuses both.
     """
     loaded = load_or_exit(config, overrides)
     if scale:
         if as_json or machine is None:
-            raise click.UsageError("--scale prints a table for the machine that --hardware names")
+            raise click.UsageError("--scale needs --hardware and prints a table, not JSON")
         _show_scale(loaded.config, machine)
         return
 
@@ -50,13 +50,9 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     else:
         from surefoot.runs.make_plan import make_plan
 
-        made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware takes no look at them"
-    if unread:
-        echo(f"planned without the data, whose lengths decide on packing and micro-batches: {unread}", err=True)
-    if as_json:
-        echo_json(plan_to_json(made))
-        return
-    from surefoot.report.tables.plan import plan_table
+        made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware plans without reading
+        it" if unread: echo(f"planned without the data, so packing and micro-batches may differ in the run: {unread}",
+        err=True) if as_json: echo_json(plan_to_json(made)) return from surefoot.report.tables.plan import plan_table
 
     console = screen()
     console.show(plan_table(made))
@@ -78,17 +74,17 @@ def _show_scale(config: RunConfig, machine: str) -> None:
     console = screen()
     console.show(scale_table(forecast_scale(config, machine)))
     console.say(
-        "on paper: one example of data.max_length at once and four in a row on each GPU; docs/scale.md says how"
+        "calculated, not measured, for one example of data.max_length at a time, four accumulated per GPU; see docs/scale.md"
     )
 
 
-_BOUNDLESS = 2**60  # bytes: a machine on which every plan fits, whose parts are then shared out
-_ACCUMULATION = 4  # examples of max_length tokens on each GPU, one after the other
+_BOUNDLESS = 2**60  # bytes of a machine on which every plan fits; its parts are then divided among GPUs
+_ACCUMULATION = 4  # examples of max_length tokens on each GPU, accumulated one at a time
 
 
 def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
-    """A row for each number of GPUs and each engine. name: of a machine that `--hardware` knows. Raises InputError for
-    one whose links are not known."""
+    """Return one row per number of GPUs and engine. name: a machine known to `--hardware`. Raises InputError if its
+    links are not known."""
     from surefoot.models.facts import facts_of
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.scale import Forecasts, scale_rows
@@ -107,8 +103,8 @@ def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
         once, again = (planned(kernels, switch).memory for switch in ("off", "on"))
         return Forecasts(once, again)
 
-    # Engines that shard parameters hand a module its weights only while its own forward runs: surefoot's kernels, which
-    # reach into other modules, cannot be used there.
+    # Engines that shard parameters materialise a module's weights only during its own forward; surefoot's kernels read
+    # weights of other modules, so they cannot be used there.
     whole, cut = forecasts(config.kernels), forecasts(plain_kernels())
     plan = planned(config.kernels, "off")
     return list(

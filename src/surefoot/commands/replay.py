@@ -1,4 +1,4 @@
-"""`surefoot replay`: run again what went wrong in a run, and say whether it goes wrong again."""
+"""`surefoot replay`: repeat what failed in a run and say whether it fails again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("moved", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--plain", is_flag=True, help="In fp32, attention written out, no kernel of surefoot's own.")
+@click.option("--plain", is_flag=True, help="Use fp32, eager attention and no kernels of surefoot.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> int:
-    """Run again what FOLDER, a failure-STEP of a run, records: a step, the making of its batches, or an evaluation; or
-    the step in which the last process of FOLDER, a run, died without a word, in a process of its own.
+    """Repeat the failure that FOLDER recorded. FOLDER is a failure-STEP folder of a run (a step, the making of its
+    batches or an evaluation), or a run whose last process died during a step; that step is repeated in a separate
+    process.
 
-    The base model and the data are needed, under the paths of the run's config, or where KEY=VALUE says that they lie
-    now: model.path=PATH, data.train=PATH.
+    Needs the base model and the data at the paths of the run's config, or where KEY=VALUE says they are now:
+    model.path=PATH, data.train=PATH.
 
-    Exit 0: the same value goes wrong at the same module, bit for bit or not is said; or the step ends its process
-    again. Exit 6: it does not. Exit 2: FOLDER records no failure, or no process of it died in a step. Exit 4: it is
-    damaged, or data or base model are not those of the run.
+    Exit 0: the same value fails at the same module (the output says whether bit for bit), or the step ends its process
+    again. Exit 6: it does not. Exit 2: FOLDER records no failure, or no process died in a step. Exit 4: it is damaged,
+    or data or base model are not those of the run.
     """
     from surefoot.system.folders import is_run, require_failure
 
@@ -63,7 +64,7 @@ def replay(folder: Path, moved: tuple[str, ...], plain: bool, as_json: bool) -> 
 
 @dataclass(frozen=True)
 class _Account:
-    """What a replay found: lines for people, and the same as plain values."""
+    """Findings of a replay: lines to print, and the same as JSON values."""
 
     lines: Sequence[str]
     record: dict[str, Any]
@@ -72,8 +73,8 @@ class _Account:
 def _account(
     found: Replayed | TakenAgain, moment: str, recorded: Sequence[str], now: str, verdict: str, record: dict[str, Any]
 ) -> _Account:
-    """moment: what was run again. recorded: lines on what had gone wrong. now: what was seen. record: what only this
-    kind of replay has to say."""
+    """Combine the parts of a report. moment: what was repeated. recorded: lines about the original failure. now: what
+    the replay saw. record: JSON values specific to this kind of replay."""
     place = "" if found.start is None else f", from {f'checkpoint-{found.start}' if found.start else 'the base model'}"
     common = {
         "plain": found.plain,
@@ -97,10 +98,10 @@ def _of_failure(found: Replayed) -> _Account:
     through = not found.error and now is not None and now.origin is None
     crashed = then.kind == "crash"
     known = then.finding if found.same_place else None
-    seen = "it goes through" if crashed and through else _value_words(now, found.error, found.place, known)
+    seen = "it succeeds" if crashed and through else _value_words(now, found.error, found.place, known)
     recorded = [f"{then.moment}, recorded: {_value_words(then.finding, then.error, then.place)}"]
     if then.bad_weights:
-        recorded.append(f"weights that were not finite: {first_few(then.bad_weights, 3)}")
+        recorded.append(f"non-finite weights: {first_few(then.bad_weights, 3)}")
     elif then.largest and not crashed:
         recorded.append(str(then.largest))
     record = {
@@ -112,39 +113,39 @@ def _of_failure(found: Replayed) -> _Account:
         "then": _origin_json(then.finding),
         "now": _origin_json(now),
     }
-    seen = seen if found.reached else f"in a step before it: {seen}"
+    seen = seen if found.reached else f"in an earlier step: {seen}"
     return _account(found, then.moment, recorded, seen, _verdict(found, finite=through, crashed=crashed), record)
 
 
 def _verdict(found: Replayed, *, finite: bool, crashed: bool) -> str:
-    """What the replay of a recorded failure says of its cause.
+    """Conclude from a replay what caused the recorded failure.
 
-    finite: the replay went through.
-    crashed: what was recorded is an exception.
+    finite: the replay succeeded.
+    crashed: the recorded failure is an exception.
     """
     if found.plain:
         if finite:
             said = "goes through" if crashed else "is finite"
             return (
-                f"by the plain path in fp32 it {said}: the precision or a kernel of the run is to blame, not the data"
+                f"with --plain (fp32) it {said}: the cause is the run's precision or a kernel, not the data"
             )
-        where = "at the same module" if found.same_place else "too, elsewhere"
-        return f"by the plain path in fp32 it goes wrong {where}: the weights, the data or the model are to blame"
+        where = "at the same module" if found.same_place else "too, at another module"
+        return f"with --plain (fp32) it fails {where}: the cause is the weights, the data or the model"
     if crashed:
         return "reproduced: the same exception at the same place" if found.same_place else "not reproduced"
     if found.same_bits:
         return "reproduced: the same value at the same module, bit for bit"
     if found.same_place:
-        return "reproduced: the same module, with other bits"
+        return "reproduced: the same module, but not bit for bit"
     if finite:
-        return "not reproduced: suspect the memory, the device or a kernel that does not repeat itself"
-    return "not reproduced: it goes wrong elsewhere"
+        return "not reproduced: suspect the memory, the device or a non-deterministic kernel"
+    return "not reproduced: it fails at another place"
 
 
 def _value_words(finding: Finding | None, error: str, place: str, known: Finding | None = None) -> str:
-    """What went wrong, where. known: what goes wrong at the same module, whose name stands for those inside of it."""
+    """Describe the failure and its place. known: the original finding; its module name stands for modules inside it."""
     if error:
-        return f"{error}, raised in {place}" if place else f"{error}, raised in no module's forward pass"
+        return f"{error}, raised in {place}" if place else f"{error}, raised outside of any module's forward"
     origin = finding.origin if finding else None
     if origin is None:
         return "every value was finite"
@@ -174,16 +175,16 @@ def _of_death(found: TakenAgain) -> _Account:
 
 
 def _end_words(found: TakenAgain) -> Iterator[str]:
-    """Of a step in which a process died, taken again."""
+    """Describe the outcome of a repeated step in which a process had died."""
     if found.ended:
         yield f"{found.ended} {found.where}{f' ({found.line})' if found.line else ''}"
     elif found.error:
         yield _value_words(None, found.error, found.place)
     else:
         report = found.report
-        assert report is not None  # it neither died nor raised
+        assert report is not None  # because it neither died nor raised
         if report["non_finite"]:
-            yield f"it ends, and its {report['non_finite'].replace('_', ' ')} is not finite"
+            yield f"it completes, but its {report['non_finite'].replace('_', ' ')} is not finite"
             return
         yield "it ends"
         for name in ("loss", "grad_norm"):
@@ -192,17 +193,18 @@ def _end_words(found: TakenAgain) -> Iterator[str]:
 
 
 def _death_verdict(found: TakenAgain) -> str:
-    """What taking the step again, in which a process died, says of the cause."""
+    """Conclude from the repeated step why the process had died."""
     if found.same:
         if found.plain:
-            return "by the plain path it goes wrong too: no kernel of surefoot's own is to blame"
+            return "with --plain it fails too: the cause is not a kernel of surefoot"
         return "reproduced: the step raises again" if found.error else "reproduced: the step ends its process"
     if found.ended:
-        return "not reproduced: the replay did not come to the step"
+        return "not reproduced: the replay did not reach the step"
     if found.error or (found.report and found.report["non_finite"]):
-        return "not reproduced: the step goes wrong, and its process lives"
+        return "not reproduced: the step fails, but its process survives"
     if found.plain:
-        return "by the plain path the step lives: where it dies without --plain, a kernel or the precision is to blame"
-    if found.death.trace is not None or found.death.error:  # of the process itself, so nobody else ended it
-        return "not reproduced: suspect the memory, the device, another rank or a kernel that does not repeat itself"
-    return "not reproduced: somebody else ended the process, as the kernel does when memory runs out, or a job's limit"
+        return "with --plain the process survives: if it dies without it, the cause is a kernel or the precision"
+    if found.death.trace is not None or found.death.error:  # written by the process itself, so it was not killed from outside
+        return "not reproduced: suspect the memory, the device, another rank or a non-deterministic kernel"
+    return "not reproduced: the process was killed from outside, e.g. by the kernel (out of memory) or a job's time
+    limit"

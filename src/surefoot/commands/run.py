@@ -1,8 +1,8 @@
-"""`surefoot run -- COMMAND`: another tool's command, translated and carried out. Nothing is passed to a shell.
+"""`surefoot run -- COMMAND`: translate another tool's command and run it. Nothing is passed to a shell.
 
-`call_words` and `call_training` do the same for Python callers, such as the scripts of compat (`from finetune import
-train`, `run_exp`). There an error is an exception of `surefoot.system.errors` whose text the command line would print;
-a run that a signal stopped raises KeyboardInterrupt, so that no caller goes on with half a model.
+`call_words` and `call_training` do the same for Python callers, such as compat scripts (`from finetune import train`,
+`run_exp`). They raise an exception of `surefoot.system.errors` with the text that the command line would print, and
+KeyboardInterrupt for a run stopped by a signal, so that no caller continues with a half-trained model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 
 @click.command(cls=WordsCommand)
 @click.argument("words", nargs=-1, required=True, metavar="[KEY=VALUE]... -- [NAME=value]... COMMAND...")
-@click.option("--allow-unknown", is_flag=True, help="Ignore words that the tool does not know.")
-@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
+@click.option("--allow-unknown", is_flag=True, help="Ignore arguments that the tool does not know.")
+@click.option(
+    "--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start if there is none."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
-@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; the run folder is not made.")
+@click.option("--dry-run", is_flag=True, help="Plan, read the data and stop, without creating the run folder.")
 @checking
 @click.pass_context
 def run(
@@ -46,8 +48,8 @@ def run(
 
     surefoot run log_every=1 -- python finetune.py --base_model ...
 
-    Keys of surefoot's own stand before --, variables of the environment behind it. surefoot translate shows what
-    becomes of a command.
+    Put surefoot's own keys before --, environment variables after it. surefoot translate shows how a command is
+    translated.
     """
     from surefoot.interop.registry import command_help
 
@@ -66,32 +68,32 @@ def run(
 
 def _show_flags(name: str, flags: list[tuple[str, str]]) -> None:
     formatter = click.HelpFormatter(max_width=100)
-    formatter.write_text(f"{name}, read by surefoot: each flag with its default, and what becomes of it.")
+    formatter.write_text(f"{name}, read by surefoot: each flag with its default and its translation.")
     with formatter.section("Flags"):
         formatter.write_dl(flags, col_max=44)
-    formatter.write_text("surefoot translate -- COMMAND shows what becomes of a command as you write it.")
+    formatter.write_text("surefoot translate -- COMMAND shows how your command is translated.")
     echo(formatter.getvalue().rstrip())
 
 
 def _other_command(ctx: click.Context, name: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> int:
-    """export, chat, evaluate …: the words are surefoot's own by now."""
+    """Run export, chat, evaluate …; the arguments are already translated to surefoot's."""
     command = main.get_command(ctx, name)
     if command is None:
         raise click.UsageError(f"this surefoot has no command {name}")
-    os.environ.update(environment)  # what the launch line set in front of its command
+    os.environ.update(environment)  # variables set on the original command line
     with command.make_context(name, list(arguments), parent=ctx.parent) as inner:
         code = command.invoke(inner)
     return code if isinstance(code, int) else 0
 
 
 def call_words(words: Sequence[str]) -> None:
-    """`surefoot run -- WORDS`."""
+    """Run `surefoot run -- WORDS`."""
     invocation = Invocation(typed=("run", "--", *words))
     _call(invocation, lambda: main(list(invocation.typed), standalone_mode=False, obj=invocation))
 
 
 def call_training(read: Callable[[], Translation], words: Sequence[str]) -> None:
-    """Train what `read` gives. words: a command that means the same, for the hint how to resume."""
+    """Train from the translation that `read` returns. words: an equivalent command, for the resume hint."""
     invocation = Invocation(typed=("run", "--", *words))
 
     def train() -> int:
@@ -107,8 +109,8 @@ def _call(invocation: Invocation, run: Callable[[], object]) -> None:
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
     except SurefootError as error:
-        if not error.faults:  # another rank says why
+        if not error.faults:  # another rank prints the reason
             raise
         raise type(error)([invocation.locate(fault) for fault in error.faults]) from None
     if code == STOPPED_EXIT_CODE:
-        raise KeyboardInterrupt("the run was stopped; its last lines say how to go on")
+        raise KeyboardInterrupt("the run was stopped; its last lines say how to resume")

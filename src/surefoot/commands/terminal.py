@@ -1,6 +1,6 @@
-"""What a command writes itself: text and JSON on stdout, its console, and errors on stderr.
+"""Terminal output of commands: text and JSON on stdout, the console, and errors on stderr.
 
-One line per fault, as compilers write it; a fault in a text file shows its line and a caret:
+One line per fault, in the style of compilers; a fault in a text file shows its line and a caret:
 
     run.yaml:7:1: error: learning_rte: unknown key; did you mean optim.lr? (key lr under optim) [SF-CONFIG-KEY]
       7 | learning_rte: 1e-4
@@ -9,8 +9,8 @@ One line per fault, as compilers write it; a fault in a text file shows its line
 The code in brackets names the kind of fault: `surefoot explain SF-CONFIG-KEY`.
 
 Exit codes: 0 done, 1 a bug in surefoot, 2 the user's input, 3 the environment, 4 no checkpoint that verifies,
-5 diverged, 6 a replay that does not find the same, 75 stopped early and resumable, 130 interrupted. Codes 2 to 5 stand
-at the classes in `surefoot.system.errors`.
+5 diverged, 6 a replay that does not reproduce the failure, 75 stopped early and resumable, 130 interrupted. Codes 2 to
+5 are defined by the classes in `surefoot.system.errors`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 BUG_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 EXCERPT_WIDTH = 100  # characters of a source line that are shown
-_NEAR = 1000  # characters before them in which the name of a secret is looked for: a line may have megabytes
+_NEAR = 1000  # characters before the excerpt searched for the name of a secret; a line may have megabytes
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:(?P<column>\d+))?")
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|[^\s,:\[\]{}]+""")
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write text, which may hold names from untrusted files, without terminal escape sequences."""
+    """Print text without terminal escape sequences, since it may contain names from untrusted files."""
     click.echo(clean(str(text)), err=err, nl=nl)
 
 
 def echo_json(value: Any, indent: int | None = 2, **settings: Any) -> None:
-    """Write JSON to stdout. settings: of `json.dumps`."""
+    """Print JSON to stdout. settings: keyword arguments of `json.dumps`."""
     click.echo(shown_json(value, indent, **settings))
 
 
 def screen(*, err: bool = False) -> Console:
-    """The console on stdout. err: on stderr, where stdout is for answers or JSON."""
+    """Return the console on stdout, or on stderr (err) for commands that print answers or JSON on stdout."""
     from surefoot.report.console import open_console
     from surefoot.system import process
 
@@ -62,11 +62,11 @@ def screen(*, err: bool = False) -> Console:
 
 @dataclass
 class Invocation:
-    """What one call of the command line leaves for its messages.
+    """State of one command-line call, used in its messages.
 
     debug: print tracebacks.
-    typed: the words of the command behind `surefoot`, also where a script of compat gave them.
-    locate: finds the place in the config of a fault that names only a key.
+    typed: the words after `surefoot`; also set when a compat script supplied them.
+    locate: adds the place in the config file to a fault that names only a key.
     """
 
     debug: bool = False
@@ -75,7 +75,7 @@ class Invocation:
 
 
 def report_error(error: SurefootError, invocation: Invocation) -> None:
-    """One line per fault, with an excerpt where the fault names line and column of a file."""
+    """Print one line per fault, with an excerpt if the fault names a line and column of a file."""
     if invocation.debug:
         _print_traceback(error)
     for fault in error.faults:
@@ -83,10 +83,10 @@ def report_error(error: SurefootError, invocation: Invocation) -> None:
 
 
 def report_usage(error: click.ClickException, invocation: Invocation) -> None:
-    """A wrong flag or command in one line, with the help page to read."""
+    """Print a wrong flag or command in one line, with the help page to read."""
     message = error.format_message()
     if override := _meant_as_override(error, invocation.typed):
-        message = f"no such option {override[0]!r}; a key of the config goes without dashes: {override[1]}"
+        message = f"no such option {override[0]!r}; config keys are written without dashes: {override[1]}"
     message = _one_line(message)
     message = message[:1].lower() + message[1:]
     if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -96,7 +96,7 @@ def report_usage(error: click.ClickException, invocation: Invocation) -> None:
 
 
 def _meant_as_override(error: click.ClickException, typed: Sequence[str]) -> tuple[str, str] | None:
-    """A key of the config written as a flag, `--optim.lr=1e-4` or `--optim.lr 1e-4`, and how it is written."""
+    """Detect a config key written as a flag (`--optim.lr=1e-4`, `--optim.lr 1e-4`); return the flag and the fix."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
     if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
@@ -113,7 +113,7 @@ def _meant_as_override(error: click.ClickException, typed: Sequence[str]) -> tup
 
 
 def report_bug(error: BaseException, invocation: Invocation) -> None:
-    """What nobody foresaw: one line; the traceback only on request."""
+    """Print an unexpected error in one line; the traceback only with --debug."""
     if invocation.debug:
         _print_traceback(error)
     advice = "" if invocation.debug else " (run again with --debug)"
@@ -125,7 +125,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def fault_lines(fault: Fault) -> list[str]:
-    """The message and, where there is one, the excerpt."""
+    """The message, followed by the excerpt if there is one."""
     place, code = _PLACE.fullmatch(fault.where), f" [{fault.code}]" if fault.code else ""
     if place is None:
         return [f"error: {_one_line(str(fault))}{code}"]
@@ -137,7 +137,7 @@ def fault_lines(fault: Fault) -> list[str]:
 
 
 def _excerpt(path: Path, line: int, column: int) -> list[str]:
-    """The line with a caret under the word at `column`; nothing where the file or the line cannot be read."""
+    """The source line with a caret under the word at `column`; empty if the file or line cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             text = next(islice(file, line - 1, None), "")
@@ -161,5 +161,5 @@ def _one_line(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Tabs and control characters become spaces: carets stay aligned, and a file cannot send codes to the terminal."""
+    """Replace tabs and control characters by spaces: carets stay aligned, and files cannot send terminal codes."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

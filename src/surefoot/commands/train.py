@@ -1,4 +1,4 @@
-"""`surefoot train`: the run itself, and `--check N`: a few steps of it, and whether they look like learning."""
+"""`surefoot train`: a whole run, or with `--check N` a few steps to see whether it learns."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ if TYPE_CHECKING:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_LEAST = 2  # steps; the first alone tells nothing
+_LEAST = 2  # steps; a trend needs two
 
 
 def checking(command: Command) -> Command:
     """Decorator: `--check N`, passed as `check: int | None`."""
-    words = "Take N steps, say whether losses and gradients are sound and the loss falls, and stop; write nothing."
+    words = (
+        "Take N steps, report whether losses and gradients are finite and the loss falls, then stop. Writes nothing."
+    )
     return click.option("--check", type=click.IntRange(min=_LEAST), metavar="N", help=words)(command)
 
 
 def check_run(config: RunConfig, steps: int, origin: Translation | None = None) -> int:
-    """The exit code: 0, or that of a run that would fail so. origin: the words of another tool that were translated."""
+    """Return 0, or the exit code with which the run would fail. origin: the translation, if another tool's config was
+    read."""
     console = screen()
-    console.say(f"{steps} steps of {config.model.path}, at the peak of the learning rate; nothing is written …")
+    console.say(f"{steps} steps of {config.model.path}, at the peak learning rate; nothing is written …")
     from surefoot.commands.doctor.command import advice, doctor_table
     from surefoot.commands.doctor.findings import Examination
     from surefoot.commands.doctor.steps import check_steps
@@ -58,16 +61,16 @@ def check_run(config: RunConfig, steps: int, origin: Translation | None = None) 
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """The flags of `train`, and of `run` where it trains.
+    """The flags of `train`, and of `run` for a training command.
 
-    mode: None where neither --resume nor --overwrite is given.
-    quiet: nothing on the screen but errors.
-    full: the whole plan and data audit on the screen.
-    push: OWNER/NAME on the hub, to upload to afterwards.
-    profile: steps to profile.
-    time_every: print times of every so many steps.
-    dry_run: plan and read the data; the run folder is not made.
-    check: take so many steps, judge them and write nothing.
+    mode: None if neither --resume nor --overwrite is given.
+    quiet: print only errors.
+    full: print the whole plan and data audit.
+    push: OWNER/NAME on the hub to upload the finished model to.
+    profile: number of steps to profile.
+    time_every: print forward and backward times every so many steps.
+    dry_run: plan and read the data without creating the run folder.
+    check: number of steps to take and judge, writing nothing.
     """
 
     mode: Mode | None = None
@@ -81,36 +84,38 @@ class TrainFlags:
 
 
 def chosen_mode(resume: bool, overwrite: bool) -> Mode | None:
-    """What --resume and --overwrite say. Raises click.UsageError where both are given."""
+    """Return the mode for --resume and --overwrite. Raises click.UsageError if both are given."""
     if resume and overwrite:
-        raise click.UsageError("--resume continues a run and --overwrite replaces it: give one of them")
+        raise click.UsageError("--resume continues a run and --overwrite replaces it: give only one of them")
     return "resume" if resume else "overwrite" if overwrite else None
 
 
 @click.command()
 @config_arguments
-@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start.")
+@click.option(
+    "--resume", is_flag=True, help="Continue from the newest checkpoint that verifies, or start if there is none."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
-@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit, not only a summary.")
-@click.option("--push", metavar="OWNER/NAME", help="Afterwards, upload the model to the hub, privately.")
+@click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit instead of a summary.")
+@click.option("--push", metavar="OWNER/NAME", help="Upload the finished model to the hub, as a private repository.")
 @click.option(
     "--profile",
     type=click.IntRange(min=1),
     metavar="N",
-    help="After a warm-up, clock N steps and trace two more: table, picture, trace for Perfetto.",
+    help="After a warm-up, time N steps and trace two more: table, picture, trace for Perfetto.",
 )
 @click.option(
-    "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times of every N-th step."
+    "--time-every", type=click.IntRange(min=1), metavar="N", help="Print forward and backward times every N steps."
 )
-@click.option("--dry-run", is_flag=True, help="Plan, read the data, and stop; the run folder is not made.")
+@click.option("--dry-run", is_flag=True, help="Plan, read the data and stop, without creating the run folder.")
 @checking
 def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: bool, **flags: Any) -> int:
     """Fine-tune the model that CONFIG.yaml describes.
 
     Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
 
-    A config of another tool is recognised and translated; surefoot translate shows what becomes of it.
+    A config of another tool is recognised and translated; surefoot translate shows the result.
     """
     given = TrainFlags(mode=chosen_mode(resume, overwrite), **flags)
     translation = recognised(config, overrides)
@@ -123,30 +128,30 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: boo
 
 
 def train_translation(translation: Translation, flags: TrainFlags, read_from: Path | None = None) -> int:
-    """Train what another tool's words mean.
+    """Train from another tool's config or command.
 
-    flags: what they leave out is taken from these words.
-    read_from: the file that was recognised, None for a command.
+    flags: values that are None are taken from the translated arguments.
+    read_from: the config file that was recognised, None for a command.
     """
     words = translation.arguments
-    said = {
+    translated = {
         "mode": chosen_mode("--resume" in words, "--overwrite" in words),
-        "push": _after("--push", words),
-        "profile": int(_after("--profile", words) or 0) or None,
-        "time_every": int(_after("--time-every", words) or 0) or None,
+        "push": _value_after("--push", words),
+        "profile": int(_value_after("--profile", words) or 0) or None,
+        "time_every": int(_value_after("--time-every", words) or 0) or None,
     }
-    flags = replace(flags, **{name: value for name, value in said.items() if getattr(flags, name) is None})
+    flags = replace(flags, **{name: value for name, value in translated.items() if getattr(flags, name) is None})
     return _check_or_launch(checked(translation), flags, translation, read_from)
 
 
-def _after(flag: str, words: Sequence[str]) -> str | None:
+def _value_after(flag: str, words: Sequence[str]) -> str | None:
     return words[words.index(flag) + 1] if flag in words else None
 
 
 def _check_or_launch(
     config: RunConfig, flags: TrainFlags, origin: Translation | None = None, read_from: Path | None = None
 ) -> int:
-    """The exit code. origin: the words of another tool that were translated."""
+    """Return the exit code. origin: the translation, if another tool's config or command was read."""
     if flags.check is not None:
         return check_run(config, flags.check, origin)
     mode = flags.mode or "new"
@@ -168,7 +173,7 @@ def _launch(
         if origin is not None:
             console.say(_read_as(origin, read_from))
         commits = None
-        if launch is None:  # else whoever launched this rank, or rank 0, has said and looked
+        if launch is None:  # otherwise the launcher or rank 0 has already done both
             from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 
@@ -208,7 +213,7 @@ def _launch(
 
 
 def _beginning(config: RunConfig) -> str:
-    """The first line, before anything takes time."""
+    """The first line on the screen, printed before anything slow."""
     train = config.data.train
     data = first_few([source.name or Path(source.path).name for source in train], 2)
     base = Path(config.model.path)
@@ -217,8 +222,8 @@ def _beginning(config: RunConfig) -> str:
 
 
 def _typed(origin: Translation | None) -> list[str]:
-    """The command that was given, for the hint how to resume; with what another tool read from the environment, so that
-    it means the same in another shell."""
+    """The command line, for the resume hint. Includes the environment variables that another tool's command read, so
+    that it works in another shell."""
 
     words = list(click.get_current_context().ensure_object(Invocation).typed)
     if origin is not None and "--" in words:
@@ -226,7 +231,7 @@ def _typed(origin: Translation | None) -> list[str]:
         own = process.launch_environment()
         assignments = [f"{name}={value}" for name, value in origin.environment.items() if own.get(name) == value]
         words[at:at] = [word for word in assignments if word not in words]
-    return ["surefoot", *veiled_words(words)]  # run.log keeps it
+    return ["surefoot", *veiled_words(words)]  # without secrets: run.log stores it
 
 
 def _read_as(origin: Translation, read_from: Path | None) -> str:
@@ -237,13 +242,13 @@ def _read_as(origin: Translation, read_from: Path | None) -> str:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as a machine that is taken away sends it."""
+    """Raised on SIGTERM, which a scheduler sends before it takes the machine."""
 
 
 @contextmanager
 def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
-    """Ctrl-C and SIGTERM while steps are taken are a request to stop, and end no block. Before and after, they end this
-    one; after SIGTERM the exit code says that the run can go on, whenever it came."""
+    """Explain an interruption outside of the training loop, which handles Ctrl-C and SIGTERM itself by stopping after
+    the step. After SIGTERM the exit code always says that the run can be resumed."""
     before = _listing(folder)
     try:
         with _raised_on_sigterm():
@@ -254,7 +259,7 @@ def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
             echo(f"\ninterrupted before {step}; nothing was written", err=True)
         else:
             advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
-            echo(f"\ninterrupted while {folder} was written; {advice}", err=True)
+            echo(f"\ninterrupted while writing {folder}; {advice}", err=True)
         if isinstance(interruption, _Terminated):
             raise click.exceptions.Exit(STOPPED_EXIT_CODE) from None
         raise
@@ -262,8 +267,8 @@ def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def _raised_on_sigterm() -> Iterator[None]:
-    """Raises _Terminated in the block. Not in one of several ranks, which may wait for each other where nothing is
-    heard: they end by the signal itself, all of them."""
+    """Raise _Terminated on SIGTERM inside the block. Not with several ranks: one waiting in a collective could not
+    react, so there the signal ends the processes directly."""
     if threading.current_thread() is not threading.main_thread() or process.find_launch() is not None:
         yield
         return
@@ -279,7 +284,7 @@ def _raised_on_sigterm() -> Iterator[None]:
 
 
 def _listing(folder: Path) -> dict[str, int]:
-    """When each file of the run was written."""
+    """Modification time of each file of the run."""
     if not folder.is_dir():
         return {}
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if not durable.is_temporary(path)}

@@ -1,4 +1,4 @@
-"""`surefoot verify`: is every byte as it was written, and are two runs the same?"""
+"""`surefoot verify`: check that every byte is as written, and that two runs are identical."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ from surefoot.system.messages import counted
     help="Compare with another run or checkpoint, bit for bit.",
 )
 @click.option("--served", metavar="URL", help="Compare a server's answers with the trained model's.")
-@click.option("--name", help="With --served: the model's name there.  [default: its only model or adapter]")
-@click.option("--data", help="With --served: texts, as in data.train.  [default: those that the run held out]")
-@click.option("--max-samples", type=click.IntRange(min=1), default=16, show_default=True, help="With --served: texts.")
+@click.option("--name", help="With --served: the model's name on the server.  [default: its only model or adapter]")
+@click.option("--data", help="With --served: texts, as in data.train.  [default: the run's held-out data]")
+@click.option(
+    "--max-samples", type=click.IntRange(min=1), default=16, show_default=True, help="With --served: number of texts."
+)
 @click.option(
     "--threshold",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --served: allowed difference in nats.  [default: 1e-4, or what rounding to 16 bits does]",
+    help="With --served: allowed difference in nats.  [default: 1e-4, or the effect of rounding to 16 bits]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def verify(
     ctx: click.Context, folder: Path, other: Path | None, served: str | None, as_json: bool, **requested: Any
 ) -> None:
-    """Check FOLDER, a run, a checkpoint or an export, against its manifests.
+    """Check FOLDER (a run, a checkpoint or an export) against its manifests.
 
-    Exit 0: every file is as it was written (and the two are identical, or what is served is what was trained). Exit 4:
-    something is not.
+    Exit 0: every file is as written, and the second folder is identical or the served model is the trained one. Exit 4:
+    a file or a value differs.
     """
     if ctx.args:
         meant = f"surefoot verify {shlex.join([str(folder), '--same-as', ctx.args[0]])}"
-        raise click.UsageError(f"one folder is checked; two are compared with --same-as: `{meant}`", ctx)
+        raise click.UsageError(f"only one folder can be checked; compare two with --same-as: `{meant}`", ctx)
 
     if served is not None:
         if other is not None:
-            raise click.UsageError("--served and --same-as are two questions: ask one at a time", ctx)
+            raise click.UsageError("--served and --same-as cannot be combined", ctx)
         _verify_served(folder, served, as_json=as_json, **requested)
         return
     for option, flag in (("name", "--name"), ("data", "--data"), ("threshold", "--threshold")):
         if requested[option] is not None:
-            raise click.UsageError(f"{flag} goes with --served URL", ctx)
+            raise click.UsageError(f"{flag} needs --served URL", ctx)
 
     from surefoot.system.folders import is_run, require_written
 
@@ -94,13 +96,13 @@ def verify(
                 console.say(f"{one}: {conversion_line(converted)}")
         for one in (folder, other):
             if one and is_run(one) and not any(check.logs for check in checks):
-                console.say(f"{one}: its logs are not covered: no checkpoint that is whole has copies of them")
+                console.say(f"{one}: its logs could not be checked: no intact checkpoint has copies of them")
         if differences and other and is_run(folder) and is_run(other):
             console.say(f"why they differ: surefoot compare {shlex.join([str(folder), str(other)])}")
         if not faults:
             for one in (folder, other):
                 if one and (one / "plan.json").is_file() and not is_finished(one):
-                    console.say(f"{one} is not finished: only its checkpoints were checked")
+                    console.say(f"{one} is not finished, so only its checkpoints were checked")
         if differences == []:
             console.say(f"{folder} and {other} are identical: weights, optimizer, state and logged values")
     if faults:
@@ -131,7 +133,7 @@ def _verify_served(
 
     from surefoot.models.served import served_model
 
-    model = served_model(there, name)  # a server that is not there is told before a model is opened
+    model = served_model(there, name)  # report an unreachable server before loading a model
 
     from surefoot.evaluate.served import measure_served
     from surefoot.report.tables.served import served_faults, served_lines, served_table
