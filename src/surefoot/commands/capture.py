@@ -1,4 +1,4 @@
-"""`surefoot capture`: keep what the layers of a model hold and compute."""
+"""`surefoot capture`: store the weights and activations of a model's layers, and compare two captures."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @model_options
 @click.option("--out", required=True, type=_FOLDER, help="Folder for the capture.")
-@click.option("--seq-len", type=click.IntRange(min=1), help="Length in tokens.  [default: 512, or as in --against]")
-@click.option("--layers", default="all", show_default=True, help="Numbers and ranges such as 0,5-7.")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Length in tokens.  [default: 512, or that of --against]")
+@click.option("--layers", default="all", show_default=True, help="Layer numbers and ranges, such as 0,5-7.")
 @click.option(
     "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A text, repeated or cut to --seq-len."
 )
-@click.option("--data", help="Data as in data.train; its first record of --seq-len tokens.")
+@click.option("--data", help="Data as in data.train; uses the first record with --seq-len tokens.")
 @click.option("--template", help="Template for --data.  [default: as the model was trained]")
 @bos_option
-@click.option("--attention", is_flag=True, help="Attention maps too, by eager attention.")
+@click.option("--attention", is_flag=True, help="Also store attention maps, using eager attention.")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Type to store in.  [default: as computed]")
 @click.option(
-    "--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A capture to compare to."
+    "--against", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A capture to compare with."
 )
 @click.option("--overwrite", is_flag=True, help="Replace a capture in --out.")
 def capture(model: str, out: Path, against: Path | None, overwrite: bool, **options: Any) -> None:
     """Run MODEL once and store, for each layer, norms, matrices and activations with statistics and heat maps.
 
-    The same token ids go into captures that are compared: --against takes them from the earlier one. Where MODEL is
-    itself a capture, the two are compared and nothing is run.
+    Compared captures use the same token ids: --against takes them from the earlier one. If MODEL is itself a capture,
+    the two are compared and nothing is run.
     """
     from surefoot.evaluate.capture_folder import is_capture, open_capture, require_room
     from surefoot.methods.requests import (
@@ -63,14 +63,14 @@ def capture(model: str, out: Path, against: Path | None, overwrite: bool, **opti
                 )
             )
         if any(value not in (None, False, "all") for value in options.values()) or options["bos"] is not None:
-            raise click.UsageError("two captures are compared as they are: leave the options of a new one out")
+            raise click.UsageError("options for a new capture cannot be used to compare two captures")
         _compare(against, Path(model), out, overwrite)
         return
     text, data, template, seq_len = (options[name] for name in ("text", "data", "template", "seq_len"))
     if text and data:
         raise click.UsageError("give a text by --text or records by --data, not both")
     if template is not None and data is None:
-        raise click.UsageError("--template lays out the records of --data, and none are named")
+        raise click.UsageError("--template needs --data")
     named = check_models(model, options["adapter"])
     if data is not None:
         check_request(DataRequest(data, template))
@@ -103,7 +103,7 @@ def capture(model: str, out: Path, against: Path | None, overwrite: bool, **opti
     stored = list(dict.fromkeys(entry["file"] for entry in index["tensors"]))
     tensors = stored[0] if len(stored) == 1 else f"{stored[0]} to {stored[-1]} ({len(stored)} files)"
     names = ", ".join(["index.json", tensors, *captured.pictures])
-    console.say(f"in {out}: {names}; at most {held} were held at once")
+    console.say(f"in {out}: {names}; at most {held} in memory at once")
     if captured.comparison is not None:
         _show_comparison(captured.comparison, out)
 

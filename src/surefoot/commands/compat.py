@@ -1,4 +1,4 @@
-"""`surefoot compat`: scripts under the names that existing launch scripts call."""
+"""`surefoot compat`: write scripts with the names that existing launch scripts call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from surefoot.commands.terminal import echo
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--overwrite", is_flag=True, help="Replace the files that another version of surefoot wrote.")
+@click.option("--overwrite", is_flag=True, help="Replace files written by another version of surefoot.")
 def compat(folder: Path, overwrite: bool) -> None:
     """Write finetune.py, llamafactory-cli, train_sft.py and the others into FOLDER.
 
-    source FOLDER/activate puts them on the path: finetune.py … then runs surefoot from any folder. `python finetune.py`
-    looks in the working folder alone, so for that write the scripts there.
+    After `source FOLDER/activate`, finetune.py … runs surefoot from any folder. `python finetune.py` only finds the
+    script in the working folder.
     """
     from surefoot.interop.compat import REGISTRY, write_scripts
 
@@ -24,5 +24,5 @@ def compat(folder: Path, overwrite: bool) -> None:
     for name in names:
         echo(folder / name)
     if REGISTRY not in names:
-        echo(f"{folder / REGISTRY} was there and stays as it is")
-    echo(f"now: source {folder}/activate, then finetune.py … runs anywhere (python finetune.py … in {folder} alone)")
+        echo(f"{folder / REGISTRY} already exists and was not changed")
+    echo(f"next: source {folder}/activate; then finetune.py … runs anywhere, python finetune.py … only in {folder}")

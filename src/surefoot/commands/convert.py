@@ -1,7 +1,7 @@
-"""`surefoot convert`: weights in any recognised layout to a normal folder, or a normal folder to another layout.
+"""`surefoot convert`: convert weights from any recognised layout to a normal folder, or to another layout.
 
-The result is there whole or not at all. `convert.json` beside it records what was done: rules, key counts, SHA-256 of
-every file read and written.
+The result is written completely or not at all. `convert.json` in its folder records the rules, the number of keys, and
+the SHA-256 of every file read and written.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from surefoot.system.folders import require_replaceable
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    echo("layouts, and the rules that lead from each to transformers' or PEFT's (* --to writes it)")
+    echo("layouts, with the rules that convert each to transformers' or PEFT's (*: can be written with --to)")
     for layout in LAYOUTS:
         rules = f"  [{', '.join(layout.rules)}]" if layout.rules else ""
         echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.recognised_by.replace('`', '')}{rules}")
-    echo("rules, and what undoes them")
+    echo("rules and their inverses")
     for name, kind in KINDS.items():
         echo(f"    {name:<16} {kind.sentence}; undone by: {kind.inverse or 'nothing'}")
     ctx.exit()
@@ -54,25 +54,25 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--base",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with what SOURCE lacks: config, tokenizer, output head.",
+    help="Folder for what SOURCE lacks: config, tokenizer, output head.",
 )
 @click.option(
     "--list", "show", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Print layouts and rules."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier conversion in --out.")
 def convert(source: Path, out: Path | None, to: str | None, base: Path | None, dry_run: bool, overwrite: bool) -> None:
     """Write the weights in SOURCE, a folder or a file, as a normal safetensors folder.
 
-    The layout is recognised by the names and shapes; every value stays as it is, bit for bit. Pickled files and ZeRO
-    checkpoints are opened in a child process that can run nothing. convert.json records what was done.
+    The layout is recognised by names and shapes; every value stays bit for bit. Pickled files and ZeRO checkpoints are
+    opened in a child process that cannot run code from them. convert.json records what was done.
     """
     from surefoot.config.paths import nearest_path
 
     if not source.exists():
         raise InputError(Fault(str(source), "no such file or folder", nearest_path(source, ()), code="SF-FILE-MISSING"))
     if out is None and not dry_run:
-        raise click.UsageError("missing option '--out'; or look first with --dry-run")
+        raise click.UsageError("missing option '--out'; use --dry-run to write nothing")
 
     find_weights(source)
     result = convert_weights(source, None if dry_run else out, to=to, base=base, overwrite=overwrite)
@@ -91,7 +91,7 @@ def convert(source: Path, out: Path | None, to: str | None, base: Path | None, d
 
 
 def _settings_line(settings: Mapping[str, Any]) -> str:
-    """A rule's settings in one line; long lists by their first items."""
+    """Format a rule's settings in one line, long lists by their first items."""
     shown = []
     for key, value in settings.items():
         if value == []:
@@ -108,12 +108,12 @@ _COMPANIONS = re.compile(
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|.*\.model|chat_template\.jinja|"
     r"generation_config\.json"
 )
-_SCRATCH = ".scratch"  # in the staged folder: it disappears with it
+_SCRATCH = ".scratch"  # inside the staging folder, and removed with it
 
 
 @dataclass
 class Converted:
-    """What was found and, unless it was a dry run, written. notes: sentences on what the user should know."""
+    """The result of a conversion, or of a dry run. notes: sentences for the user."""
 
     kind: str  # model | adapter
     layouts: list[str]
@@ -136,18 +136,20 @@ def convert_weights(
     base: Path | None = None,
     overwrite: bool = False,
 ) -> Converted:
-    """Write `source` in the layout `to` into the folder `out`; None only looks.
+    """Convert `source` to the layout `to` in the folder `out`; with None, only report.
 
     source: a folder or a file.
     to: a name of `surefoot.models.convert.layouts.TARGETS`; None is hf for a model and peft for an adapter.
     base: a folder for what the source lacks: config, tokenizer, an output head.
     overwrite: replace an earlier conversion in `out`.
 
-    Raises InputError for what is not recognised, EnvironmentFault for a disk that cannot be written.
+    Raises InputError if the source is not recognised, EnvironmentFault if the result cannot be written.
     """
     if out is not None:
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
-            raise InputError(Fault(str(out), "is where the source lies", "choose another --out", code="SF-USE-OUTPUT"))
+            raise InputError(
+                Fault(str(out), "is the folder of the source", "choose another --out", code="SF-USE-OUTPUT")
+            )
         require_replaceable(out, overwrite, RECORD, "conversion", lambda record: record["files_out"])
         durable.require_writable(out)
     with _staging(out, overwrite) as folder:
@@ -174,7 +176,7 @@ def _converted(opened: Source, source: Path, to: str | None, base: Path | None) 
     model, adapter = halves(bare, read_json(place) if place else {})
     if adapter and model and to is None:
         what = f"holds a model of {len(model)} weights and an adapter of {len(adapter)}"
-        raise layout_error(str(source), what, "convert its halves one by one: --to hf and --to peft")
+        raise layout_error(str(source), what, "convert them separately: --to hf and --to peft")
     if not adapter or (model and to == "hf"):
         heads = {name: tensor for name, tensor in opened.tensors.items() if name not in bare}
         result = _model({**model, **heads}, opened, source, to or "hf", base)
@@ -182,18 +184,18 @@ def _converted(opened: Source, source: Path, to: str | None, base: Path | None) 
         result = _adapter(adapter, opened, source, to or "peft", base)
     if adapter and model:
         left = len(adapter) if result.kind == "model" else len(model)
-        result.notes.append(f"{left} weights of the other half are not in the result")
+        result.notes.append(f"{left} weights of the other part are not in the result")
     if base and (base / BOS_FILE).is_file() and not (opened.folder / BOS_FILE).is_file():
-        what = f"{BOS_FILE} of {base} is not taken: whether {source} was trained with its factor is not recorded"
+        what = f"{BOS_FILE} of {base} was not copied: nothing records whether {source} was trained with its factor"
         result.notes.append(f"{what}; copy the file if it was")
     if opened.zero:
         result.layouts.insert(0, "zero")
-        result.notes.append("the weights are the optimizer's, in fp32, whatever the model was held in")
+        result.notes.append("the weights are the optimizer's fp32 copies, whatever the model's type was")
     return result
 
 
 def _adapter_config(folder: Path, base: Path | None) -> Path | None:
-    """adapter_config.json of the source or, for weights alone, of --base."""
+    """adapter_config.json of the source, or of --base for bare weights."""
     places = (one / ADAPTER_CONFIG for one in (folder, base) if one)
     return next((path for path in places if path.is_file()), None)
 
@@ -210,7 +212,7 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
     faults = found.faults
     if target.expected.keys() - found.tensors.keys() == {target.head} and not target.facts.tied:
         result.tensors = {**found.tensors, target.head: _head_of(base, target, source)}
-        result.notes.append(f"{target.head} is that of {base}: the source has none")
+        result.notes.append(f"{target.head} was taken from {base}, because the source has none")
         faults = tuple(fault for fault in faults if "are missing" not in fault.what)
     if faults:
         raise InputError(faults)
@@ -231,7 +233,7 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
 def _head_of(base: Path | None, target: Target, source: Path) -> LazyTensor:
     if base is None:
         what = f"has no {target.head}, and config.json does not tie it to the embedding"
-        raise layout_error(str(source), what, "give the model that it was trained from: --base FOLDER")
+        raise layout_error(str(source), what, "name the model it was trained from: --base FOLDER")
     head = lazy_tensors(stored_tensors(base)).get(target.head)
     if head is None or head.shape != target.expected[target.head]:
         raise layout_error(str(base), f"has no {target.head} of shape {list(target.expected[target.head])}")
@@ -242,7 +244,9 @@ def _note_dtype(result: Converted, target: Target) -> None:
     name = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}[target.facts.stored]
     held = sorted({tensor.dtype for tensor in result.tensors.values()})
     if held != [name]:
-        result.notes.append(f"config.json says {target.facts.stored}; the weights are {', '.join(held)} and stay so")
+        result.notes.append(
+            f"config.json says {target.facts.stored}; the weights are {', '.join(held)} and were not cast"
+        )
 
 
 def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path | None) -> Converted:
@@ -263,12 +267,12 @@ def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path
     heads = {name: tensor for name, tensor in opened.tensors.items() if name.startswith(VALUE_HEAD)}
     result.value_head = heads
     if target is None:
-        result.notes.append("the base model is not here, so whether the adapter fits it was not looked at (--base)")
+        result.notes.append("the base model was not found, so it was not checked that the adapter fits (give --base)")
     return result
 
 
 def _base_target(config: Mapping[str, Any], base: Path | None) -> Target | None:
-    """Of the folder given, or of the one that the adapter names, where it is here."""
+    """The target from --base, or from the base folder that the adapter names if it exists."""
     named = config.get("base_model_name_or_path")
     folder = base or (Path(named) if isinstance(named, str) and named else None)
     if folder is None or not (folder / "config.json").is_file():
@@ -277,11 +281,12 @@ def _base_target(config: Mapping[str, Any], base: Path | None) -> Target | None:
 
 
 def _config_folder(folder: Path, source: Path, base: Path | None) -> Path:
-    """Where config.json is: with the weights, in --base, or above the checkpoint. An adapter's folder is none."""
+    """The folder with config.json: the weights' folder, --base, or the checkpoint's parent; never an adapter's
+    folder."""
     for place in (folder, base, folder.parent):
         if place is not None and (place / "config.json").is_file() and not (place / ADAPTER_CONFIG).is_file():
             return place
-    what = "has no config.json, and the names of weights do not tell the model's sizes"
+    what = "has no config.json, and the weights' names do not tell the model's sizes"
     raise layout_error(str(source), what, "give a folder that has it: --base FOLDER")
 
 
@@ -297,7 +302,7 @@ def _write(result: Converted, folder: Path, opened: Source, base: Path | None) -
         write_file(folder / VALUE_HEAD_FILE, result.value_head)
     for place in (opened.folder, *((base,) if base else ())):
         for path in sorted(place.iterdir()):
-            # A factor is part of what was trained: the base's own says nothing of the source.
+            # The factor belongs to the trained weights; the base's factor may not be the source's.
             companion = _COMPANIONS.fullmatch(path.name) or (path.name == BOS_FILE and place == opened.folder)
             if path.is_file() and companion and not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)

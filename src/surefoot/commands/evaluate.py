@@ -1,6 +1,6 @@
-"""`surefoot evaluate`: the group of measurements on a model, and three of them: loss, reward, norms.
+"""`surefoot evaluate`: the group of measurements, and three of them: loss, reward, norms.
 
-The module of a measurement is imported when its command is called.
+A measurement's module is imported when its command is called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from surefoot.system.errors import Fault, InputError
 MEASUREMENTS = {
     "loss": Entry("surefoot.commands.evaluate", "Loss, perplexity and token accuracy on a file."),
     "reward": Entry("surefoot.commands.evaluate", "How well a reward model ranks pairs of answers."),
-    "commonsense": Entry("surefoot.commands.evaluate_tasks", "Eight question sets beside the published numbers."),
+    "commonsense": Entry("surefoot.commands.evaluate_tasks", "Eight question sets, compared with published numbers."),
     "harness": Entry("surefoot.commands.evaluate_tasks", "Tasks of lm-evaluation-harness, offline ones included."),
     "norms": Entry("surefoot.commands.evaluate", "Norms of activations, attention on the first token, by layer."),
 }
@@ -37,7 +37,7 @@ evaluate = LazyGroup(
     MEASUREMENTS,
     name="evaluate",
     help="Measure MODEL: a base model, an adapter, a run, a checkpoint or a merged model. "
-    "With an adapter the base alone stands beside it.",
+    "With an adapter, the base is measured too.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -47,7 +47,7 @@ evaluate = LazyGroup(
 @argument_or_option("data", "Data as in data.train.", required=True)
 @records_options
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Examples per forward pass; changes no more than rounding."
+    "--batch-size", type=click.IntRange(min=1), help="Examples per forward pass; only rounding depends on it."
 )
 @only_option
 @findings_options("loss.json")
@@ -62,10 +62,10 @@ def loss(
     overwrite: bool,
     **layout: Any,
 ) -> None:
-    """Loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
+    """Measure loss, perplexity and token accuracy of MODEL on DATA, over the tokens that training would learn.
 
     DATA is what `data.train` takes: a file, a folder, a hub data set, or a mapping such as '{path: data, name: demo}'.
-    For a run and its evaluation file the loss is the eval_loss of the run.
+    For a run and its evaluation file, the loss equals the run's eval_loss.
     """
     from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
@@ -100,9 +100,9 @@ def loss(
 
 @click.command()
 @model_options
-@argument_or_option("data", "Pairs, as in data.train.  [default: those that the run held out]")
+@argument_or_option("data", "Pairs, as in data.train.  [default: the run's held-out pairs]")
 @records_options
-@click.option("--batch-size", type=click.IntRange(min=1), help="Pairs per forward pass; changes no more than rounding.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Pairs per forward pass; only rounding depends on it.")
 @findings_options("reward.json and calibration.png")
 def reward(
     model: str,
@@ -114,10 +114,10 @@ def reward(
     overwrite: bool,
     **layout: Any,
 ) -> None:
-    """Accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
+    """Measure accuracy, margin, mean scores and calibration of the reward model MODEL on the pairs in DATA.
 
     MODEL is a run of stage reward, one of its checkpoints, or a reward model of another tool. DATA is what `data.train`
-    takes: preference records with a better and a worse answer. Left out, it is the pairs that the run held out.
+    takes: preference records with a better and a worse answer. By default it is the run's held-out pairs.
     """
     from surefoot.methods.requests import DataRequest, check_request
     from surefoot.system import durable
@@ -128,7 +128,9 @@ def reward(
         check_request(requested)
     elif adapter is not None or any(layout.values()):
         what = "is needed with --adapter, --template, --max-length or --max-samples"
-        raise InputError(Fault("DATA", what, "without these a run's own held-out pairs are taken", code="SF-USE-FLAG"))
+        raise InputError(
+            Fault("DATA", what, "without these options the run's held-out pairs are used", code="SF-USE-FLAG")
+        )
     else:
         requested = None
     request = {"model": model, "adapter": adapter, "source": data, **layout}
@@ -168,8 +170,10 @@ def reward(
 @argument_or_option("data", "Data as in data.train.  [default: a built-in text]")
 @click.option("--template", help="Template for --data.  [default: as the model was trained]")
 @bos_option
-@click.option("--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Texts to measure.")
-@click.option("--generate-samples", is_flag=True, help="Answer three fixed prompts too, by base and adapter.")
+@click.option(
+    "--max-samples", type=click.IntRange(min=1), default=32, show_default=True, help="Number of texts to measure."
+)
+@click.option("--generate-samples", is_flag=True, help="Also answer three fixed prompts with base and adapter.")
 @findings_options("norms.json and pictures")
 def norms(
     model: str,
@@ -181,13 +185,13 @@ def norms(
     overwrite: bool,
     **measured: Any,
 ) -> None:
-    """Norms of MODEL's activations and RMSNorms by layer, first position against the rest, and how much attention the
-    first position gets. With an adapter the base stands beside it.
+    """Measure norms of MODEL's activations and RMSNorms by layer, first position compared with the rest, and the
+    attention on the first position. With an adapter, the base is measured too.
     """
     from surefoot.methods.requests import DataRequest, check_request, norms_request
 
     if template is not None and data is None:
-        raise click.UsageError("--template lays out the records of --data, and none are named")
+        raise click.UsageError("--template needs --data")
     check_models(model, adapter)
     if data is not None:
         check_request(DataRequest(data, template))

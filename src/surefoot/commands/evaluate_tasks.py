@@ -1,4 +1,4 @@
-"""`surefoot evaluate commonsense`, eight question sets, and `evaluate harness`, tasks of lm-evaluation-harness."""
+"""`surefoot evaluate commonsense` (eight question sets) and `evaluate harness` (tasks of lm-evaluation-harness)."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _ROWS = {"published": 8, "fast": 16}
 @click.command()
 @model_options
 @argument_or_option("data", "Folder that holds dataset/SET/test.json or SET/test.json.", required=True)
-@click.option("--sets", default="all", show_default=True, help="Names with commas between them, such as boolq,piqa.")
+@click.option("--sets", default="all", show_default=True, help="Comma-separated names, such as boolq,piqa.")
 @click.option(
     "--mode",
     type=click.Choice(["published", "fast"]),
     default="published",
     show_default=True,
-    help="published: 4 beams, 32 tokens, first match. fast: the likeliest option.",
+    help="published: 4 beams, 32 tokens, first match. fast: the most likely option.",
 )
 @click.option(
     "--template",
     default="commonsense-eval",
     show_default=True,
-    help="The published prompt, the name of a template, or trained: as in training.",
+    help="The published prompt, the name of a template, or trained: the template of training.",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help="Questions at once.  [default: 8; fast: 16]")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Questions per forward pass.  [default: 8; fast: 16]")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Only the first N records of each set.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the files.  [default: experiment; fast: experiment-fast]",
+    help="Folder for the result files.  [default: experiment; fast: experiment-fast]",
 )
-@click.option("--model-label", help="What files and rows call MODEL under an adapter.")
-@click.option("--label", help="What files and rows call the adapter, or a model without one.")
+@click.option("--model-label", help="Name of MODEL in files and tables, if there is an adapter.")
+@click.option("--label", help="Name of the adapter, or of a model without one, in files and tables.")
 @only_option
-@click.option("--overwrite", is_flag=True, help="Start again where answers exist already.")
+@click.option("--overwrite", is_flag=True, help="Discard existing answers and start again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON; progress goes to stderr.")
 def commonsense(
     model: str,
@@ -65,10 +65,10 @@ def commonsense(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Accuracy of MODEL on boolq, piqa, social_i_qa, hellaswag, winogrande, ARC-Easy, ARC-Challenge and openbookqa,
-    beside the published numbers of LoRA and DoRA.
+    """Measure MODEL's accuracy on boolq, piqa, social_i_qa, hellaswag, winogrande, ARC-Easy, ARC-Challenge and
+    openbookqa, and compare it with the published numbers of LoRA and DoRA.
 
-    Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command goes on where it stopped.
+    Writes OUT/<model>-<adapter>-<set>.json after every batch; the same command continues an interrupted evaluation.
     """
     from surefoot.evaluate.commonsense.protocol import TRAINED, choose_sets, read_set
     from surefoot.methods.requests import require_template
@@ -130,16 +130,18 @@ def commonsense(
 
 @click.command()
 @model_options
-@argument_or_option("tasks", "Names of tasks, with commas between them.", required=True)
+@argument_or_option("tasks", "Comma-separated task names.", required=True)
 @click.option(
     "--include-path",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder of task YAML files of your own. Python files that they name are run.",
+    help="A folder with your own task YAML files. Runs the Python files that they name.",
 )
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.  [default: the task's]")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N documents of each task.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once.")
-@click.option("--apply-chat-template", is_flag=True, help="Ask through the tokenizer's chat template.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences per forward pass."
+)
+@click.option("--apply-chat-template", is_flag=True, help="Format questions with the tokenizer's chat template.")
 @only_option
 @findings_options("harness.json and harness.png")
 def harness(
@@ -156,9 +158,9 @@ def harness(
     out: Path | None,
     overwrite: bool,
 ) -> None:
-    """Tasks of lm-evaluation-harness on MODEL, its own or those of a folder.
+    """Run tasks of lm-evaluation-harness on MODEL, built-in ones or those of a folder.
 
-    Needs the extra `eval`: pip install 'surefoot[eval]'. With data on this machine it runs offline.
+    Needs the extra `eval`: pip install 'surefoot[eval]'. Runs offline if the tasks' data are on this machine.
     """
     from surefoot.evaluate.harness.needs import require_harness, task_names
     from surefoot.system import durable
@@ -212,5 +214,5 @@ def harness(
         return
     console = screen()
     if limit is not None:
-        console.say(f"caution: the first {limit} documents of each task alone")
+        console.say(f"caution: only the first {limit} documents of each task")
     console.show(harness_table({side: metrics_of(one) for side, one in found.items()}))

@@ -98,7 +98,7 @@ def _tell(exported: Exported) -> None:
         echo(line)
     if "tensors" in record:
         echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
-    echo(f"\nleft in {exported.folder}:")
+    echo(f"\nfiles in {exported.folder}:")
     sizes = {name: file["size"] for name, file in record["outputs"].items()}
     sizes[CERTIFICATE] = (exported.folder / CERTIFICATE).stat().st_size
     width = max(map(len, sizes))

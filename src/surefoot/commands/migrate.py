@@ -1,4 +1,4 @@
-"""`surefoot migrate`: a config for a model of another family, and a checklist: access, memory, trial steps."""
+"""`surefoot migrate`: rewrite a config for a model of another family, with a checklist: access, memory, trial steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from surefoot.system.messages import counted, size_text
 @click.option(
     "--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, a40, t4, cpu ..., or 48GiB."
 )
-@click.option("--try", "try_out", is_flag=True, help="Take two steps on eight records with the new config.")
+@click.option("--try", "try_out", is_flag=True, help="Run two steps on eight records with the new config.")
 @click.option("--json", "as_json", is_flag=True, help="Print changes and checklist as JSON.")
 def migrate(
     config: Path,
@@ -53,10 +53,10 @@ def migrate(
     try_out: bool,
     as_json: bool,
 ) -> int:
-    """Rewrite CONFIG.yaml for MODEL: module names, padding, template, learning rate, batch; then a checklist of what
-    could be verified here and what is left to do.
+    """Rewrite CONFIG.yaml for MODEL: module names, padding, template, learning rate, batch. Then print a checklist of
+    what was verified here and what remains to do.
 
-    CONFIG.yaml stays as it is; comments are not carried over. What KEY=VALUE sets stands in the new config.
+    CONFIG.yaml is not changed; comments are not copied. KEY=VALUE overrides are part of the new config.
     """
     given = _given(config, overrides)
     out = out or config.with_name(f"{config.stem}-{_name(model)}.yaml")
@@ -68,7 +68,7 @@ def migrate(
         raise InputError(Fault(str(out), "already exists", "name another file with --out", code="SF-USE-OUTPUT"))
     described = hardware.preset(machine) if machine else None
     console = screen(err=as_json)
-    with open(os.devnull, "w", encoding="utf-8") as nothing:  # the steps of a trial are not worth reading
+    with open(os.devnull, "w", encoding="utf-8") as nothing:  # hide the output of the trial steps
         quiet = open_console(nothing, process.terminal_wishes())
         found = migrate_config(given, model, described, try_out=quiet if try_out else None)
     durable.make_folders(out.parent)
@@ -100,15 +100,15 @@ def _report(moves: Sequence[Move], checks: Sequence[Check]) -> RenderableType:
 
 def _change(move: Move) -> str:
     if move.new is None:
-        return f"{shown(move.old)} goes"
+        return f"{shown(move.old)} removed"
     return shown(move.new) if move.old is None else f"{shown(move.old)} -> {shown(move.new)}"
 
 
 def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The keys that the file and the overrides set, short forms written out; of another tool's file what it means."""
+    """Keys set by the file and the overrides, short forms expanded; another tool's file is translated first."""
     if config.suffix in (".sh", ".bash"):
-        fix = "surefoot translate -- ITS COMMAND > run.yaml, and migrate that"
-        raise InputError(Fault(str(config), "is a script of commands, and no config", fix, code="SF-TRANSLATE-COMMAND"))
+        fix = "run surefoot translate -- ITS COMMAND > run.yaml and migrate that file"
+        raise InputError(Fault(str(config), "is a script of commands, not a config", fix, code="SF-TRANSLATE-COMMAND"))
     translation = recognised(config, overrides)
     if translation is not None:
         return expand_short_forms(dict(translation.config))
@@ -124,7 +124,7 @@ _TRIED_STEPS, _TRIED_RECORDS = 2, 8
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the checklist. state: done, open (only the user can see to it), unasked (nobody was), failed."""
+    """One line of the checklist. state: done, open (for the user to check), unasked (not checked), failed."""
 
     what: str
     state: Literal["done", "open", "unasked", "failed"]
@@ -133,7 +133,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Migrated:
-    """text: the new config as YAML."""
+    """The result of a migration. text: the new config as YAML."""
 
     migration: Migration
     checks: tuple[Check, ...]
@@ -143,14 +143,18 @@ class Migrated:
 def migrate_config(
     given: Mapping[str, Any], path: str, machine: hardware.Hardware | None, *, try_out: Console | None = None
 ) -> Migrated:
-    """given: keys as the user set them, short forms written out. path: folder or hub id of the new model. machine: to
-    plan for, None for this one. try_out: where a few steps with the new config may talk; None takes none.
+    """Migrate a config to another model.
 
-    Raises InputError for a config that would not run or is for this model already, EnvironmentFault where the hub
-    denies access to the new model.
+    given: keys as the user set them, short forms expanded.
+    path: folder or hub id of the new model.
+    machine: the machine to plan for, None for this one.
+    try_out: console for trial steps with the new config; None takes none.
+
+    Raises InputError for a config that would not run or already has this model, EnvironmentFault if the hub denies
+    access to the new model.
     """
     if _is_same(str(value_at(given, "model.path")), path):
-        what = f"{path} is the model of this config already, so there is nothing to move"
+        what = f"{path} is already the model of this config"
         raise InputError(Fault("--to", what, "name another model", code="SF-USE-FLAG"))
     folder = resolve_folder(path, weights=False)
     migration = migrate_settings(given, path, facts_of(folder))
@@ -161,26 +165,26 @@ def migrate_config(
 
 
 def _is_same(old: str, new: str) -> bool:
-    """By its name, or as folders under two names."""
+    """Whether two names, or two paths of one folder, mean the same model."""
     return old == new or (Path(old).is_dir() and Path(new).is_dir() and os.path.samefile(old, new))
 
 
 def _access(path: str) -> Check:
     if looks_local(path) or Path(path).is_dir():
-        return Check("licence accepted", "unasked", f"{path} is a folder here, and the hub was not asked")
-    return Check("licence accepted", "done", f"the hub hands out {path} to you")
+        return Check("licence accepted", "unasked", f"{path} is a local folder, so the hub was not asked")
+    return Check("licence accepted", "done", f"the hub gives you access to {path}")
 
 
 def _token(path: str) -> Check:
     if looks_local(path) or Path(path).is_dir():
-        return Check("access token", "done", "none is needed for a folder")
+        return Check("access token", "done", "not needed for a folder")
     if is_signed_in():
-        return Check("access token", "done", "one is stored, or set in the environment")
-    return Check("access token", "open", "none is stored; a gated model needs one: `hf auth login`")
+        return Check("access token", "done", "stored, or set in the environment")
+    return Check("access token", "open", "none stored; a gated model needs one: `hf auth login`")
 
 
 def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Hardware | None) -> Check:
-    """Forecasts of one optimizer step, as `surefoot plan` makes them."""
+    """Compare forecasts of one optimizer step, as in `surefoot plan`."""
     what = "memory for a step"
     before = _planned(old, machine)
     was = f"before {size_text(before.memory.total)}, now " if before else ""
@@ -192,16 +196,18 @@ def _memory(old: Mapping[str, Any], new: Mapping[str, Any], machine: hardware.Ha
             raise
         return Check(what, "failed", f"{memory[0].what}; {memory[0].fix}")
     room = f"{size_text(usable(plan.memory.available))} usable on {plan.device.reason}"
-    said = f"{was}{size_text(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} at once; {room}"
+    said = (
+        f"{was}{size_text(plan.memory.total)} at {counted(plan.batch.micro.value, 'example')} per micro-batch; {room}"
+    )
     if fits(plan.memory):
         return Check(what, "done", said)
-    return Check(what, "failed", f"{said}: add an adapter, hold the base in 16 bits, or share it among processes")
+    return Check(what, "failed", f"{said}: add an adapter, keep the base in 16 bits, or shard it over processes")
 
 
 def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> RunPlan | None:
-    """None where the old model or its data are not at hand: then there is nothing to compare with."""
+    """The plan of a config; None if the old model or its data are not available, so there is nothing to compare."""
     if not Path(str(value_at(config, "model.path"))).is_dir():
-        return None  # a hub model is not fetched for the sake of a comparison
+        return None  # do not download a hub model only for a comparison
     try:
         return _plan(check_config(config), machine)
     except SurefootError:
@@ -209,7 +215,7 @@ def _planned(config: Mapping[str, Any], machine: hardware.Hardware | None) -> Ru
 
 
 def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
-    """Micro-batches depend on how long the examples are: another plan than the run's says another memory."""
+    """Plan with the data, because micro-batches, and so the memory, depend on the lengths of examples."""
     from surefoot.runs.make_plan import make_plan
     from surefoot.runs.plan_with_data import plan_with_data
 
@@ -217,19 +223,19 @@ def _plan(config: RunConfig, machine: hardware.Hardware | None) -> RunPlan:
 
 
 def _left_to_do(given: Mapping[str, Any], migration: Migration) -> list[Check]:
-    """What no program can see to."""
+    """Checks that only the user can make."""
     old = _layers_of(given)
     mention = f" that says {old}" if old else " that names modules of the old model"
     later = "watch grad_norm and peak_memory in trainer_log.jsonl; lower optim.lr if the loss jumps"
     return [
-        *(Check("to see to", "open", note) for note in migration.notes),
-        Check("your own code", "open", f"look through code{mention}"),
+        *(Check("to do", "open", note) for note in migration.notes),
+        Check("your own code", "open", f"check code{mention}"),
         Check("during training", "open", later),
     ]
 
 
 def _layers_of(given: Mapping[str, Any]) -> str:
-    """Where the old family's decoder layers stand, where the old model's config is at hand."""
+    """Path of the old family's decoder layers, if the old model's config is available."""
     folder = Path(str(value_at(given, "model.path")))
     if not (folder / "config.json").is_file():
         return ""
@@ -238,7 +244,7 @@ def _layers_of(given: Mapping[str, Any]) -> str:
 
 
 def _tried(config: Mapping[str, Any], console: Console) -> Check:
-    """A few steps on a few records, in a folder that goes again."""
+    """Run a few steps on a few records, in a temporary folder."""
     from surefoot.runs.run import train_run
 
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder:

@@ -50,9 +50,13 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     else:
         from surefoot.runs.make_plan import make_plan
 
-        made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware plans without reading
-        it" if unread: echo(f"planned without the data, so packing and micro-batches may differ in the run: {unread}",
-        err=True) if as_json: echo_json(plan_to_json(made)) return from surefoot.report.tables.plan import plan_table
+        made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware does not read it"
+    if unread:
+        echo(f"planned without the data, so packing and micro-batches may differ in the run: {unread}", err=True)
+    if as_json:
+        echo_json(plan_to_json(made))
+        return
+    from surefoot.report.tables.plan import plan_table
 
     console = screen()
     console.show(plan_table(made))
@@ -74,7 +78,7 @@ def _show_scale(config: RunConfig, machine: str) -> None:
     console = screen()
     console.show(scale_table(forecast_scale(config, machine)))
     console.say(
-        "calculated, not measured, for one example of data.max_length at a time, four accumulated per GPU; see docs/scale.md"
+        "calculated for micro-batches of one example of data.max_length, four per GPU and step; see docs/scale.md"
     )
 
 

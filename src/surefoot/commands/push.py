@@ -1,7 +1,7 @@
-"""`surefoot push`: the model of a finished run, verified once more, to the hub.
+"""`surefoot push`: verify the model of a finished run once more and upload it to the hub.
 
-Checkpoints, optimizer, logs, records and pictures stay here. Every file is searched for paths of this machine, which
-would tell strangers about its user. The card is for people to edit, so it alone may differ from what the run wrote.
+Checkpoints, optimizer, logs, records and pictures are not uploaded. Every file is searched for paths of this machine,
+which would reveal its user's name. The card may be edited by hand, so only it may differ from what the run wrote.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ from surefoot.training.manifest import check_files
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("name", metavar="OWNER/NAME")
-@click.option("--public", is_flag=True, help="Let everyone see it; private otherwise.")
-@click.option(
-    "--base", metavar="OWNER/NAME", help="The base of an adapter on the hub, where it was trained on a folder."
-)
-@click.option("--dry-run", is_flag=True, help="List what would be uploaded; the hub is not contacted.")
+@click.option("--public", is_flag=True, help="Create a public repository instead of a private one.")
+@click.option("--base", metavar="OWNER/NAME", help="Hub id of an adapter's base, if it was trained on a local folder.")
+@click.option("--dry-run", is_flag=True, help="List what would be uploaded without contacting the hub.")
 def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) -> None:
     """Upload the model, tokenizer and card of RUN to the hub as OWNER/NAME.
 
-    Every file but the card, which is yours to edit, is verified first. Checkpoints, optimizer, logs and records stay on
-    this machine.
+    Every file is verified first, except the card, which you may edit. Checkpoints, optimizer, logs and records are not
+    uploaded.
     """
     check_name(name)
     require_run(run)
@@ -67,7 +65,7 @@ _ABSOLUTE = re.compile(r"(?<![\w:/.<])(?:/[\w.~-]+){2,}|\b[A-Za-z]:\\[\w\\.-]+")
 
 @dataclass(frozen=True)
 class Upload:
-    """size: in bytes. content: of a file that goes otherwise than it lies here, else None."""
+    """A file to upload. size: in bytes. content: the bytes to send if they differ from the local file, else None."""
 
     name: str
     size: int
@@ -75,12 +73,12 @@ class Upload:
 
 
 def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
-    """Model, tokenizer and card of a finished run.
+    """Return model, tokenizer and card of a finished run.
 
-    base: id on the hub, for an adapter that names a folder as its base.
+    base: hub id of an adapter's base that was a local folder.
 
-    Raises InputError for a run that is not finished and for a file that names a path of this machine, IntegrityError
-    for a file that is not as it was written.
+    Raises InputError for an unfinished run and for a file that contains a path of this machine, IntegrityError for a
+    file that is not as written.
     """
     from surefoot.report.verification import is_finished
 
@@ -89,13 +87,13 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
         raise InputError(
             Fault(str(run), "is not a finished run", "finish it with `surefoot train … --resume`", code="SF-USE-FOLDER")
         )
-    # By name: whatever else lies in the folder, such as logs or notes of the user, never goes.
+    # An allowlist of names: logs or the user's notes in the folder are never uploaded.
     checks = [check for check in check_files(run) if _MODEL.fullmatch(check.name)]
     if faults := [check.fault for check in checks if check.fault and check.name != CARD]:
         raise IntegrityError(faults)
     if not (run / CARD).is_file():
         raise InputError(
-            Fault(str(run / CARD), "is missing", "resume the run: it writes the card", code="SF-USE-FOLDER")
+            Fault(str(run / CARD), "is missing", "resume the run, which writes the card", code="SF-USE-FOLDER")
         )
     changed = _with_base(run, base)
     contents = {check.name: changed.get(check.name) for check in checks}
@@ -109,15 +107,15 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
 
 
 def push_run(run: Path, name: str, *, public: bool, base: str | None = None) -> str:
-    """Upload and return the address. Raises as `pushed_files` and `push_files` do."""
+    """Upload and return the address. Raises like `pushed_files` and `push_files`."""
     check_name(name)
     files = {one.name: run / one.name if one.content is None else one.content for one in pushed_files(run, base)}
     return push_files(name, files, public=public, message=f"Model of the run {run.resolve().name}")
 
 
 def check_push(config: RunConfig, name: str) -> None:
-    """Whether the model of a run that is still to be made can go there, privately. Raises InputError for an adapter
-    over a folder, whose base on the hub only `surefoot push` can be told, and as `check_name` and `require_right` do.
+    """Check before a run that its model can be uploaded privately. Raises InputError for an adapter on a local folder,
+    whose hub id only `surefoot push` accepts, and like `check_name` and `require_right`.
     """
     check_name(name)
     if config.adapter is not None and looks_local(config.model.path):
@@ -126,7 +124,7 @@ def check_push(config: RunConfig, name: str) -> None:
             Fault(
                 "--push",
                 what,
-                f"train without it, then: surefoot push RUN {name} --base OWNER/NAME",
+                f"train without --push, then: surefoot push RUN {name} --base OWNER/NAME",
                 code="SF-HUB-PUSH",
             )
         )
@@ -134,19 +132,19 @@ def check_push(config: RunConfig, name: str) -> None:
 
 
 def _with_base(run: Path, base: str | None) -> dict[str, bytes]:
-    """adapter_config.json with the base's id on the hub, where it is given. One that a run found on the hub stands
-    there with its commit; without it, the base was a folder, which nobody else has."""
+    """adapter_config.json with the base's hub id, if given. A base from the hub is recorded with its commit; without a
+    commit it was a local folder, which nobody else has."""
     path = run / ADAPTER_CONFIG
     if not path.is_file():
         if base is not None:
             raise InputError(
-                Fault("--base", f"is for adapters, and {run} is a whole model", "leave it out", code="SF-HUB-PUSH")
+                Fault("--base", f"is only for adapters, and {run} is a whole model", "leave it out", code="SF-HUB-PUSH")
             )
         return {}
     config: dict[str, Any] = read_json(path)
     if base is None:
         if config.get("revision") is None:
-            what = f"its base is a folder of this machine, {config.get(BASE)}, which nobody who loads it has"
+            what = f"its base is a folder of this machine, {config.get(BASE)}, which others do not have"
             raise InputError(
                 Fault(str(path), what, "give the base's id on the hub: --base OWNER/NAME", code="SF-HUB-PUSH")
             )
@@ -158,7 +156,8 @@ def _with_base(run: Path, base: str | None) -> dict[str, bytes]:
 
 
 def _paths(path: Path, content: bytes | None) -> Iterator[Fault]:
-    """Paths of this machine in a file that goes. Vocabularies hold words like /usr/bin, and no paths."""
+    """Faults for paths of this machine in a file to upload. Vocabularies contain words like /usr/bin, which are no
+    paths."""
     if _VOCABULARY.fullmatch(path.name):
         return
     text = path.read_text(encoding="utf-8") if content is None else content.decode()
@@ -168,20 +167,20 @@ def _paths(path: Path, content: bytes | None) -> Iterator[Fault]:
                 yield Fault(
                     f"{path}: {key}",
                     f"names a path of this machine: {found[0]}",
-                    "take it out of the base model's file and train again",
+                    "remove it from the base model's file and train again",
                     code="SF-HUB-PUSH",
                 )
         return
     card = path.name == CARD
-    pattern = _ABSOLUTE if card else _own_folders(path)  # the template of a base model may speak of /usr/bin
+    pattern = _ABSOLUTE if card else _own_folders(path)  # a base model's template may mention /usr/bin
     for number, line in enumerate(text.splitlines(), start=1):
         if found := pattern.search(line):
-            fix = "edit the line, then push again" if card else "train with a template that does not"
+            fix = "edit the line, then push again" if card else "train with a template without it"
             yield Fault(f"{path}:{number}", f"names a path of this machine: {found[0]}", fix, code="SF-HUB-PUSH")
 
 
 def _own_folders(path: Path) -> re.Pattern[str]:
-    """The user's home, or the folder that the file lies in."""
+    """The user's home folder, or the folder that contains the file."""
     folders = {Path.home(), path.resolve().parent} - {Path(path.anchor or "/")}
     return re.compile("|".join(re.escape(str(folder)) + r"(?![\w.-])" for folder in sorted(folders)))
 

@@ -126,9 +126,7 @@ def _verdict(found: Replayed, *, finite: bool, crashed: bool) -> str:
     if found.plain:
         if finite:
             said = "goes through" if crashed else "is finite"
-            return (
-                f"with --plain (fp32) it {said}: the cause is the run's precision or a kernel, not the data"
-            )
+            return f"with --plain (fp32) it {said}: the cause is the run's precision or a kernel, not the data"
         where = "at the same module" if found.same_place else "too, at another module"
         return f"with --plain (fp32) it fails {where}: the cause is the weights, the data or the model"
     if crashed:
@@ -204,7 +202,6 @@ def _death_verdict(found: TakenAgain) -> str:
         return "not reproduced: the step fails, but its process survives"
     if found.plain:
         return "with --plain the process survives: if it dies without it, the cause is a kernel or the precision"
-    if found.death.trace is not None or found.death.error:  # written by the process itself, so it was not killed from outside
+    if found.death.trace is not None or found.death.error:  # the process itself wrote it, so it was not killed
         return "not reproduced: suspect the memory, the device, another rank or a non-deterministic kernel"
-    return "not reproduced: the process was killed from outside, e.g. by the kernel (out of memory) or a job's time
-    limit"
+    return "not reproduced: the process was killed from outside, as by the kernel (out of memory) or a job's limit"

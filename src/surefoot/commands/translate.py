@@ -1,6 +1,6 @@
-"""`surefoot translate`: another tool's config or command line as surefoot YAML, and what became of every word.
+"""`surefoot translate`: another tool's config or command line as surefoot YAML, with an account of every setting.
 
-`translate`, `run` and `train` share it: words are read here, at the edge, where files may be read.
+`translate`, `run` and `train` share this code: files that the arguments name are read here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WordsCommand(click.Command):
-    """Takes every word as it is behind `--`, and remembers which stood before."""
+    """A command that passes everything after `--` unparsed, and remembers what stood before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         behind = len(args) - args.index("--") - 1 if "--" in args else None
@@ -40,12 +40,12 @@ _BEFORE = "surefoot.before_the_dashes"
 
 
 def is_command(ctx: click.Context) -> bool:
-    """Whether words stand behind `--`."""
+    """Whether there are words after `--`."""
     return ctx.meta[_BEFORE] is not None
 
 
 def own_and_command(ctx: click.Context, words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(keys of surefoot's own before `--`, the command behind it); without `--` all is command."""
+    """Return (surefoot's own keys before `--`, the command after it); without `--` all words are the command."""
     own = ctx.meta[_BEFORE] or ()
     return own, words[len(own) :]
 
@@ -79,7 +79,7 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
         try:
             return None if is_hub_data(path) else first_record(SourceSpec(path))
         except (SurefootError, OSError):
-            return None  # the run says what is wrong with it
+            return None  # the run reports what is wrong with it
 
     folder = Path.cwd().as_posix()
     environment = process.launch_environment()
@@ -87,7 +87,7 @@ def reading_options(*, allow_unknown: bool = False) -> Options:
 
 
 def _trained_text(config: Mapping[str, Any]) -> str | None:
-    """Of the first record, with the template that the tokenizer has; nothing is downloaded for it."""
+    """The first record formatted with the tokenizer's own template; downloads nothing."""
     from surefoot.commands.data import plan_tokens
     from surefoot.config.load import check_config
     from surefoot.methods.examples import prepare_examples
@@ -103,23 +103,23 @@ def _trained_text(config: Mapping[str, Any]) -> str | None:
         tokens = plan_tokens(checked, folder, Notes())
         prepared = prepare_examples(checked, tokens, planned_tokenizer(folder, tokens))
     except (SurefootError, OSError):
-        return None  # the run says what is wrong
+        return None  # the run reports what is wrong
     return "".join(part.text for part in prepared.audit.samples[0].parts)
 
 
 def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
-    """What another tool's file means; None where the file is surefoot's own, or nobody's."""
+    """Translate another tool's file; return None for surefoot's own and for unknown files."""
     from surefoot.config.load import is_run_config
     from surefoot.config.yaml_reader import read_text
 
     if not config.is_file():
-        return None  # the reader of our own configs says what is there instead
+        return None  # the config reader reports what is wrong
     try:
         text = read_text(config)
     except SurefootError:
         return None
     if config.suffix != ".py" and is_run_config(text):
-        return None  # most are: the dialects need not be imported
+        return None  # the usual case, without importing the dialects
     from surefoot.interop.registry import file_tool, translate_file
 
     if file_tool(str(config), text) is None:
@@ -128,7 +128,7 @@ def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
 
 
 def with_command(text: str, typed: Sequence[str]) -> str:
-    """Advice that names --resume or --overwrite, where another tool's command was given and has neither."""
+    """Adapt advice that mentions --resume or --overwrite to another tool's command."""
     if "--" not in typed:
         return text
     program = next((word for word in typed[typed.index("--") + 1 :] if "=" not in word), "…")
@@ -136,7 +136,7 @@ def with_command(text: str, typed: Sequence[str]) -> str:
 
 
 def checked(translation: Translation) -> RunConfig:
-    """The surefoot config of a translation. Its faults, now and later, are shown at the words that they come from."""
+    """Check the surefoot config of a translation. Its faults, now and later, point at the original settings."""
     from surefoot.config.load import check_config
 
     show_at_words(translation)
@@ -145,7 +145,7 @@ def checked(translation: Translation) -> RunConfig:
 
 
 def show_at_words(translation: Translation) -> None:
-    """From here on a fault that names a key of ours is shown at the word that set it."""
+    """Make later faults about a surefoot key point at the setting that it came from."""
     from surefoot.interop.translation import locate, with_tool_settings
 
     invocation = click.get_current_context().ensure_object(Invocation)
@@ -159,7 +159,7 @@ def show_at_words(translation: Translation) -> None:
 
 
 def values_checked(translation: Translation) -> None:
-    """Raises InputError for what `surefoot train` would refuse in the config; what lies on a disk may lie on another
+    """Raises InputError for values that `surefoot train` would refuse; paths are not checked, since they may be another
     machine's."""
     from surefoot.config.load import check_config
 
@@ -169,18 +169,20 @@ def values_checked(translation: Translation) -> None:
 
 @click.command(cls=WordsCommand, context_settings={"ignore_unknown_options": False})
 @click.argument("words", nargs=-1, required=True, metavar="FILE [KEY=VALUE]... | [KEY=VALUE]... -- COMMAND...")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the YAML there, if nothing is.")
-@click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
-@click.option("--allow-unknown", is_flag=True, help="List words that the tool does not know instead of refusing them.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the YAML to this new file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the config and the account of settings as JSON.")
+@click.option(
+    "--allow-unknown", is_flag=True, help="List arguments that the tool does not know instead of refusing them."
+)
 @click.pass_context
 def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_json: bool, allow_unknown: bool) -> None:
-    """Translate a config of another tool, or a command behind --, and say what was carried over and what was not.
+    """Translate a config of another tool, or a command after --, and list what was carried over and what was not.
 
     surefoot translate examples/llama3_lora_sft.yaml lora_rank=16
 
     surefoot translate -- llamafactory-cli train --stage sft --do_train ...
 
-    KEY=VALUE behind a file are the tool's own words; before -- they are keys of surefoot's.
+    KEY=VALUE after a file are the tool's settings; before -- they are keys of surefoot.
     """
     from surefoot.interop.registry import translate_file
     from surefoot.interop.translation import as_yaml, to_json
@@ -200,7 +202,7 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
         echo(shown)
         return
     if out.exists():
-        raise InputError(Fault(str(out), "exists", "name another file, or remove it", code="SF-USE-OUTPUT"))
+        raise InputError(Fault(str(out), "already exists", "name another file, or remove it", code="SF-USE-OUTPUT"))
     from surefoot.interop.translation import summary
     from surefoot.system import durable
 

@@ -1,13 +1,13 @@
-"""Calibration of a reward model: its confidence against how often it is right, as numbers and as a picture.
+"""Calibration of a reward model: its confidence compared with how often it is right, as numbers and as a picture.
 
-A margin m between two scores says that the answer with the higher one is the better with probability sigmoid(|m|),
-which is between 0.5 and 1. Pairs are sorted into bins by that confidence; a calibrated model is right in each bin as
-often as it says (Guo et al. 2017, arXiv 1706.04599). The expected calibration error is the mean gap over all pairs:
+A margin m between two scores means that the answer with the higher score is better with probability sigmoid(|m|), which
+is between 0.5 and 1. Pairs are sorted into bins by that confidence; a calibrated model is right in each bin as often as
+its confidence says (Guo et al. 2017, arXiv 1706.04599). The expected calibration error is the mean gap over all pairs:
 
     ECE = sum over bins of  n_bin / n * |share right - mean confidence|
 
-The sums add up over batches: columns are pairs, right ones, and the sum of their confidences. The picture has a point
-for each bin, on the diagonal where the two agree; the point's area is the bin's share of all pairs.
+The sums are additive over batches; their columns are the number of pairs, of right pairs, and the sum of confidences.
+The picture has one point per bin, on the diagonal if the two agree; a point's area is the bin's share of all pairs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Sums = Sequence[Sequence[float]]  # [BINS][pairs, right, confidence]; may be div
 class Bin:
     """Pairs of similar confidence.
 
-    low, high: confidences.
-    share: of all pairs.
+    low, high: bounds of the confidence.
+    share: share of all pairs.
     right, confidence: means over the bin's pairs.
     """
 
@@ -48,10 +48,10 @@ class Bin:
 
 
 def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
-    """Pairs, right ones and sum of confidences, by bin of confidence.
+    """Return the number of pairs, of right pairs, and the sum of confidences per bin.
 
-    margin: [P], the better answer's score less the worse one's -> [BINS, 3] float64. Equal scores are half right. A
-        margin that is not a number is in no bin: the loss tells of it.
+    margin: [P], the better answer's score minus the worse one's -> [BINS, 3] float64. Equal scores count as half right.
+        A NaN margin is in no bin; the loss reports it.
     """
     import torch
 
@@ -63,12 +63,12 @@ def calibration_sums(margin: torch.Tensor) -> torch.Tensor:
 
 
 def right(margin: torch.Tensor) -> torch.Tensor:
-    """[P]: 1 where the better answer has the higher score, a half where both have the same, as of chance, else 0."""
+    """[P]: 1 where the better answer has the higher score, 0.5 where the scores are equal (chance), else 0."""
     return (margin.sign() + 1) / 2
 
 
 def calibration_bins(sums: Sums) -> list[Bin]:
-    """The bins that hold pairs, in order."""
+    """The non-empty bins, in order."""
     total = sum(pairs for pairs, _, _ in sums)
     width = 0.5 / len(sums)
     return [
@@ -85,10 +85,11 @@ def calibration_error(sums: Sums) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The calibration of an evaluation, as the report shows it.
+    """The calibration of an evaluation for the report.
 
     error: the expected calibration error.
-    picture: a PNG in base64; words: the same for readers who do not see it.
+    picture: a PNG in base64.
+    words: a description of the picture for readers who do not see it.
     table: the bins as numbers.
     """
 
@@ -101,7 +102,7 @@ class Calibration:
 
 
 def last_calibration(rows: Sequence[Row]) -> Calibration | None:
-    """That of the last evaluation; None where none was made."""
+    """Return the calibration of the last evaluation, None if there is none."""
     row = next((row for row in reversed(rows) if row.get(CALIBRATION)), None)
     return None if row is None else calibration_view(row["current_steps"], row[CALIBRATION])
 
@@ -132,13 +133,13 @@ def in_words(one: Bin) -> str:
 
 
 def calibration_picture(sums: Sums, title: str) -> Figure:
-    """A point for each bin; an area for its share of all pairs."""
+    """Draw one point per bin whose area is the bin's share of all pairs."""
     from matplotlib.figure import Figure
 
     bins = calibration_bins(sums)
     figure = Figure(figsize=(6.4, 4.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    axes.plot([0.5, 1], [0.5, 1], color="#5a6575", linewidth=1.2, linestyle="--", label="as sure as it is right")
+    axes.plot([0.5, 1], [0.5, 1], color="#5a6575", linewidth=1.2, linestyle="--", label="perfectly calibrated")
     axes.plot([one.confidence for one in bins], [one.right for one in bins], color="#56B4E9", linewidth=1.2)
     sizes = [30 + 400 * one.share for one in bins]
     axes.scatter(

@@ -1,9 +1,8 @@
-"""Findings of `surefoot capture`: tables of what each layer computed and how two captures differ, and heat maps.
+"""Output of `surefoot capture`: tables of what each layer computed and how two captures differ, and heat maps.
 
-A matrix is drawn as the rms of its blocks, so that a single large channel is seen however wide the matrix is; a small
-one as absolute values, and the scale says which. Each panel has its own scale, from the 1st to the 99.5th percentile:
-one outlier, such as the first position's, would turn the rest black. What is brighter than the scale is drawn in the
-brightest colour.
+A large matrix is drawn as the rms of its blocks, so that a single large channel stays visible at any width; a small one
+as absolute values. The scale says which. Each panel has its own scale, from the 1st to the 99.5th percentile, because
+one outlier, such as the first position, would turn the rest black. Values above the scale get the brightest colour.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_MOST_LAYERS = 40  # lines; index.json has all
+_MOST_LAYERS = 40  # rows of the table; index.json has all layers
 _SHOWN = 3  # names in a warning
-_NAME = 22  # characters of a name; the table then fits 80 columns
+_NAME = 22  # characters of a name; so that the table fits 80 columns
 
 
 def layer_table(index: Mapping[str, Any]) -> Table:
@@ -41,7 +40,7 @@ def layer_table(index: Mapping[str, Any]) -> Table:
 
 
 def warning_lines(index: Mapping[str, Any]) -> list[str]:
-    """Loud ones: tensors with values that are no numbers."""
+    """Warnings about tensors with non-finite values."""
     lines = []
     for key, what in (
         ("non_finite", "hold values that are NaN or infinite"),
@@ -53,7 +52,7 @@ def warning_lines(index: Mapping[str, Any]) -> list[str]:
 
 
 def difference_table(differences: Sequence[Any]) -> Table:
-    """By kind and role, over the layers: how far the tensors are from the reference's."""
+    """Relative differences from the reference capture by kind and role, over all layers."""
     groups: dict[str, list[Any]] = {}
     for one in differences:
         groups.setdefault(_group(one), []).append(one)
@@ -78,14 +77,15 @@ def difference_table(differences: Sequence[Any]) -> Table:
 
 
 def _group(one: Any) -> str:
-    """Role and kind; for what has no role, such as a norm, the module's own name."""
+    """Role and kind; for a tensor without a role, such as a norm's, the module's own name."""
     if one.kind.startswith("residual"):
         return one.kind
     return f"{one.role or one.name.split('.')[-2]} {one.kind}"
 
 
 def _fitted(name: str) -> str:
-    """Cut in the middle: norms of one layer differ in how their names begin, tensors of one module in how they end."""
+    """Shorten a name in the middle: norms of a layer differ at the start of their names, tensors of a module at the
+    end."""
     if len(name) <= _NAME:
         return name
     kind = name.rpartition(" ")[2]
@@ -94,24 +94,24 @@ def _fitted(name: str) -> str:
 
 
 def _place_of(worst: Any) -> str:
-    """The largest difference and its layer; the row says of which tensor."""
+    """The largest difference and its layer."""
     if not worst.relative:
         return "–"
     return four_digits(worst.relative) + ("" if worst.layer is None else f" in layer {worst.layer}")
 
 
 _COLUMNS = 4
-_TICKS = 5  # at most so many intervals of an axis: each tick takes time to draw, and a sheet has 48 axes
-_COLOURS = "viridis"  # even in brightness, for every kind of colour vision and in print
+_TICKS = 5  # most intervals of an axis: ticks are slow to draw, and a sheet has 48 axes
+_COLOURS = "viridis"  # perceptually uniform, readable with colour blindness and in print
 
 
 @dataclass(frozen=True)
 class Panel:
     """One matrix of a sheet.
 
-    values: [rows, columns], reduced to what can be seen.
-    size: (rows, columns) of the whole.
-    axes: what rows and columns are.
+    values: [rows, columns], reduced to what is visible.
+    size: (rows, columns) of the whole matrix.
+    axes: labels of rows and columns.
     """
 
     title: str
@@ -121,14 +121,14 @@ class Panel:
 
 
 def layer_sheet(title: str, panels: Sequence[Panel]) -> Figure:
-    """All panels of one layer, four in a row."""
+    """Draw all panels of one layer, four in a row."""
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // _COLUMNS)
     height = 3.3 * rows + 0.8
     figure = Figure(figsize=(4.1 * _COLUMNS, height), dpi=90)
     figure.suptitle(title, x=0.01, y=1 - 0.2 / height, va="top", ha="left", fontsize=13)
-    # Set by hand: to let matplotlib arrange so many panels takes most of a second for each sheet.
+    # Set by hand, because matplotlib takes most of a second to lay out so many panels.
     figure.subplots_adjust(0.035, 0.5 / height, 1.0, 1 - 0.8 / height, wspace=0.18, hspace=0.35)
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(rows, _COLUMNS, place + 1)
@@ -137,10 +137,10 @@ def layer_sheet(title: str, panels: Sequence[Panel]) -> Figure:
 
 
 def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
-    """Heat map of the residual stream by layer and position.
+    """Draw a heat map of the residual stream by layer and position.
 
-    norms: [layers, positions], length of the residual stream's vectors, log scale.
-    layers: what the rows are.
+    norms: [layers, positions], norms of the residual stream's vectors, on a log scale.
+    layers: labels of the rows.
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
@@ -155,7 +155,7 @@ def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
     image = axes.pcolormesh(edges, rows, norms, cmap=_COLOURS, norm=shades)
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=12)
-    axes.set_xscale("log", base=2)  # the first positions are the point, and of 1,024 each would be a pixel wide
+    axes.set_xscale("log", base=2)  # the first positions matter most, and of 1,024 each would be a pixel wide
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("position (1 is the first token), log scale")
     axes.set_ylabel("residual stream")
@@ -166,7 +166,7 @@ def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
 
 
 def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], values: np.ndarray) -> Figure:
-    """values: [names, layers], relative differences; NaN where there is none. Grey: equal, or no value."""
+    """Draw relative differences. values: [names, layers]; NaN where there is none. Grey: equal, or no value."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -203,7 +203,9 @@ def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
         interpolation="nearest",
         extent=extent,
     )
-    axes.set_title(panel.title, loc="left", fontsize=9, y=1.0)  # y: else every label is measured to find its place
+    axes.set_title(
+        panel.title, loc="left", fontsize=9, y=1.0
+    )  # y: otherwise matplotlib measures every label to place it
     axes.set_ylabel(panel.axes[0], fontsize=8)
     axes.set_xlabel(panel.axes[1], fontsize=8)
     axes.tick_params(labelsize=7)

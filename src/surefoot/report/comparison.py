@@ -30,15 +30,15 @@ _OF_A_RANK = {
     "of": "parameters of the model",
     "of_trainable": "parameters that train",
 }
-# How far a fast path was off in the comparison before step 1, and how far it may be: measured on other rows by each
-# run, by limits that its precision sets.
+# The measured error of a fast path before step 1 and its limit. Each run measures other rows, with the limits of its
+# precision, so these are no difference between two runs.
 _MEASURED = re.compile(r"rank \d+\.fast_paths\..+\.(differs|limits|together)(\..+)?")
 
 
 def spoken(part: str, differences: Sequence[Difference]) -> list[tuple[str, Difference]]:
-    """Those that are shown, each with what it is called. part: config, plan, environment or data."""
+    """Return the differences to show, each with its displayed name. part: config, plan, environment or data."""
     if part == "plan":
-        # The plan's words on environment variables: these stand in the environment's own table.
+        # The environment has its own table.
         return [(one.path.removesuffix(".value"), one) for one in differences if one.path != "environment"]
     if part != "environment":
         return [(one.path, one) for one in differences]
@@ -48,44 +48,44 @@ def spoken(part: str, differences: Sequence[Difference]) -> list[tuple[str, Diff
 
 
 def _of_environment(path: str, several: bool) -> str:
-    """several: ranks; of one alone nobody needs its number."""
+    """several: whether there are several ranks; with one, its number is left out."""
     if match := _RANK.fullmatch(path):
         name = _OF_A_RANK.get(match[2], match[2].replace("fast_paths.", "fast path "))
         return f"rank {match[1]}: {name}" if several else name
     return path.removeprefix("environment.")
 
 
-FIGURES = (  # of all_results.json, with what they are called on the screen
+FIGURES = (  # keys of all_results.json with their displayed names
     ("train_loss", "training loss"),
     ("eval_loss", "evaluation loss"),
     ("eval_accuracy", "evaluation accuracy"),
     ("train_steps", "steps"),
-    ("whole_runtime", "time, all in all"),
+    ("whole_runtime", "total time"),
     ("train_runtime", "training time"),
     ("steps_runtime", "time in steps"),
     ("steps_tokens_per_second", "tokens per second in steps"),
     ("train_tokens_per_second", "tokens per second"),
     ("peak_memory", "peak memory"),
 )
-REWARDS = ("reward", "eval_reward", "eval_pass_at_1")  # of a log of rollouts
+REWARDS = ("reward", "eval_reward", "eval_pass_at_1")  # columns of a log with rollouts
 _CONTROL = "grpo.control"
-GRID = 8  # steps of the curve that the table shows
+GRID = 8  # steps of a curve in the table
 _SHOWN = 96  # characters of a value in a table
 _EXACT = 17
-_DIGITS = (4, 7, _EXACT)  # of a measured number; more only where two would read alike and are not
+_DIGITS = (4, 7, _EXACT)  # tried in turn until two different values also look different
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """In what two runs differ.
+    """How two runs differ.
 
     names: of the runs.
-    config, plan, environment, data: what differs.
+    config, plan, environment, data: the differences.
     results: figure -> its value in each run.
     curves: of losses and rewards, (step, value, value) at steps that both logged.
-    first: the first logged step that differs, with what differs in it; None where the logs agree as far as both go.
-    alone: fields that only one of the logs has, by run; they are no difference of a step.
-    weights: tensors that differ, None where nothing could be compared.
+    first: the first logged step that differs, with the fields; None if the logs agree as far as both go.
+    alone: fields that only one of the logs has, by run; they do not count as a difference of a step.
+    weights: number of tensors that differ, None if nothing could be compared.
     """
 
     names: tuple[str, str]
@@ -101,41 +101,43 @@ class Comparison:
 
 
 def side_by_side(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The figures that at least one of two all_results.json holds; metrics of evaluations too."""
+    """The figures that at least one of two all_results.json holds, including evaluation metrics."""
     metrics = [key for key in {**a, **b} if key.startswith("eval_") and isinstance({**a, **b}[key], int | float)]
     keys = dict.fromkeys([key for key, _ in FIGURES] + metrics)
     return {key: (a.get(key), b.get(key)) for key in keys if key in a or key in b}
 
 
 def shared_curve(a: Sequence[Row], b: Sequence[Row], key: str, most: int = GRID) -> tuple[tuple[int, Any, Any], ...]:
-    """(step, value in a, value in b) at up to `most` of the steps that both logged, the first and the last among
-    them."""
+    """Return (step, value in a, value in b) at up to `most` steps that both logged, including the first and the
+    last."""
     one, other = ({row["current_steps"]: row[key] for row in rows if key in row} for rows in (a, b))
     steps = sorted(one.keys() & other.keys())
     return tuple((step, one[step], other[step]) for step in evenly(steps, most))
 
 
 def first_difference(a: Sequence[Row], b: Sequence[Row]) -> str | None:
-    """The first step whose logged values are not equal to the last bit. Times are not compared, nor fields that one of
-    the runs never logs."""
+    """Describe the first step whose logged values are not bit-equal. Ignores times and fields that one run never
+    logs."""
     alone = {key for keys in fields_alone(a, b) for key in keys}
     one, other = ({(row["current_steps"], is_eval_row(row)): without_timing(row) for row in rows} for rows in (a, b))
     for place in sorted(one.keys() & other.keys()):
         first, second = one[place], other[place]
-        # These differ with the duration alone, from the first row on.
+        # These depend on the duration and would differ from the first row on.
         ignored = {"total_steps", "percentage", "epoch", *alone}
         keys = [key for key in {**first, **second} if key not in ignored and first.get(key) != second.get(key)]
         if keys:
             kind = "evaluation at step" if place[1] else "step"
-            keys.sort(key=lambda key: (not key.endswith("loss"), key.startswith("total_")))  # the most telling first
+            keys.sort(
+                key=lambda key: (not key.endswith("loss"), key.startswith("total_"))
+            )  # the most informative first
             parts = ("{} {} and {}".format(key, *_two_values(first.get(key), second.get(key))) for key in keys)
             return f"{kind} {place[0]}: " + ", ".join(parts)
     return None
 
 
 def fields_alone(a: Sequence[Row], b: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fields that only the first, and only the second of two logs has, as a metric that one run was not asked for. Of
-    a log without a row of a kind, training or evaluation, nothing can be said."""
+    """Fields that only the first log has, and fields that only the second has, such as a metric that one run did not
+    compute. Skips kinds of rows (training, evaluation) that one log does not have at all."""
     kinds = [{is_eval_row(row) for row in rows} for rows in (a, b)]
     shared = kinds[0] & kinds[1]
     one, other = (
@@ -146,7 +148,7 @@ def fields_alone(a: Sequence[Row], b: Sequence[Row]) -> tuple[tuple[str, ...], t
 
 
 def comparison_tables(found: Comparison) -> list[Table]:
-    """One table for each part in which there is something to show."""
+    """One table for each part that differs."""
     tables = []
     for title in ("config", "plan", "environment", "data"):
         measured = title != "config"
@@ -164,12 +166,12 @@ def comparison_tables(found: Comparison) -> list[Table]:
 
 
 def verdict_lines(found: Comparison) -> list[str]:
-    """What the tables come to."""
+    """The conclusions below the tables."""
     equal = [name for name in ("config", "plan", "environment", "data") if not getattr(found, name)]
     lines = [f"the same in both: {', '.join(equal)}"] if equal else []
     alone = [(name, keys) for name, keys in zip(found.names, found.alone, strict=True) if keys]
-    lines += [f"logged by {name} alone: {', '.join(keys)}" for name, keys in alone]
-    agree = "the logs agree bit for bit" + (" in what both hold" if alone else "")
+    lines += [f"logged only by {name}: {', '.join(keys)}" for name, keys in alone]
+    agree = "the logs agree bit for bit" + (" in the fields of both" if alone else "")
     lines.append(f"first difference in the logs: {found.first}" if found.first else agree)
     if found.weights is not None:
         verb = "differs" if found.weights == 1 else "differ"
@@ -196,7 +198,7 @@ def _gain(found: Comparison) -> list[str]:
 
 
 def curve_picture(names: tuple[str, str], a: Sequence[Row], b: Sequence[Row]) -> Figure:
-    """Training losses as lines, evaluation losses as points, of both runs over the step."""
+    """Draw both runs by step: training losses as lines, evaluation losses as points."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -226,12 +228,12 @@ def _table(title: str, names: tuple[str, str], rows: Sequence[tuple[str, str, st
 
 
 def _called(key: str) -> str:
-    """A figure of all_results.json as the screen calls it."""
+    """The displayed name of a figure of all_results.json."""
     return dict(FIGURES).get(key, key.replace("eval_", "evaluation ", 1).replace("runtime", "time").replace("_", " "))
 
 
 def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str, str]:
-    """Two values with the units that the rest of the screen has. measured: else they stand as they were asked for."""
+    """Format two values with units. measured: whether the number is measured; settings are shown exactly."""
     texts = ("", "")
     for digits in _DIGITS if measured else (0,):
         texts = _short(key, one, digits), _short(key, other, digits)
@@ -241,7 +243,7 @@ def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str
 
 
 def _two_values(one: Any, other: Any) -> tuple[str, str]:
-    """Two values that differ, in a sentence: with as few digits as tell them apart."""
+    """Format two different values with as few digits as distinguish them."""
     for digits in _DIGITS[:-1] if isinstance(one, float) and isinstance(other, float) else ():
         texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
         if texts[0] != texts[1]:
@@ -250,7 +252,7 @@ def _two_values(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _short(key: str, value: Any, digits: int) -> str:
-    """digits: of a measured number; 0: as the config would have it."""
+    """digits: significant digits of a measured number; 0 formats a setting as the config would."""
     if value is None:
         return "not set" if key.startswith("environment.") else "none"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -265,7 +267,7 @@ def _short(key: str, value: Any, digits: int) -> str:
 
 
 def _with_unit(key: str, value: float) -> str | None:
-    """None: a number without one."""
+    """Format with the key's unit, None if it has none."""
     if _is_size(key):
         return size_text(int(value))
     if key.endswith("_accuracy"):
@@ -278,7 +280,7 @@ def _with_unit(key: str, value: float) -> str | None:
 
 
 def _is_size(key: str) -> bool:
-    """Bytes: of the plan's forecast, of the machine, of the log."""
+    """Whether the key is a size in bytes."""
     forecast = key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed"
     return forecast or key in ("peak_memory", "device.memory")
 
@@ -290,7 +292,7 @@ def overlay_page(
     tables: Sequence[tuple[str, Table]],
     cautions: Sequence[str] = (),
 ) -> str:
-    """The page, ready to be written. tables: each with its heading."""
+    """Return the HTML page. tables: (heading, table) pairs."""
     values = {
         "title": title,
         "summary": summary,

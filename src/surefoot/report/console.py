@@ -1,8 +1,8 @@
-"""What a run says, and where it goes: to the screen at once, and to run.log with a time stamp.
+"""The output of a run: to the screen, and with time stamps to run.log.
 
 A console is live (a terminal: colours, and one display that is redrawn in place) or plain (a pipe, a file, a notebook,
-TERM=dumb, NO_COLOR): then it writes one line per event, flushed, without escape codes or carriage returns. `train`
-talks on stdout; commands whose stdout is data (`--json`) open their console on stderr.
+TERM=dumb, NO_COLOR). A plain console prints one line per event, flushed, without escape codes or carriage returns.
+`train` prints to stdout; commands whose stdout is data (`--json`) open their console on stderr.
 
 The trade-off: NO_COLOR asks only for no colours, but redrawing needs the same escape codes, so it gets plain lines.
 """
@@ -30,20 +30,20 @@ from surefoot.system.messages import clean
 from surefoot.system.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
-_PLAIN_WIDTH = 80  # columns of a line of progress there
-_SILENT = 30.0  # seconds after which whoever reads a file or a pipe is told that something is going on
+_PLAIN_WIDTH = 80  # columns of a progress line on such a stream
+_SILENT = 30.0  # seconds of silence after which a plain console shows that the run is alive
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
-_ASCII |= {"⟦": "[[", "⟧": "]]"}  # what the model learns in a sample of the data
+_ASCII |= {"⟦": "[[", "⟧": "]]"}  # marks of the learned part of a data sample
 
 
 class Console:
-    """What a run prints and logs.
+    """Prints and logs the output of a run.
 
     live: redraw in place.
     colour: send colour codes (a pipe gets them only on request).
     width: columns, None to ask the terminal.
-    full: details are for the screen as well as for run.log.
-    now: the wall clock of run.log.
+    full: print details that otherwise only run.log gets.
+    now: the clock for run.log.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Console:
 
     @contextmanager
     def passing(self) -> Iterator[Callable[[str], None]]:
-        """Within: shows a line in the place of the one before. It is gone at the end, and never logged. A plain console
-        prints one where nothing was said for long."""
+        """Context manager that yields a function showing a transient status line, which replaces the previous one,
+        disappears at the end and is not logged. A plain console prints one only after a long silence."""
         if not self.live:
             yield self._now_and_then()
             return
         with Live(console=self.screen, auto_refresh=False, transient=True) as shown:
-            self.screen.show_cursor(True)  # a process killed at once could not give it back
+            self.screen.show_cursor(True)  # a killed process could not restore it
             yield lambda text: shown.update(Text(text, "dim"), refresh=True)
 
     def _now_and_then(self) -> Callable[[str], None]:
@@ -87,31 +87,32 @@ class Console:
 
     @property
     def columns(self) -> int:
-        """That a line may have which is made to fit. A file or a pipe has no width; it is often read on a terminal."""
+        """Width for lines that are shortened to fit. Files and pipes get a default, since they are often read on a
+        terminal."""
         return self.screen.width if self._has_width else _PLAIN_WIDTH
 
     def say(self, text: str = "", *, style: str = "", logged: str | None = None) -> None:
-        """Print text (one line, or several) and log it. Long lines are not wrapped.
+        """Print text (one line or several) and log it. Long lines are not wrapped.
 
-        logged: what run.log gets in its place.
+        logged: text for run.log instead.
         """
         self.screen.print(Text(clean(text), style), soft_wrap=True)
         self.note(text if logged is None else logged)
 
     def show(self, renderable: Any) -> None:
-        """Print a table or another rich renderable; run.log gets its plain form."""
+        """Print a table or another rich renderable; run.log gets it as plain text."""
         self.screen.print(renderable)
         self.note(as_plain_text(renderable))
 
     def show_summary(self, summary: Any, details: Sequence[Any]) -> None:
-        """What matters of `details` for the screen; run.log gets these, and a full screen them alone."""
+        """Print a summary on the screen and log the details; a full console prints the details instead."""
         if not self.full:
             self.screen.print(summary)
         for one in details:
             self.show(one) if self.full else self.note(as_plain_text(one))
 
     def note(self, text: str) -> None:
-        """Write to run.log only. Before there is one, the lines are kept for it."""
+        """Write to run.log only. Lines are kept until `log_to` opens it."""
         stamp = self._now().isoformat(timespec="milliseconds")
         lines = [f"{stamp} {line}".rstrip() for line in clean(text).splitlines() or [""]]
         if self._log is None:
@@ -120,10 +121,10 @@ class Console:
             self._write(lines)
 
     def log_to(self, path: Path) -> None:
-        """Append to run.log from now on; what was said before goes in first. A line cut short by a kill is ended."""
+        """Append to run.log from now on, starting with the lines so far. Ends a line that was cut short by a kill."""
         self._log = path
         if path.is_file() and path.stat().st_nlink > 1:
-            durable.copy_file(path, path)  # its other name may be in a copy of the folder by hard links
+            durable.copy_file(path, path)  # do not write into a copy of the folder made by hard links
         if path.exists() and _ends_within_a_line(path):
             durable.append_line(path, "")
         self._write(self._unlogged)
@@ -136,11 +137,11 @@ class Console:
 
 
 def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) -> Console:
-    """The console that fits the stream and what the user asked for.
+    """Return the console that suits the stream and the user's settings.
 
     full: see `Console`.
 
-    A stream that cannot encode a character gets its ASCII form: "|" for "·".
+    Characters that the stream cannot encode are replaced by ASCII: "|" for "·".
     """
     unicode = (stream.encoding or "utf-8").lower().replace("-", "") in {"utf8", "utf16", "utf32"}
     if not unicode and isinstance(stream, io.TextIOWrapper):
@@ -151,15 +152,15 @@ def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) 
 
 
 def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:
-    """A rich renderable as text without escape codes or trailing blanks."""
+    """Render as text without escape codes or trailing blanks."""
     out = io.StringIO()
     _Screen(out, live=False, colour=False, width=width).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 class _Screen(rich.console.Console):
-    """rich without its own markup, and with text alone: a cell of a table may hold the name of a stranger's file. When
-    the reader leaves (`| head`) the run goes on and talks to run.log alone."""
+    """rich without its markup: a table cell may hold the name of an untrusted file. If the reader goes away (`| head`),
+    the run continues and writes only to run.log."""
 
     def __init__(self, stream: TextIO, *, live: bool, colour: bool, width: int | None):
         super().__init__(
@@ -179,7 +180,7 @@ class _Screen(rich.console.Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # Other writers have the same file, libraries and Python at its exit: they get nowhere instead of an error.
+        # Libraries and Python's exit write to the same file; send their output to the null device instead of failing.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
         os.close(nowhere)
@@ -202,7 +203,7 @@ def _ascii_form(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("surefoot.ascii", _ascii_form)
 
 
-_LEAST = 20  # columns of text, however narrow the terminal is
+_LEAST = 20  # least columns of text on a narrow terminal
 
 
 @dataclass(frozen=True)

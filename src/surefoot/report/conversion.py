@@ -1,8 +1,12 @@
-"""qat.json: whether what a run with `precision.qat` converted has the loss that training saw.
+"""qat.json: compares the loss of a model converted after training with `precision.qat` with the loss in training.
 
-to, group_size, layers: what was converted, and how. step: whose weights. rows, tokens: what the losses are over; they
-are means in nats. logged: by the run itself. trained: by the layers that round. converted: by those that hold integers.
-reloaded: as transformers reads them from the folder `quantised`; not where an adapter was trained.
+to, group_size, layers: the type, the group size and the number of converted layers.
+step: the step of the converted weights.
+rows, tokens: the data of the losses, which are means in nats.
+logged: the loss logged by the run.
+trained: the loss with the layers that round (fake quantisation).
+converted: the loss with the layers that hold integers.
+reloaded: the loss of the folder `quantised` loaded by transformers; absent for an adapter.
 """
 
 from __future__ import annotations
@@ -16,14 +20,14 @@ from surefoot.system import plain_files
 from surefoot.system.errors import Fault
 
 NAME, FOLDER = "qat.json", "quantised"
-# On a GPU a converted layer may take another kernel: a share of the loss, that of bf16's rounding over some layers.
+# On a GPU a converted layer may use another kernel: relative tolerance of bf16 rounding over some layers.
 _OTHER_KERNELS = 1e-3
-# Of surefoot's own kernels and packed rows, which the logged loss was computed with; other weights differ by more.
+# The logged loss used surefoot's kernels and packed rows; the wrong weights would differ by more.
 _OWN_KERNELS = 1e-2
 
 
 def agrees(record: Mapping[str, Any]) -> bool:
-    """Whether all losses are the same: on a CPU to the bit, but for the logged one."""
+    """Whether all losses agree: bit for bit on a CPU, except the logged one."""
     trained, logged = record["trained"], record.get("logged")
     others = [record[key] for key in ("converted", "reloaded") if key in record]
     if any(one is None for one in (trained, *others)):  # not finite
@@ -34,13 +38,13 @@ def agrees(record: Mapping[str, Any]) -> bool:
 
 
 def read_conversion(run: Path) -> dict[str, Any] | None:
-    """None where the run converted nothing."""
+    """Return the record, None if the run converted nothing."""
     path = run / NAME
     return json.loads(plain_files.read_text(path)) if path.is_file() else None
 
 
 def conversion_line(record: Mapping[str, Any]) -> str:
-    """One sentence for people."""
+    """Describe the comparison in one sentence."""
     groups = f" in groups of {record['group_size']}" if record["group_size"] else ""
     losses = [f"{key} {record[key]:.6g}" for key in ("logged", "trained", "converted", "reloaded") if _has(record, key)]
     over = f"{record['tokens']:,} tokens {record['rows']}"
@@ -49,12 +53,12 @@ def conversion_line(record: Mapping[str, Any]) -> str:
 
 
 def disagreement(record: Mapping[str, Any]) -> str:
-    """What is to be said where the losses differ."""
-    return f"{conversion_line(record)}: they differ, so what was converted is not what was trained"
+    """The message for losses that differ."""
+    return f"{conversion_line(record)}: the losses differ, so the converted model is not the trained one"
 
 
 def conversion_faults(run: Path) -> list[Fault]:
-    """What `surefoot verify` has against it."""
+    """Faults for `surefoot verify`."""
     record = read_conversion(run)
     if record is None or agrees(record):
         return []

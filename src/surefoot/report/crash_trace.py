@@ -1,11 +1,11 @@
-"""Where Python was when native code ended its process, as `faulthandler` writes it: how it is asked for, and read.
+"""Record and read where Python was when native code crashed, with `faulthandler`.
 
-    with CrashTraces() as traces:            # on stderr from here on
-        with traces.into(run / "run.log"):   # in the run folder, at the end of that file, when it happens
+    with CrashTraces() as traces:            # traces go to stderr
+        with traces.into(run / "run.log"):   # traces go to the end of that file
             ...
 
-The handler writes from within the signal, to a file that is open already, and can neither make one nor name it: so a
-file that is there anyway gets it. SIGKILL, by which the kernel frees memory, cannot be heard by anybody.
+The handler runs inside the signal and can only write to a file that is already open, so it uses an existing one.
+SIGKILL (for example by the out-of-memory killer) cannot be caught.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNALS = {
     "Floating-point exception": "SIGFPE",
     "Floating point exception": "SIGFPE",
 }
-_LONGEST = 1 << 18  # bytes at the end of a file that are looked at
+_LONGEST = 1 << 18  # bytes read from the end of a file
 _LINE = re.compile(r"|  .*|(Current thread|Thread|Extension modules:|C stack|<) ?.*|Fatal Python error: .*")
 _FRAME = re.compile(
     r"^Current thread .*\n  File \"(?P<file>.*)\", line (?P<line>\d+) in (?P<function>.*)$", re.MULTILINE
@@ -37,7 +37,7 @@ _FRAME = re.compile(
 
 
 class CrashTraces:
-    """Context manager. A handler that is there already, as by `python -X faulthandler`, stands."""
+    """Context manager that enables faulthandler. An existing handler (`python -X faulthandler`) is kept."""
 
     def __enter__(self) -> CrashTraces:
         self._own = not faulthandler.is_enabled()
@@ -51,8 +51,7 @@ class CrashTraces:
 
     @contextmanager
     def into(self, path: Path) -> Iterator[None]:
-        """In the block the end of that file gets it, in place of stderr. Raises EnvironmentFault where it cannot be
-        written."""
+        """Write traces to the end of this file instead of stderr. Raises EnvironmentFault if it cannot be opened."""
         if not self._own:
             yield
             return
@@ -68,8 +67,8 @@ class CrashTraces:
 class CrashTrace:
     """Where native code ended a process.
 
-    signal: its name, or Python's words for another end.
-    place: the innermost line of Python in the thread that crashed, empty where that ran none.
+    signal: its name, or Python's words for another fatal error.
+    place: the innermost Python line of the crashed thread, empty if it ran none.
     """
 
     signal: str
@@ -80,8 +79,7 @@ class CrashTrace:
 
 
 def trace_at_end(path: Path) -> CrashTrace | None:
-    """What a file ends with; None where other lines follow, as those of the next process, and where it cannot be
-    read."""
+    """Return the trace at the end of a file; None if other lines follow (of the next process) or it cannot be read."""
     try:
         text = plain_files.read_bytes(path)[-_LONGEST:].decode("utf-8", "replace")
     except OSError:
@@ -93,7 +91,7 @@ def trace_at_end(path: Path) -> CrashTrace | None:
 
 
 def read_trace(text: str) -> CrashTrace | None:
-    """The last trace in a text."""
+    """Parse the last trace in a text."""
     _, head, after = text.rpartition(_HEAD)
     if not head:
         return None

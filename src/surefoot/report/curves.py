@@ -1,8 +1,8 @@
-"""Rows of the training log as curves for the report and the live page: the same code makes both.
+"""Turn rows of the training log into curves, for the report and for the live page.
 
-A value that is not finite is None, a gap in its line, and its step is listed, so that it can be marked: never a zero.
-Long lines are thinned for the eye: of each stretch of steps the lowest and the highest value are kept, so that no spike
-is lost, at the price that what lies between them is not shown.
+A non-finite value is None, a gap in its line, and its step is listed so that it can be marked; it is never drawn as
+zero. Long lines are thinned: of each stretch of steps only the lowest and the highest value are kept, so that no spike
+is lost.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from surefoot.system.messages import GIB
 
 Point = tuple[int, float | None]  # optimizer step, value
 Style = Literal["line", "raw", "smooth", "points"]
-MOST_POINTS = 2000  # of one line; a screen has fewer columns
-_DIGITS = 6  # significant ones of a value in the page
+MOST_POINTS = 2000  # per line; a screen has fewer columns
+_DIGITS = 6  # significant digits of a value in the page
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Line:
     """One curve of a chart.
 
     style: how it is drawn.
-    points: in order of their steps; a value of None is a gap.
+    points: in order of steps; None is a gap.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines in one unit. x: what they go over, in one word."""
+    """Lines that share a unit. x: name of the horizontal axis, one word."""
 
     key: str
     title: str
@@ -93,17 +93,17 @@ _LATER = (
 
 
 def charts_of(rows: Sequence[Row]) -> list[Chart]:
-    """Every chart for which the rows hold a point, with all its points."""
+    """All charts for which the rows hold at least one point, not thinned."""
     first = [replace(recipe, unit=recipe.unit.replace("nats per token", loss_unit(rows))) for recipe in _RECIPES]
-    if evaluates_rewards(rows):  # the chart of the reward has its evaluations
+    if evaluates_rewards(rows):  # they are in the chart of the reward
         first[0] = replace(first[0], lines=first[0].lines[:1])
     charts = [_chart(recipe, rows) for recipe in (*first, *_metrics(rows), *_LATER)]
     return [chart for chart in charts if chart.lines]
 
 
 def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
-    """One for each metric of evaluations, together with the training's own of that name, and one for each of the
-    training's that no evaluation has."""
+    """One chart per evaluation metric, together with the training metric of that name, and one per remaining training
+    metric."""
     own = dict.fromkeys(key for row in rows if is_train_row(row) for key in step_metrics(row))
     found: list[_Recipe] = []
     for quantity in metric_quantities(rows):
@@ -125,7 +125,7 @@ def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
 
 
 def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:
-    """The same with at most `most` points per line."""
+    """The same charts with at most `most` points per line."""
     return [
         replace(chart, lines=tuple(replace(line, points=thin(line.points, most)) for line in chart.lines))
         for chart in charts
@@ -133,10 +133,9 @@ def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:
 
 
 def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
-    """At most `most` points: of each stretch the lowest, the highest and a gap, if it has one, in order."""
+    """Keep at most `most` points: of each stretch the lowest, the highest and one gap, in order."""
     if len(points) <= most:
         return tuple(points)
-    # At most three points of each: the lowest, the highest and a gap.
     stretches = most // 3
     kept: list[Point] = []
     for k in range(stretches):
@@ -146,7 +145,7 @@ def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
 
 
 def to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """For the page's script: steps and values in two lists, numbers rounded to what can be seen."""
+    """Charts for the page's script: steps and values as two lists, values rounded to visible digits."""
     return [
         {
             "key": chart.key,
@@ -169,14 +168,14 @@ def to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
 
 
 def described(chart: Chart) -> str:
-    """What the picture shows, in words."""
+    """Describe a chart in words."""
     unit = f" ({chart.unit})" if chart.unit else ""
     over = "optimizer step" if chart.x == "step" else chart.x
     return f"{chart.title}{unit} by {over}. {' '.join(_line_in_words(line, chart.x) for line in chart.lines)}"
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for whatever else a damaged or honest row holds."""
+    """Return a finite number, or None for anything else in a row."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

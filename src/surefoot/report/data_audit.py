@@ -1,4 +1,4 @@
-"""The data audit as plain values: what data.json holds, and the facts in words that terminal and report both show."""
+"""The data audit as JSON values for data.json, and as facts in words for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # the board and reports show audits without torch
     from surefoot.data.tokenize.dataset import Place
 
 _LISTED = 100  # dropped records named in data.json
-AuditJson = Mapping[str, Any]  # of one data set or file, as `audit_to_json` writes it
+AuditJson = Mapping[str, Any]  # one data set or file in the output of `audit_to_json`
 
 
 def audit_to_json(data: PreparedData) -> dict[str, Any]:
-    """For data.json: plain values, no path of this machine. train and eval: each set as a whole, and its sources."""
+    """The content of data.json, without paths of this machine. train and eval: each data set and its sources."""
     quotas = data.mixture.quotas
     train = [file_json(audit) | {"per_epoch": quota} for audit, quota in zip(data.sources, quotas, strict=True)]
     evaluation = None
@@ -36,7 +36,8 @@ def audit_to_json(data: PreparedData) -> dict[str, Any]:
 
 
 def all_cautions(data: PreparedData) -> list[str]:
-    """Those of the report. What is much of one source may be little of all, so each speaks for itself."""
+    """All cautions for the report. Each source is checked by itself: a large share of one source may be little
+    overall."""
     from surefoot.data.audit import cautions
 
     found: dict[str, list[str]] = {}
@@ -49,13 +50,13 @@ def all_cautions(data: PreparedData) -> list[str]:
 
 
 def record_facts(audit: AuditJson) -> dict[str, str]:
-    """Layout, and how many examples came of how many records."""
+    """Layout, and the numbers of examples and records."""
     kind, used, records = audit.get("kind", "answers"), audit.get("used", audit["records"]), audit["records"]
     parts = [f"{audit['examples']:,} of {records:,} records"]
     if used < records:
         parts.append(f"the first {used:,} used")
     if continued := audit.get("continued"):
-        parts.append(f"{continued:,} of them go on with a text that is longer than one example")
+        parts.append(f"{continued:,} of them continue a text longer than one example")
     if audit.get("part"):
         parts.append(audit["part"])
     parts += [f"{audit['dropped']:,} dropped", f"{audit['truncated']:,} cut to length"]
@@ -66,7 +67,7 @@ def record_facts(audit: AuditJson) -> dict[str, str]:
 
 
 def size_facts(audit: AuditJson) -> dict[str, str]:
-    """Tokens, lengths, and what tells the answers of pairs apart before any model has seen them."""
+    """Tokens, lengths, and how chosen and rejected answers differ in length."""
     kind, length, tokens = audit.get("kind", "answers"), audit["length"], f"{audit['tokens']:,}"
     if kind != "prompts":
         what = "are learned" if kind == "answers" else "belong to the answers"
@@ -78,13 +79,13 @@ def size_facts(audit: AuditJson) -> dict[str, str]:
     }
     if pictures := audit.get("pictures"):
         count, total = pictures["count"], pictures["tokens"]
-        found["pictures"] = f"{count:,}, which take {total:,} tokens ({total / count:,.0f} each in the mean)"
+        found["pictures"] = f"{count:,}, which take {total:,} tokens ({total / count:,.0f} each on average)"
     if pairs := audit.get("pairs"):
         names = ("better_tokens", "worse_tokens", "better_longer")
         better, worse, longer = (pairs[name] / pairs["count"] for name in names)
         found["answers"] = (
-            f"{better:,.1f} tokens in the mean if better, {worse:,.1f} if worse; the better one is longer in "
-            f"{longer:.1%} of the pairs, {pairs['identical']:,} pairs of two equal answers"
+            f"better answers {better:,.1f} tokens on average, worse ones {worse:,.1f}; the better one is longer in "
+            f"{longer:.1%} of the pairs, {pairs['identical']:,} pairs have two equal answers"
         )
     elif kind == "judged":
         good, count = audit["good"], audit["examples"]
@@ -93,7 +94,7 @@ def size_facts(audit: AuditJson) -> dict[str, str]:
 
 
 def end_facts(audit: AuditJson) -> dict[str, str]:
-    """How many answers end with a stop token that is learned."""
+    """How many answers end with a stop token that is trained on."""
     if audit.get("kind") == "prompts":
         return {}
     continued = audit.get("continued", 0)
@@ -111,9 +112,9 @@ def token_facts(audit: AuditJson) -> dict[str, str]:
 
 
 def file_json(audit: Audit, *, shown: bool = False) -> dict[str, Any]:
-    """Of one data set or one of its files.
+    """The audit of one data set or file.
 
-    shown: with the pictures of the samples, made small. Raises InputError for one that has changed.
+    shown: include the samples' pictures as thumbnails. Raises InputError for a picture that has changed.
     """
     from surefoot.data.audit import cautions
 
@@ -171,7 +172,7 @@ def file_json(audit: Audit, *, shown: bool = False) -> dict[str, Any]:
 
 
 def _kind(audit: Audit) -> dict[str, Any]:
-    """Of pictures where there are some, and what data for supervised training does not have."""
+    """Fields about pictures, and those of data other than supervised examples."""
     pictures = {"pictures": {"count": audit.pictures, "tokens": audit.picture_tokens}} if audit.pictures else {}
     if audit.kind == "answers":
         return pictures
@@ -184,6 +185,6 @@ def _dropped(places: tuple[Place, ...]) -> list[dict[str, Any]]:
 
 
 def _plain_name(file: str) -> str:
-    """A file without the folders of this machine; names of several files are joined by commas."""
+    """The file name without folders of this machine; names of several files are joined by commas."""
     names = [Path(name) for name in file.split(", ")]
     return ", ".join(name.name if name.is_absolute() else name.as_posix() for name in names)

@@ -1,10 +1,9 @@
-"""events.jsonl, samples.jsonl, answers.jsonl and profile.jsonl of a run folder: what happened, what the model said,
-what it was scored for, where the time of a step went, for people to read.
+"""events.jsonl, samples.jsonl, answers.jsonl and profile.jsonl of a run folder, for people to read: events, generated
+samples, scored rollout answers, and where the time of a step went.
 
-An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, an answer what is known of
-its scores, a profile a step and the fields of `StepProfile`. On resume all are cut like the training log, since the
-steps after the checkpoint are done again. What happened to the process rather than to a step (it started, stopped,
-diverged) stays: that history cannot be had twice.
+An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, an answer holds its scores, a
+profile a step and the fields of `StepProfile`. On resume all are cut like the training log, since the steps after the
+checkpoint are repeated. Events about the process rather than a step (started, stopped, diverged) are kept.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ Kind = Literal[
     "published",
     "tracker",
 ]
-# No sets: what a damaged line has for its kind may be a list, which has no hash.
+# Tuples, not sets: a damaged line may have an unhashable list as its kind.
 OF_THE_PROCESS = ("start", "resume", "stopped", "diverged", "failed")
-# Why the steps before it are done again, or others come after it.
+# Reasons why steps before the event are repeated, or others follow it.
 _KEPT = (*OF_THE_PROCESS, "rollback", "changed")
 Clock = Callable[[], datetime]
 
@@ -53,20 +52,20 @@ def utc_now() -> datetime:
 def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_now) -> None:
     """Add a line to events.jsonl.
 
-    step: optimizer steps done when it happened.
-    text: one sentence; secrets in it, which an error may quote, go.
+    step: optimizer steps done so far.
+    text: one sentence; secrets in it, which an error may quote, are removed.
     """
     stamp = now().isoformat(timespec="milliseconds")
     journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
 
 
 def mend_events(run: Path) -> None:
-    """Lines that a power failure broke go, so that the next one has a line of its own."""
+    """Drop lines broken by a power failure, so that the next event starts on its own line."""
     journal.rewrite(run / EVENTS, journal.salvage(run / EVENTS)[0])
 
 
 def note_once(run: Path, kind: Kind, step: int, text: str) -> None:
-    """`append_event`, unless it is there already."""
+    """Call `append_event` unless the same event is already there."""
     known = ((event.get("kind"), event.get("text")) for event in journal.salvage(run / EVENTS)[0])
     if (kind, veiled(text)) not in known:
         append_event(run, kind, step, text)
@@ -79,7 +78,7 @@ def append_samples(run: Path, step: int, answers: Sequence[tuple[str, str]]) -> 
 
 
 def append_answers(run: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """answers: each with the step that it was drawn before. None of it depends on the clock, so that a resumed run
+    """answers: each with the step before which it was generated. No field depends on the clock, so that a resumed run
     writes the same bytes."""
     for one in answers:
         journal.append(run / ANSWERS, one)
@@ -90,10 +89,11 @@ def append_profile(run: Path, step: int, profile: StepProfile) -> None:
 
 
 def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
-    """Leave what lies before a checkpoint of `step`.
+    """Keep what lies before a checkpoint of `step`.
 
-    evaluated: whether it was written after the evaluation of that very step; if not, that evaluation is done again.
-        Damaged lines go: nothing is computed from these files.
+    evaluated: whether the checkpoint was written after that step's evaluation; if not, the evaluation is repeated.
+        Damaged
+        lines are dropped: nothing is computed from these files.
     """
     for name, stays in STAYS.items():
         if (run / name).exists():
@@ -110,7 +110,7 @@ def _is_before(record: Record, step: int, inclusive: bool) -> bool:
     return isinstance(at, int) and (at < step or (at == step and inclusive))
 
 
-# Whether `cut_events` leaves a record. Samples are an evaluation's.
+# Whether `cut_events` keeps a record. Samples belong to an evaluation.
 STAYS: dict[str, Callable[[Record, int, bool], bool]] = {
     EVENTS: _event_stays,
     SAMPLES: _is_before,
@@ -120,6 +120,6 @@ STAYS: dict[str, Callable[[Record, int, bool], bool]] = {
 
 
 def last_of_the_process(events: Sequence[Record]) -> Any:
-    """The kind of the newest event that tells whether the run goes on: "start", "stopped", …; None before any."""
+    """The kind of the newest event about the process's state ("start", "stopped", …); None if there is none."""
     ends = (*OF_THE_PROCESS, "published")
     return next((event["kind"] for event in reversed(events) if event.get("kind") in ends), None)

@@ -1,6 +1,6 @@
-"""expert_load.json: how many tokens of a run went to each expert of a mixture, layer by layer, and which had none.
+"""expert_load.json: how many tokens each expert of a mixture of experts got in the run, by layer, and which got none.
 
-An expert without tokens learns nothing, and its adapter stays as it was drawn.
+An expert without tokens learns nothing, and its adapter keeps its initial values.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _NAMED = 12  # experts without tokens in a row of the table
 
 
 def load_record(load: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The file's content. load: of the whole run, by layer."""
+    """The file's content. load: counts of the whole run, by layer."""
     return {"tokens": {layer: list(counts) for layer, counts in load.items()}, "dead": dead_experts(load)}
 
 
 def dead_experts(load: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """By layer, those to which no token went; layers without any are left out."""
+    """Experts that got no token, by layer; layers without any are left out."""
     found = {layer: [number for number, count in enumerate(counts) if not count] for layer, counts in load.items()}
     return {layer: numbers for layer, numbers in found.items() if numbers}
 
 
 def dead_caution(load: Mapping[str, Sequence[int]]) -> list[str]:
-    """That experts learned nothing, for the end of a run; none where all have tokens."""
+    """A caution at the end of a run about experts that learned nothing; empty if all got tokens."""
     dead = dead_experts(load)
     if not dead:
         return []
@@ -32,7 +32,7 @@ def dead_caution(load: Mapping[str, Sequence[int]]) -> list[str]:
     named = "; ".join(f"layer {layer}: {_some(numbers)}" for layer, numbers in list(dead.items())[:3])
     more = "; …" if len(dead) > 3 else ""
     return [
-        f"{count:,} of {of:,} experts had no token in the whole run and learned nothing ({named}{more}): see {NAME}"
+        f"{count:,} of {of:,} experts got no token in the whole run and learned nothing ({named}{more}): see {NAME}"
     ]
 
 
@@ -40,7 +40,7 @@ COLUMNS = ("layer", "experts", "least", "even share", "most", "without tokens")
 
 
 def load_rows(load: Mapping[str, Sequence[int]]) -> list[tuple[str, ...]]:
-    """One text for each of `COLUMNS`, and a row for each layer. Shares are of the tokens that the layer routed."""
+    """One row per layer with a text for each of `COLUMNS`. Shares are of the tokens that the layer routed."""
     rows = []
     for layer, counts in load.items():
         total = sum(counts)

@@ -1,10 +1,9 @@
-"""flight.jsonl: the last steps of a run, all of them, with the numbers of their examples, for whoever looks at a crash.
+"""flight.jsonl: every one of the last steps with the numbers of its examples, to investigate a crash.
 
-trainer_log.jsonl has a row for every log_every-th step; this file has every step, and only the last ones. A step has
-two lines: one before it is computed, so that the step is known in which a process ends without a word, and one with
-what came of it. A line costs one append and no flush: it survives the end of the process, a power failure may take the
-newest. The file is cut to the lines of KEPT steps that were done each time it has those of twice as many, so its size
-is bounded.
+trainer_log.jsonl has a row for every log_every-th step of the run; this file has every step, but only the last ones. A
+step has two lines: one before it is computed, so that the step in which a process dies is known, and one with its
+result. A line costs one append and no flush: it survives the end of the process, but a power failure may lose the
+newest. At twice KEPT completed steps the file is cut to KEPT, so its size is bounded.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from surefoot.report import journal
 from surefoot.report.journal import Record
 from surefoot.training.report import StepReport
 
-if TYPE_CHECKING:  # torch is not needed to read a log
+if TYPE_CHECKING:  # reading a log must not import torch
     from surefoot.data.batching.batch import RecordName
 
 FLIGHT = "flight.jsonl"
-KEPT = 200  # steps after a cut
-_BEGINS = "begins"  # a step's number, in the line before it
-_MOST_EXAMPLES = 512  # of a step that are named
+KEPT = 200  # steps kept by a cut
+_BEGINS = "begins"  # key of a step's number in the line written before it
+_MOST_EXAMPLES = 512  # listed per step
 
 
 def flight_line(report: StepReport, seed: int) -> Record:
-    """A step in plain values; what was not finite is null, and named.
+    """A completed step as JSON values; non-finite values are null and named.
 
-    seed: of the run; with the step's number it gives every draw.
+    seed: the run's seed; with the step's number it determines all random draws.
     """
     line: dict[str, Any] = {
         "step": report.step,
@@ -56,7 +55,7 @@ def flight_line(report: StepReport, seed: int) -> Record:
 def begin_line(step: int, micro_batches: Sequence[Sequence[RecordName]], seed: int) -> Record:
     """A step that is about to be computed.
 
-    micro_batches: the examples of each. Seed, step and the number of a micro-batch give its draws.
+    micro_batches: the examples of each. Seed, step and micro-batch number determine all random draws.
     """
     return {
         _BEGINS: step,
@@ -73,13 +72,14 @@ def _named(examples: Sequence[RecordName]) -> Record:
 
 
 class FlightRing:
-    """The last steps of one run. start: steps done; lines of later ones, which are done again, go."""
+    """Writes the last steps of a run. start: steps already done; lines of later steps, which are repeated, are
+    dropped."""
 
     def __init__(self, run: Path, seed: int, start: int = 0):
         self._path, self._seed, self._start, self._lines = run / FLIGHT, seed, start, 0
 
     def begin(self) -> None:
-        """Called once the run folder is this run's own."""
+        """Called once the run folder is locked."""
         kept = [line for line in recent(self._path.parent) if _step(line) <= self._start][-KEPT:]
         if self._path.exists():
             journal.rewrite(self._path, kept)
@@ -87,11 +87,11 @@ class FlightRing:
 
     def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
         """Called before the step is computed."""
-        # No flush: the system has the line even if this process is killed, and a flush costs more than a small step.
+        # No flush: the kernel keeps the line if this process is killed, and a flush costs more than a small step.
         journal.append(self._path, begin_line(step, micro_batches, self._seed))
 
     def add(self, report: StepReport) -> None:
-        """The step is done."""
+        """Record a completed step."""
         journal.append(self._path, flight_line(report, self._seed))
         self._lines += 1
         if self._lines >= 2 * KEPT:
@@ -101,19 +101,19 @@ class FlightRing:
 
 
 def recent(run: Path) -> list[Record]:
-    """Lines of the last steps that were done, oldest first; damaged ones are left out."""
+    """Lines of the last completed steps, oldest first, without damaged ones."""
     return [line for line in journal.salvage(run / FLIGHT)[0] if _BEGINS not in line]
 
 
 def step_done(line: bytes) -> int | None:
-    """The number of the step that a line of the file says was done; None where it says anything else."""
+    """The number of the completed step that a line records; None for any other line."""
     record = journal.parse(line.decode(errors="replace"))
     step = None if record is None or _BEGINS in record else record.get("step")
     return step if isinstance(step, int) else None
 
 
 def unfinished(run: Path) -> Record | None:
-    """The line of the step that was being computed last, None where that was done."""
+    """The line of the step that was being computed last, None if it was completed."""
     lines = journal.salvage(run / FLIGHT)[0]
     return lines[-1] if lines and isinstance(lines[-1].get(_BEGINS), int) else None
 

@@ -1,4 +1,4 @@
-"""The last lines of a run: what came out, where it lies, and what to type next. Every command works when pasted."""
+"""The last lines of a run: results, files, and commands to type next. Every command works when pasted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
-    ("value_head.safetensors", "the value head, which makes a score of it"),
-    (CRITIC_FOLDER, "the critic, a reward model like any other"),
-    (AVERAGE, "the moving average of the trained policy, a model like it"),
+    ("value_head.safetensors", "the value head, which computes the score"),
+    (CRITIC_FOLDER, "the critic, in the format of a reward model"),
+    (AVERAGE, "the moving average of the policy's weights"),
     ("README.md", "model card with code to load it"),
     ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
@@ -25,13 +25,13 @@ _FILES = (
     ("training_eval_loss.png", "evaluation loss curve"),
     ("trainer_log.jsonl", "every logged step"),
     ("plan.json", "every choice with its reason"),
-    ("run.log", "everything said here"),
+    ("run.log", "all output of the run"),
 )
-STEPS, OTHER = "in steps", "other"  # of the seconds that a run took
-_SHARE = 0.01  # of all the time: less has no name of its own
-_LEAST = 0.05  # seconds; less is not told
-EXAMPLE_PROMPT = "Give three tips for staying healthy."  # where the training data have no short question
-TO_TRY = "to_try"  # in data.json: `prompt`, `texts` and `held_out` of `finished`, for the report
+STEPS, OTHER = "in steps", "other"  # parts of a run's time
+_SHARE = 0.01  # of the total time; smaller parts are added to `other`
+_LEAST = 0.05  # seconds; less is not shown
+EXAMPLE_PROMPT = "Give three tips for staying healthy."  # if the training data have no short question
+TO_TRY = "to_try"  # key of data.json with `prompt`, `texts` and `held_out` of `finished`, for the report
 
 
 def finished(
@@ -51,16 +51,16 @@ def finished(
     scores: bool = False,
     held_out: bool = False,
 ) -> list[str]:
-    """The last lines of a finished run.
+    """Return the last lines of a finished run.
 
-    early: stopped by early stopping.
-    here, whole: seconds of this start and of the whole run by what took them; equal where there was one start.
-    skipped: non-finite steps.
+    early: whether early stopping ended it.
+    here, whole: seconds by activity, of this session and of the whole run; equal if there was one session.
+    skipped: number of non-finite steps.
     rollbacks: how often the run went back to a checkpoint.
-    prompt: one to try.
-    texts: the run learned texts without turns.
-    scores: it made a reward model.
-    held_out: there are pairs that it did not learn from.
+    prompt: an example to try.
+    texts: whether it learned plain texts without turns.
+    scores: whether it trained a reward model.
+    held_out: whether there are pairs that it did not train on.
     """
     return [
         *_ending(step, total_steps, early, here, whole),
@@ -70,7 +70,7 @@ def finished(
         + (f"; {counted(skipped, 'non-finite step')} {was(skipped)} skipped" if skipped else ""),
         *([f"went back to a checkpoint {times(rollbacks)}: see rollbacks.json"] if rollbacks else []),
         "",
-        f"left in {run}:",
+        f"files in {run}:",
         *files_left(run),
         "",
         "next:",
@@ -79,7 +79,7 @@ def finished(
 
 
 def stopped(run: Path, *, step: int, total_steps: int, command: Sequence[str]) -> list[str]:
-    """command: what the user typed, with --resume, as separate words; none for a run started from Python."""
+    """command: the user's command with --resume, as separate words; empty when called from Python."""
     return [
         f"stopped after step {step}/{total_steps}; saved checkpoint-{step}; continue with:",
         f"  {shlex.join(command) if command else 'surefoot.train(…, resume=True)'}",
@@ -93,18 +93,18 @@ def next_commands(
     scores: bool = False,
     held_out: bool = False,
 ) -> list[tuple[str, str]]:
-    """(what for, command).
+    """Return (purpose, command) pairs.
 
-    texts: the model continues the prompt as it is, and there is nothing to chat about.
-    scores: a reward model, which writes nothing and is measured on the pairs that the run held out, if any.
+    texts: the model continues the plain prompt, and chat makes no sense.
+    scores: a reward model, which generates nothing; it is measured on the run's held-out pairs, if any.
     """
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
     verify = ("check every file", f"surefoot verify {folder}")
     if scores:
-        measure = [("measure it on the pairs held out", f"surefoot evaluate reward {folder}")] if held_out else []
+        measure = [("measure it on the held-out pairs", f"surefoot evaluate reward {folder}")] if held_out else []
         return [*measure, verify]
     if texts:
-        return [("let it go on", f"surefoot generate {folder} --raw --prompt {words}"), verify]
+        return [("continue a text", f"surefoot generate {folder} --raw --prompt {words}"), verify]
     return [
         ("talk to it", f"surefoot chat {folder}"),
         ("ask one question", f"surefoot generate {folder} --prompt {words}"),
@@ -113,8 +113,8 @@ def next_commands(
 
 
 def resume_command(typed: Sequence[str]) -> list[str]:
-    """The words that continue a run: what was typed, with --resume in place of --overwrite. What stands behind `--` is
-    another tool's."""
+    """The words that resume a run: the typed ones with --resume in place of --overwrite. Words after `--` belong to
+    another tool's command and stay."""
     if not typed:
         return []
     end = typed.index("--") if "--" in typed else len(typed)
@@ -123,7 +123,7 @@ def resume_command(typed: Sequence[str]) -> list[str]:
 
 
 def files_left(run: Path) -> list[str]:
-    """The files and folders worth opening, those that exist, with size and purpose."""
+    """The existing files and folders worth opening, with size and purpose."""
     there = [(run / name, purpose) for name, purpose in _FILES if (run / name).exists()]
     found = [(f"{path.name}/" if path.is_dir() else path.name, _size(path), purpose) for path, purpose in there]
     width = max((len(name) for name, _, _ in found), default=0)
@@ -131,12 +131,13 @@ def files_left(run: Path) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
+    """Size of a file in bytes, or of all files in a folder."""
     return sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) if path.is_dir() else path.stat().st_size
 
 
 def time_breakdown(seconds: Mapping[str, float]) -> str:
-    """`41 s: 20 s in steps, 12 s set-up, 5.0 s evaluation`: all of it, and what took most; the rest is `other`."""
+    """Format `41 s: 20 s in steps, 12 s set-up, 5.0 s evaluation`: the total, the largest parts, and the rest as
+    `other`."""
     whole = sum(seconds.values())
     named = {what: spent for what, spent in seconds.items() if what != OTHER and spent >= _SHARE * whole}
     parts = [f"{duration_text(spent)} {what}" for what, spent in sorted(named.items(), key=lambda one: -one[1])]
@@ -150,8 +151,8 @@ def _ending(
 ) -> list[str]:
     first = f"done: {counted(step, 'step')}"
     if early:
-        first = f"stopped at step {step} of {total_steps}, as evaluation no longer improves"
-    again = [] if here == whole else [f"this start: {time_breakdown(here)}"]
+        first = f"stopped at step {step} of {total_steps}, because the evaluation no longer improved"
+    again = [] if here == whole else [f"this session: {time_breakdown(here)}"]
     return [f"{first} in {time_breakdown(whole)}", *again]
 
 
@@ -171,7 +172,7 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
 
 
 def _rollouts(results: Mapping[str, object]) -> list[str]:
-    """Of stage ppo, whose loss says little."""
+    """First and last rollout of stage ppo, whose loss says little."""
     forms = tuple(zip(ROLLOUT, ("reward {:.4g}", "KL {:.3g}", "{:.1f} tokens per answer"), strict=True))
     return [
         f"{when} rollout: " + " · ".join(form.format(results[f"train_{when}_{name}"]) for name, form in forms)

@@ -1,10 +1,10 @@
-"""report.html: one self-contained page about a run, readable offline, now or in ten years.
+"""report.html: one self-contained page about a run that works offline.
 
 It is made from the run folder alone, so it can be written whenever a run ends, well or badly, and again later.
 
-Templates are filled with escaped values; style and script stand inside and nothing is fetched. Control characters are
-shown as escapes: file names, configs and what a model says may hold anything. The Content-Security-Policy names the
-hash of each inline style and script, so that nothing else runs even if an escape were missing.
+Templates are filled with escaped values; style and script are inline and nothing is fetched. Control characters are
+shown as escapes, because file names, configs and generated text may hold anything. The Content-Security-Policy names
+the hash of each inline style and script, so that nothing else runs even if an escape were missing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _SCRIPTS = ("uPlot.iife.min.js", "page.js")
 
 
 def render(template: str, values: Mapping[str, Any], connect: str = "'none'") -> str:
-    """A page.
+    """Return a page.
 
     template: a file in `assets`.
-    values: what it prints, unescaped.
-    connect: where its script may fetch.
+    values: unescaped values for it.
+    connect: where its script may fetch from.
     """
     return part(template, {**values, "style": _inline(_STYLES), "script": _inline(_SCRIPTS), "policy": policy(connect)})
 
 
 def part(template: str, values: Mapping[str, Any]) -> str:
-    """A piece of a page, for the live page to put in the place of the one it has."""
+    """Return a fragment of a page, with which the live page replaces its own."""
     return _templates().get_template(template).render(values)
 
 
@@ -69,14 +69,14 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Of the filter tojson, which escapes "<": within a script only that could end the data early.
+    # Used by the filter tojson, which also escapes "<": inside a script it could end the data early.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment
 
 
 @cache
 def _inline(names: tuple[str, ...]) -> Markup:
-    """Files one after the other, exactly as they will stand between the tags: the hash is taken of this."""
+    """Concatenate asset files exactly as they appear between the tags: the policy's hash is computed from this."""
     return Markup("\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names))
 
 
@@ -85,14 +85,14 @@ def _hash(text: str) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Text with control characters as escapes, so that none is obeyed: not an ANSI code, not a change of direction."""
+    """Replace control characters by visible escapes, such as ANSI codes and text direction marks."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return "".join(letter if _is_shown(letter) else letter.encode("unicode_escape").decode() for letter in value)
 
 
 def _is_shown(letter: str) -> bool:
-    """Spaces of all scripts, and the joiners without which some scripts and emoji fall apart, are no control codes."""
+    """Spaces of all scripts, and the joiners that some scripts and emoji need, are not control codes."""
     return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
 
 
@@ -101,8 +101,8 @@ _NOTHING = views.Table((), ())
 
 
 def write_report(run: Path) -> Path:
-    """Write report.html into the run folder and return its path. What cannot be read of the folder is named in the page
-    and never an error; only a disk that cannot be written is (EnvironmentFault)."""
+    """Write report.html into the run folder and return its path. Files that cannot be read are named in the page and
+    are no error; raises EnvironmentFault if the page cannot be written."""
     record = read_run(run)
     status = reported_status(record.events, published=(run / MANIFEST).is_file())
     path = run / NAME
@@ -111,18 +111,18 @@ def write_report(run: Path) -> Path:
 
 
 def draw_report(run: Path) -> tuple[list[str], list[str]]:
-    """`write_report` for the end of a run: the name of the file, or a caution in its place."""
+    """Call `write_report` at the end of a run. Return the file's name, or a caution if it failed."""
     try:
         return [write_report(run).name], []
-    except Exception as error:  # whatever it is, the model is worth more than its report
+    except Exception as error:  # a failed report must not lose the model
         return [], [f"{NAME} was not written: {type(error).__name__}: {error}"]
 
 
 def report_page(record: RunRecord, status: Status, *, live: str = "", back: str = "") -> str:
-    """The whole page.
+    """Return the whole page.
 
-    live: address of the stream that keeps the page up to date, on the board.
-    back: address of the board itself.
+    live: address of the event stream that updates the page on the board.
+    back: address of the board.
     """
     moving, standing = live_values(record, status), _standing_values(record, status)
     cautions = [*record.cautions, *moving.pop("cautions"), *standing.pop("cautions")]
@@ -131,7 +131,7 @@ def report_page(record: RunRecord, status: Status, *, live: str = "", back: str 
 
 
 def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
-    """What changes while a run goes on, but for the curves."""
+    """The values that change while a run goes on, except the curves."""
     cautions: list[str] = []
     rows, events = record.rows, record.events
     return {
@@ -149,7 +149,7 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
 
 
 def curve_values(record: RunRecord) -> dict[str, Any]:
-    """For the page's script: all the curves, thinned, and what is marked on them."""
+    """All curves, thinned, and the marks on them, for the page's script."""
     charts = curves.thinned(curves.charts_of(record.rows))
     return {"charts": curves.to_json(charts), "marks": views.marks(record.events, record.rows)}
 

@@ -1,7 +1,7 @@
-"""Files of JSON lines that a run appends to as it goes: the training log, the events, the samples.
+"""JSON-lines files that a run appends to: the training log, the events, the samples.
 
-A killed process loses no line that was handed to the system; a power failure can leave half a line at the end, which is
-dropped when reading and cut off on resume. `durable.flush` makes lines survive a power failure too.
+A killed process loses no line that was written; a power failure can leave half a line at the end, which is dropped when
+reading and cut off on resume. `durable.flush` makes lines survive a power failure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Record = dict[str, Any]
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line to a file that `rewrite` has left whole."""
+    """Add a line to a file that `rewrite` has left without damage."""
     durable.append_line(path, _json(record))
 
 
 def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda record: True) -> list[Record]:
-    """All records, oldest first; none when there is no file. IntegrityError names the line that is no JSON object, or
-    none that `is_sound`, and the file where it cannot be read.
+    """Return all records, oldest first; empty if there is no file. Raises IntegrityError naming a line that is not a
+    JSON object or that `is_sound` rejects, or the file if it cannot be read.
 
-    kind: what a line is called, as in "is not a row of a training log".
+    kind: what a line should be, for messages such as "is not a row of a training log".
     """
     records: list[Record] = []
     for number, record in _numbered(path):
@@ -39,8 +39,8 @@ def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda reco
 
 
 def salvage(path: Path) -> tuple[list[Record], list[int]]:
-    """What can be read of a file that may be damaged, and the numbers of the lines that cannot. For reports, which
-    show what is there; what a run goes on from is read by `read`."""
+    """Return the readable records of a possibly damaged file, and the numbers of the unreadable lines. For reports; a
+    run resumes from what `read` returns."""
     records: list[Record] = []
     damaged: list[int] = []
     for number, record in _numbered(path):
@@ -49,12 +49,12 @@ def salvage(path: Path) -> tuple[list[Record], list[int]]:
 
 
 def rewrite(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Replace the file in one move: a kill leaves the old one or the new one, never half of it."""
+    """Replace the file in one rename: a kill leaves the old or the new one."""
     durable.write_text(path, "".join(f"{_json(record)}\n" for record in records))
 
 
 def parse(line: str) -> Record | None:
-    """The record of one line, None where it holds none."""
+    """The record of one line, None if it holds none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -63,7 +63,7 @@ def parse(line: str) -> Record | None:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:
-    """Lines are ended by a line feed alone: JSON strings may hold the other separators of Unicode as they are."""
+    """Split at line feeds only: JSON strings may hold Unicode's other line separators."""
     if not path.exists():
         return
     try:

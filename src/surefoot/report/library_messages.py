@@ -1,7 +1,7 @@
-"""What libraries print through `warnings` and `logging`: every time into run.log, once on the screen.
+"""Route `warnings` and `logging` of libraries: every message to run.log, and each distinct one once to the screen.
 
-Enter it after the heavy imports: a library sets up its own handlers when it is imported, and only those that exist can
-be taken over. Everything is put back on leaving.
+Enter it after the heavy imports: libraries install their handlers when imported, and only existing handlers can be
+replaced. Everything is restored on leaving.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def captured_libraries(console: Console) -> Iterator[None]:
 
 
 class _Messages:
-    """Prints a message once and counts its repetitions."""
+    """Print each message once and count its repetitions."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -45,7 +45,7 @@ class _Messages:
         line = " ".join(message.split())
         if len(line) > _LONGEST:
             self._console.note(message)
-            line = f"{line[:_LONGEST]}… (all of it in run.log)"
+            line = f"{line[:_LONGEST]}… (full text in run.log)"
         self._console.say(line, style="yellow")
 
     def count_repeats(self) -> None:
@@ -62,7 +62,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._voice.hear(record.name.partition(".")[0], record.getMessage())
-        except Exception:  # a broken log call of a library must not end a run
+        except Exception:  # a library's broken log call must not end a run
             self.handleError(record)
 
 
@@ -78,8 +78,8 @@ def _warnings_to(messages: _Messages) -> Iterator[None]:
 
 @contextmanager
 def _loggers_to(handler: logging.Handler) -> Iterator[None]:
-    """Take over the root logger and every logger that writes to the screen by itself, except those that somebody
-    set to a level below WARNING (TORCH_LOGS, TRANSFORMERS_VERBOSITY): who asks for details wants them as they are."""
+    """Replace the handlers of the root logger and of every logger that writes to the screen, except loggers set to a
+    level below WARNING (TORCH_LOGS, TRANSFORMERS_VERBOSITY): their user wants the details unchanged."""
     root = logging.getLogger()
     named = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     before = [(logger, logger.handlers[:], logger.propagate) for logger in [root, *named]]
@@ -97,6 +97,6 @@ def _loggers_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def _writes_to_screen(handler: logging.Handler) -> bool:
-    """A plain StreamHandler; its subclasses write to files or collect for somebody. The stream itself says little:
-    it may be a stderr that has been replaced since."""
+    """Whether it is a plain StreamHandler; subclasses write to files or collect. The stream itself says little, since
+    it may be a stderr that has been replaced."""
     return type(handler) is logging.StreamHandler

@@ -1,17 +1,16 @@
-"""A run's logs beside each checkpoint, as far as they had come: `logs.tar`, a gzip file of each.
+"""Copies of a run's logs in each checkpoint: `logs.tar`, with one gzip file per log.
 
-    copies = LogCopies(run)                      # once in a process
+    copies = LogCopies(run)                      # once per process
     copies.write(staging, step, evaluated)       # into each checkpoint, under its manifest
-    check_logs(run, checkpoint)                  # `surefoot verify`: which row is not as it was
+    check_logs(run, checkpoint)                  # `surefoot verify`: which row was changed
     mend_logs(run, checkpoint)                   # a resumed run, before it writes its own lines
 
-Nothing else vouches for what a log says, and what is lost of it cannot be had twice. A hash would tell that a log was
-changed; the copy also tells the row, and gives it back. What a log has gained since the last checkpoint is read and
-compressed once, so a checkpoint costs what is new and one write of what is compressed.
+Nothing else protects the logs, and a lost line cannot be recomputed. A hash would show that a log was changed; the copy
+also shows the row, and restores it. New lines are read and compressed once, so a checkpoint costs only the new lines
+and one write of the compressed data.
 
-A log only grows, but for two rules, and the copy goes by both: a resumed run cuts it to its checkpoint, so the copy
-holds no line that this would cut; and flight.jsonl forgets its oldest steps, so only those that it still has are
-compared.
+A log only grows, with two exceptions that the copy follows: a resumed run cuts it to its checkpoint, so the copy holds
+no line that this would cut; and flight.jsonl drops its oldest steps, so only those that it still has are compared.
 """
 
 from __future__ import annotations
@@ -36,32 +35,32 @@ from surefoot.system.messages import counted
 from surefoot.training.manifest import FileCheck, damaged, unreadable
 
 NAME = "logs.tar"
-_FIX = "--resume mends it"
-_GZIP = 31  # of zlib's window bits: 15, and a header without name and time, so that equal logs are equal bytes
+_FIX = "--resume repairs it"
+_GZIP = 31  # zlib's window bits: 15 plus a gzip header without name and time, so that equal logs give equal bytes
 Stays = Callable[[journal.Record, int, bool], bool]
-# Whether a line stays when the run goes on from a checkpoint; None: all of them do.
+# Whether a line is kept when the run resumes from a checkpoint; None: always.
 GROWING: dict[str, Stays | None] = {trainer_log.NAME: trainer_log.stays, **events.STAYS, LOG: None}
 LOGS = (*GROWING, FLIGHT)
 
 
 class LogCopies:
-    """Of one run, by one process."""
+    """The log copies of one run, written by one process."""
 
     def __init__(self, run: Path):
         self._run = run
         self._growing = {name: _Growing(run / name) for name in GROWING}
 
     def write(self, folder: Path, step: int, *, evaluated: bool) -> None:
-        """Into a folder that is about to be flushed.
+        """Write the copies into a checkpoint folder that is about to be flushed.
 
-        step: of the checkpoint.
-        evaluated: whether it is written after the evaluation of that very step.
+        step: the checkpoint's step.
+        evaluated: whether it is written after that step's evaluation.
         """
         for name, stays in GROWING.items():
             self._growing[name].grow(lambda record, stays=stays: stays is None or stays(record, step, evaluated))
         copies = {name: log.compressed() for name, log in self._growing.items() if log.lines}
         with suppress(OSError):
-            # No time in the header: checkpoints of two equal runs are compared byte by byte.
+            # No time in the header, because checkpoints of two equal runs are compared byte by byte.
             copies[FLIGHT] = gzip.compress(plain_files.read_bytes(self._run / FLIGHT), mtime=0)
         archive = io.BytesIO()
         with tarfile.TarFile(fileobj=archive, mode="w") as tar:
@@ -73,22 +72,22 @@ class LogCopies:
 
 
 class _Growing:
-    """A log that is appended to, compressed as far as it was read."""
+    """A growing log, compressed as far as it was read."""
 
     def __init__(self, path: Path):
         self._path, self._read = path, 0
         self._compress, self._done = zlib.compressobj(wbits=_GZIP), bytearray()
-        self.lines = 0  # taken in
+        self.lines = 0  # compressed so far
 
     def grow(self, stays: Callable[[journal.Record], bool]) -> None:
-        """Take in the new lines, but for those at the end that do not stay. A file that became shorter was changed by
-        somebody else: the copy goes on with what is there now, and differs from it from then on."""
-        with suppress(OSError), self._path.open("rb") as file:  # a log that cannot be read is no reason to stop
+        """Compress the new lines, except those at the end that a resume would cut. If the file became shorter, somebody
+        else changed it; the copy then continues with the current content."""
+        with suppress(OSError), self._path.open("rb") as file:  # an unreadable log must not stop the run
             if file.seek(0, io.SEEK_END) < self._read:
                 self._read = 0
             file.seek(self._read)
             lines = file.read().splitlines(keepends=True)
-            # A line that is being written; the next checkpoint takes it.
+            # An incomplete line; the next checkpoint will contain it.
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()
             while lines and (record := journal.parse(lines[-1].decode(errors="replace"))) and not stays(record):
@@ -103,13 +102,13 @@ class _Growing:
 
 
 def has_copies(checkpoint: Path) -> bool:
-    """Not those of earlier versions."""
+    """Whether a checkpoint has copies; those of earlier versions do not."""
     return (checkpoint / NAME).is_file()
 
 
 def check_logs(run: Path, checkpoint: Path) -> list[FileCheck]:
-    """The logs of a run against the copies in a checkpoint of it that verifies. Lines that came later are not looked
-    at. A fault names the file and the line. Raises IntegrityError where the copies cannot be read."""
+    """Compare a run's logs with the copies in one of its verified checkpoints, ignoring later lines. A fault names file
+    and line. Raises IntegrityError if the copies cannot be read."""
     checks = []
     for name, copy in _read(checkpoint / NAME).items():
         there = _content(run / name)
@@ -125,8 +124,8 @@ def check_logs(run: Path, checkpoint: Path) -> list[FileCheck]:
 
 
 def mend_logs(run: Path, checkpoint: Path) -> list[str]:
-    """Give the logs back what `check_logs` misses, and return what was wrong. Call it with the run locked. A kill in
-    between leaves each file whole, and the next call ends the work. Nothing where the checkpoint has no copies."""
+    """Restore lines that `check_logs` reports, and return what was wrong. The run must be locked. A kill leaves each
+    file intact, and the next call completes the repair. Does nothing if the checkpoint has no copies."""
     if not has_copies(checkpoint):
         return []
     copies = _read(checkpoint / NAME)
@@ -134,11 +133,11 @@ def mend_logs(run: Path, checkpoint: Path) -> list[str]:
     for check in check_logs(run, checkpoint):
         path, copy = run / check.name, copies[check.name]
         if os.path.lexists(path) and not is_plain(path):
-            continue  # a link or a device: whoever writes to it refuses
+            continue  # a link or a device, which the writer refuses
         if check.fault is not None:
-            found.append(f"{path}: {check.fault.what}; mended from {checkpoint.name}")
+            found.append(f"{path}: {check.fault.what}; repaired from {checkpoint.name}")
         there = _content(path) or b""
-        if check.name == trainer_log.NAME:  # rows after the checkpoint go, damaged ones too
+        if check.name == trainer_log.NAME:  # drop rows after the checkpoint, also damaged ones
             new = copy
         elif check.fault is None:
             new = there
@@ -154,7 +153,7 @@ def _read(path: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(path) as tar:
             for name in LOGS:
-                with suppress(KeyError):  # of another version
+                with suppress(KeyError):  # missing in other versions
                     entry = tar.extractfile(f"{name}.gz")
                     assert entry is not None
                     with gzip.open(entry) as file:
@@ -183,18 +182,18 @@ def _growing_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> F
 
 
 def _change(number: int, was: bytes, now: bytes, checkpoint: Path) -> str:
-    """What became of a line: of a record the keys that differ."""
+    """Describe the change of a line; for a record, the keys that differ."""
     when = f"when {checkpoint.name} was written"
     first, second = (journal.parse(line.decode(errors="replace")) for line in (was, now))
     if first is None or second is None:
         return f"line {number} is not as it was {when}"
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     changes = ", ".join(f"{key} {second.get(key)}, was {first.get(key)}" for key in keys)
-    return f"line {number} is not as it was {when}: {changes or 'written otherwise'}"
+    return f"line {number} is not as it was {when}: {changes or 'formatted differently'}"
 
 
 def _recent_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> Fault | None:
-    """Of the steps that were done: those still there are the last ones of the copy, in its order."""
+    """Compare the completed steps: those still in the file must be the last ones of the copy, in order."""
     was = [line for line in copy.split(b"\n") if step_done(line) is not None]
     if not was:
         return None
@@ -209,12 +208,12 @@ def _recent_fault(path: Path, copy: bytes, there: bytes, checkpoint: Path) -> Fa
         what = _change(place + 1, kept[places.index(place)], lines[place], checkpoint)
         return damaged(path, what, _FIX)
     if len(places) > len(was) or not (places or later):
-        return damaged(path, f"has not the steps that it had when {checkpoint.name} was written", _FIX)
+        return damaged(path, f"lacks steps that it had when {checkpoint.name} was written", _FIX)
     return None
 
 
 def _later(copy: bytes, there: bytes) -> bytes:
-    """The lines of a damaged file that came after its copy: behind the copy's last line, or behind as many lines."""
+    """The lines of a damaged file after its copy: after the copy's last line, or after as many lines."""
     lines, known = there.splitlines(keepends=True), copy.splitlines(keepends=True)
     if known and known[-1] in lines:
         return b"".join(lines[len(lines) - lines[::-1].index(known[-1]) :])

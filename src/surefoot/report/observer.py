@@ -1,8 +1,8 @@
-"""Listen to the training loop: progress on the screen, rows in trainer_log.jsonl, sentences in events.jsonl.
+"""Observe the training loop: progress on the screen, rows in trainer_log.jsonl, sentences in events.jsonl.
 
-Nothing here reaches back into the run. Use `RunObserver` as a context manager: entering it cuts the events to where the
-run goes on, leaving it gives the terminal back and notes how the loop ended, whatever happened inside. Ranks other than
-the first use `SilentObserver` and `silent_console`, which take the same calls and write nothing.
+Nothing here changes the run. Use `RunObserver` as a context manager: entering it cuts the events to the resumed step;
+leaving it restores the terminal and records how the loop ended, also after an exception. Ranks other than the first use
+`SilentObserver` and `silent_console`, which have the same methods and write nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class RunObserver:
-    """The observer of `training.loop.run_loop`.
+    """The observer of `training.loop.run_loop` on rank 0.
 
     epoch: step -> passes over the data after it.
     rows: what `cut_to_step` kept; empty at a fresh start.
-    peak_memory: bytes so far, None where nothing measures it.
-    on_row: gets every row once it is written.
+    peak_memory: returns bytes so far, None if not measured.
+    on_row: called with every row once it is written.
     unit: what a loss is the mean over.
-    seed: of the run.
+    seed: the run's seed.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class RunObserver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.progress.close()
-        with suppress(EnvironmentFault):  # a full disk is told by the error that it caused elsewhere
+        with suppress(EnvironmentFault):  # the error of a full disk is reported elsewhere
             self._note_the_end(error)
 
     def begins(self, step: int, micro_batches: Sequence[Sequence[RecordName]]) -> None:
-        """A step is about to be computed. micro_batches: the examples of each."""
+        """Record that a step is about to be computed. micro_batches: the examples of each."""
         self._flight.begins(step, micro_batches)
 
     def step(self, report: StepReport, state: RunState) -> None:
@@ -102,7 +102,9 @@ class RunObserver:
         if report.decision == "non_finite":
             self._note("non_finite", wording.skip_sentence(report, guard.consecutive))
         elif report.decision == "scaler":
-            self._note("skipped", f"step {report.step}: fp16 gradients overflowed; skipped, and the scale was lowered")
+            self._note(
+                "skipped", f"step {report.step}: fp16 gradients overflowed; skipped, and the loss scale was lowered"
+            )
         elif report.spike is not None:
             sentence = wording.spike_sentence(report)
             self._note("spike", sentence)
@@ -120,41 +122,42 @@ class RunObserver:
         self.progress.evaluation(report, improved=improved)
 
     def saved(self, folder: Path, state: RunState) -> None:
-        best = state.best is not None and state.best.step == state.step  # saved whatever checkpoint.every says
-        said = f"saved {folder.name}" + (" (the best evaluation so far)" if best else "")
-        self._note("saved", said)
-        self.progress.event(said)
+        best = state.best is not None and state.best.step == state.step  # saved regardless of checkpoint.every
+        text = f"saved {folder.name}" + (" (the best evaluation so far)" if best else "")
+        self._note("saved", text)
+        self.progress.event(text)
 
     def caution(self, sentence: str) -> None:
-        """Something went less well, and the run goes on."""
+        """Report a problem that does not stop the run."""
         self._note("caution", sentence)
         self.progress.event(sentence, style="yellow")
 
     def tell(self, sentence: str, *, caution: bool = True) -> None:
-        """What a stage has to say: a caution, or a figure for those who watch and for run.log."""
+        """Show a message of a training stage: a caution, or a figure for the screen and run.log."""
         if caution:
             self.caution(sentence)
         else:
             self.progress.event(sentence)
 
     def samples(self, step: int, answers: Sequence[tuple[str, str]]) -> None:
-        """(prompt, answer) pairs generated at an evaluation, for reading."""
+        """Record (prompt, answer) pairs generated at an evaluation."""
         append_samples(self._run, step, answers)
         for prompt, answer in answers:
             self.progress.event(wording.sample_text(step, prompt, answer))
 
     def answers(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Drawn and scored before the next step, for answers.jsonl."""
+        """Record rollout answers, generated and scored before the next step, in answers.jsonl."""
         append_answers(self._run, answers)
 
     @contextmanager
     def during(self, activity: str) -> Iterator[None]:
-        """Around evaluating and saving: shown, and not counted as time of a step."""
+        """Context manager for evaluating and saving: shows the activity and excludes it from the time of steps."""
         with self._pace.pause(), self.progress.during(activity):
             yield
 
     def sync(self) -> None:
-        """Flush the logs. Call it before a checkpoint is published: a resumed run does not write their rows again."""
+        """Flush the logs. Call it before a checkpoint is published, because a resumed run does not rewrite earlier
+        rows."""
         for name in LOGS:
             if (self._run / name).exists():
                 durable.flush(self._run / name)
@@ -188,7 +191,7 @@ class RunObserver:
 
 
 class SilentObserver:
-    """Has what `RunObserver` has for the loop and for saving."""
+    """Has the methods of `RunObserver` and does nothing, for ranks other than the first."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

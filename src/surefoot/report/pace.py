@@ -1,7 +1,7 @@
-"""How fast a session goes, and how long it still needs.
+"""Speed of a session, and the forecast of its remaining time.
 
 Time spent evaluating and saving is left out, and only steps of this session count, so neither a slow evaluation nor a
-resumed run distorts the forecast. The clock is monotonic: a corrected wall clock changes nothing.
+resume distorts the forecast. The clock is monotonic, so a corrected wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_RECENT = 64  # steps behind the forecast: enough to average over uneven batches, few enough to follow a change
+_RECENT = 64  # steps used for the forecast: enough to average over uneven batches, few enough to follow a change
 _TRIM = 0.125  # share of them dropped at each end: a first step that compiles, a hiccup of the disk
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times and rates of a session, at one step.
+    """Times and rates of a session at one step.
 
     elapsed: seconds since the start of the run, all sessions.
     remaining: forecast in seconds, None before the first step.
-    throughput, supervised_throughput: tokens per second since the last `mark`; the latter None where something else is
-        learned from.
+    throughput, supervised_throughput: tokens per second since the last `mark`; the latter is None if the run does not
+        learn from tokens.
     peak_memory: bytes.
     """
 
@@ -35,20 +35,20 @@ class Timing:
 
 
 class Pace:
-    """Watches the clock between steps. elapsed_before: seconds that earlier sessions took."""
+    """Measures the time between steps. elapsed_before: seconds of earlier sessions."""
 
     def __init__(self, *, elapsed_before: float = 0.0, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._started = clock() - elapsed_before
         self._last = clock()
-        self._paused = 0.0  # since the last step
+        self._paused = 0.0  # seconds since the last step
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._window = 0.0  # seconds of stepping since the last mark
         self._tokens = 0
         self._supervised = 0
 
     def step(self, tokens: int, supervised: int) -> None:
-        """A step is over: it had this many real input tokens and supervised tokens."""
+        """Record a completed step with its numbers of real input tokens and supervised tokens."""
         now = self._clock()
         seconds = max(0.0, now - self._last - self._paused)
         self._last, self._paused = now, 0.0
@@ -59,7 +59,7 @@ class Pace:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time in here belongs to no step."""
+        """Context manager: time spent inside belongs to no step."""
         before = self._clock()
         try:
             yield
@@ -77,12 +77,12 @@ class Pace:
         )
 
     def mark(self) -> None:
-        """Begin a new window for the token rates."""
+        """Start a new window for the token rates."""
         self._window, self._tokens, self._supervised = 0.0, 0, 0
 
 
 def typical(seconds: deque[float] | list[float]) -> float | None:
-    """Mean without the extremes. Not the median: batches differ in length, and the sum of what is left matters."""
+    """Mean without the extremes. Not the median: batches differ in length, and the sum of the rest matters."""
     if not seconds:
         return None
     drop = max(int(len(seconds) * _TRIM), 1 if len(seconds) >= 3 else 0)
@@ -91,7 +91,7 @@ def typical(seconds: deque[float] | list[float]) -> float | None:
 
 
 def clock_text(seconds: float) -> str:
-    """H:MM:SS, hours beyond 24 counted on: what readers of trainer_log.jsonl parse."""
+    """Format as H:MM:SS, with hours beyond 24: the format that readers of trainer_log.jsonl parse."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}"

@@ -1,4 +1,4 @@
-"""Where the time of some steps went (`surefoot train --profile N`): a record, tables, sentences, a picture."""
+"""Where the time of profiled steps went (`surefoot train --profile N`): a record, tables, sentences, a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefoot.report.pictures.plots import png
 FOLDER = "profile"  # of a run folder
 RECORD, TRACE, PICTURE = "profile.json", "trace.json.gz", "profile.png"
 OTHER = "other"
-_WAITED = 0.1  # share of the time from which it is told
+_WAITED = 0.1  # share of the time above which waiting is reported
 _SHOWN = 15  # operators in the table
 IN_STEP = ("data", "forward", "backward", "optimizer", OTHER)
 BETWEEN = ("evaluation", "checkpoint")
@@ -24,12 +24,12 @@ BETWEEN = ("evaluation", "checkpoint")
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """How far from the arithmetic limit the steps were.
+    """How close the steps were to the arithmetic limit.
 
-    flops_per_token: that the mathematics needs, per real token.
-    recomputed_per_token: that checkpointing adds.
-    rate: FLOP/s of matrix products in `dtype`, measured beside the steps.
-    of_step, of_forward, of_backward: shares of what the machine could do at that rate.
+    flops_per_token: FLOP per real token that the mathematics needs.
+    recomputed_per_token: FLOP per real token that gradient checkpointing adds.
+    rate: FLOP/s of matrix products in `dtype`, measured next to the steps.
+    of_step, of_forward, of_backward: achieved share of that rate.
     """
 
     flops_per_token: float
@@ -52,16 +52,16 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """Where the time of some steps went.
+    """Where the time of profiled steps went.
 
-    first, last: steps that were clocked.
-    parts: seconds per step by part, `other` being what is in none.
-    between: seconds in all of what was done between them.
-    traced: steps under the profiler, on which `operators` stand, longest first.
+    first, last: the timed steps.
+    parts: seconds per step by part; `other` is the rest.
+    between: total seconds of activities between these steps.
+    traced: number of steps under the profiler, from which `operators` come, longest first.
     no_limit: why `limit` is None.
-    clocked: seconds of all clocked steps and what was between them.
-    processor: processor seconds of the run in these, over all its threads.
-    waited: seconds in which its threads were ready and had no processor.
+    clocked: seconds of all timed steps and of what was between them.
+    processor: CPU seconds of the run in that time, over all its threads.
+    waited: seconds in which its threads were ready but had no processor.
     """
 
     first: int
@@ -91,7 +91,7 @@ class ProfileReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProfileReport:
-        """Raises KeyError or TypeError for what `to_json` has not written."""
+        """Raises KeyError or TypeError if `to_json` has not written it."""
         limit = data["limit"]
         return cls(
             **{
@@ -103,14 +103,14 @@ class ProfileReport:
 
 
 def headline(report: ProfileReport) -> str:
-    """In one line: which steps, how fast, and how far from the limit."""
+    """One line: which steps, how fast, and how close to the limit."""
     steps = f"step {report.first}" if report.first == report.last else f"steps {report.first} to {report.last}"
     said = f"profile of {steps}: {report.tokens_per_second:,.0f} tok/s, {1000 * report.step_seconds:,.1f} ms per step"
     return f"{said}, {_of_limit(report)}"
 
 
 def part_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
-    """part, ms per step, share of the step, share of the arithmetic limit."""
+    """Yield part, ms per step, share of the step, share of the arithmetic limit."""
     limit = report.limit
     shares = {} if limit is None else {"forward": limit.of_forward, "backward": limit.of_backward}
     for part in IN_STEP:
@@ -120,14 +120,14 @@ def part_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
 
 
 def operator_rows(report: ProfileReport, most: int = _SHOWN) -> Iterator[tuple[str, str, str, str]]:
-    """operator, ms per step, share of all operators, calls per step."""
+    """Yield operator, ms per step, share of all operators, calls per step."""
     total = sum(one.seconds for one in report.operators)
     for one in report.operators[:most]:
         yield one.name, _ms(one.seconds), f"{one.seconds / total:.1%}", f"{one.calls:,.0f}"
 
 
 def notes(report: ProfileReport) -> Iterator[str]:
-    """What the tables leave out."""
+    """Sentences for what the tables do not show."""
     ratio = report.backward_over_forward
     if ratio is not None:
         yield f"backward takes {ratio:.1f} times as long as forward"
@@ -137,21 +137,21 @@ def notes(report: ProfileReport) -> Iterator[str]:
     if said := disturbance(report):
         yield said
     if report.operators:
-        yield f"operators: own time, in {report.traced} more steps under the profiler, which slows small ones down"
+        yield f"operators: self time, from {report.traced} more steps under the profiler, which slows small ones"
 
 
 def disturbance(report: ProfileReport) -> str:
-    """That other programs had the processor; empty where they left it to the run."""
+    """A caution if other programs used the processor, otherwise empty."""
     if report.waited <= _WAITED * report.clocked:
         return ""
     return (
-        f"other programs had the processor: in {report.clocked:,.1f} s the run's threads had it for "
-        f"{report.processor:,.1f} s and waited for it {report.waited:,.1f} s, so these times are too long"
+        f"other programs used the processor: in {report.clocked:,.1f} s the run's threads ran for "
+        f"{report.processor:,.1f} s and waited {report.waited:,.1f} s, so these times are too long"
     )
 
 
 def profile_table(report: ProfileReport) -> RenderableType:
-    """For the terminal."""
+    """The profile for the terminal."""
     parts = _table("part", "ms per step", "share", "of the limit", rows=part_rows(report))
     blocks: list[RenderableType] = [Text(headline(report), "bold"), parts]
     if report.operators:
@@ -186,7 +186,7 @@ def _ms(seconds: float) -> str:
 
 
 def _share(share: float) -> str:
-    """Two digits, as a small model on a busy machine has little of its limit."""
+    """Two digits, because a small model on a busy machine reaches little of its limit."""
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}" if share >= 0.001 else "under 0.1%"
 
 
@@ -194,16 +194,16 @@ def _mega(flops: float) -> str:
     return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e9 else f"{flops / 1e6:,.1f} MFLOP"
 
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
+# Okabe and Ito's palette: readable with every kind of colour vision.
 _COLOURS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
 _MOST = 12  # operators
-_LONGEST = 44  # letters in a line of a name, which has two at most
-_TITLE = 95  # letters in a line of the title
-_LEAST_LABELLED = 0.06  # share of the step in which its name has room
+_LONGEST = 44  # characters per line of a name, which has at most two lines
+_TITLE = 95  # characters per line of the title
+_LEAST_LABELLED = 0.06  # share of the step from which its name fits
 
 
 def draw_profile(report: ProfileReport) -> bytes:
-    """PNG."""
+    """Draw the profile as a PNG."""
     from matplotlib.figure import Figure
 
     shown = report.operators[:_MOST]
@@ -224,7 +224,7 @@ def draw_profile(report: ProfileReport) -> bytes:
     operators.barh(range(len(shown)), [1000 * one.seconds for one in shown], color=_COLOURS["backward"])
     operators.set_yticks(range(len(shown)), [_fitted(one.name) for one in shown], fontsize=8)
     operators.invert_yaxis()
-    operators.set_xlabel("own milliseconds per step, under the profiler" if shown else "no step was traced")
+    operators.set_xlabel("self time in milliseconds per step, under the profiler" if shown else "no step was traced")
     for axes in (bar, operators):
         axes.spines[["top", "right", "left"]].set_visible(False)
     title = [headline(report).partition(" (")[0], *textwrap.wrap(disturbance(report), _TITLE)]
@@ -233,7 +233,7 @@ def draw_profile(report: ProfileReport) -> bytes:
 
 
 def _fitted(name: str) -> str:
-    """In two lines where one is too short, parted behind a colon or before an underscore where both parts fit."""
+    """Break a long name into two lines, after a colon or before an underscore if both parts fit."""
     if len(name) <= _LONGEST:
         return name
     breaks = [name.rfind(":", 0, _LONGEST) + 1, name.rfind("_", 0, _LONGEST), _LONGEST]

@@ -1,10 +1,10 @@
-"""What a user sees while a run goes on: a bar that is redrawn on a terminal, plain lines everywhere else.
+"""Progress of a run: a bar that is redrawn on a terminal, plain lines everywhere else.
 
     training ━━━━━━━━━╸━━━━━━━━━━ 431/1000 · eta 00:41 · ok
     loss 1.234 (eval 1.301 @ 400) · lr 9.1e-05 · grad 0.420 · 3,512 tok/s (411 supervised) · mem 1.2 GB
 
-The guard's state is always there. No thread redraws: the display moves when the run does, at most ten times a second.
-run.log gets the same plain lines in both cases.
+The guard's state is always shown. There is no drawing thread: the display is redrawn by the run's events, at most ten
+times a second. run.log gets the same plain lines in both cases.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from surefoot.report.console import Console
 from surefoot.report.pace import Timing
 from surefoot.training.report import EvalReport, StepReport
 
-_REDRAW = 0.1  # seconds between two pictures
-FIRST = range(1, 11)  # steps that tell whether a run begins well; they are logged each, however seldom others are
+_REDRAW = 0.1  # seconds between two redraws
+FIRST = range(1, 11)  # always logged, because they show whether a run starts well
 
 
 class Progress:
-    """The display of one session. Call `close` before printing anything that should stand below it."""
+    """The display of one session. Call `close` before printing below it."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Progress:
         if console.live:
             self._live = Live(self._picture(), console=console.screen, auto_refresh=False)
             self._live.start(refresh=True)
-            console.screen.show_cursor(True)  # a process killed at once could not give it back
+            console.screen.show_cursor(True)  # a killed process could not restore it
 
     def step(self, report: StepReport, timing: Timing, *, consecutive: int = 0, skipped: int = 0) -> None:
-        """consecutive, skipped: the guard's counts of non-finite steps, in a row now and in all."""
+        """Show a step. consecutive, skipped: the guard's counts of non-finite steps, in a row and in total."""
         self._step = report.step
         self._state = wording.guard_state(report, consecutive, skipped)
         self._numbers = wording.step_numbers(report, timing, self._last_eval)
@@ -66,7 +66,7 @@ class Progress:
             self.event(wording.skip_sentence(report, consecutive), style="bold red")
         if is_logged(report, self._total, self._log_every):
             fields = wording.step_line(report, self._total, timing, self._state, self._last_eval)
-            # Also where the terminal redraws one line: the last steps of a run that was killed are read in run.log.
+            # Logged also on a live terminal: after a kill, the last steps are read in run.log.
             if self._live:
                 self._console.note(wording.fitted(fields))
             else:
@@ -79,12 +79,12 @@ class Progress:
         self._console.say(wording.fitted(fields, self._console.columns), logged=wording.fitted(fields))
 
     def event(self, sentence: str, *, style: str = "") -> None:
-        """Something worth a line of its own, above the bar."""
+        """Print an event on its own line, above the bar."""
         self._console.say(sentence, style=style)
 
     @contextmanager
     def during(self, activity: str) -> Iterator[None]:
-        """Show what the run is busy with besides steps: "evaluating", "saving"."""
+        """Context manager that shows an activity other than steps: "evaluating", "saving"."""
         self._activity, previous = activity, self._activity
         self._draw(now=True)
         try:
@@ -94,7 +94,7 @@ class Progress:
             self._draw(now=True)
 
     def close(self) -> None:
-        """Draw the last picture and give the terminal back. May be called twice."""
+        """Draw the final state and restore the terminal. May be called twice."""
         if self._live is not None:
             self._draw(now=True)
             self._live.stop()
@@ -120,6 +120,6 @@ class Progress:
 
 
 def is_logged(report: StepReport, total_steps: int, log_every: int) -> bool:
-    """Every log_every-th step, the first ten and the last, and each step that the optimizer skipped. A function of the
+    """Whether a step is logged: every log_every-th, the first ten, the last, and every skipped step. Depends on the
     step alone, so that a resumed run logs the same ones."""
     return report.step % log_every == 0 or report.step in {*FIRST, total_steps} or report.decision != "stepped"

@@ -1,7 +1,7 @@
-"""A run folder as a report reads it: what can be read of it, and what cannot, said in sentences.
+"""Read a run folder for a report: what can be read, and sentences about what cannot.
 
-Nothing here raises for a damaged or missing file. A report is wanted most where something went wrong, and a report that
-is not written helps nobody; what a run goes on from is read elsewhere, strictly.
+Nothing here raises for a damaged or missing file, because a report is most useful after a failure. What a run resumes
+from is read strictly, elsewhere.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from surefoot.report.trainer_log import NAME as LOG
 from surefoot.system.errors import InputError, IntegrityError
 
 _MOST_PICTURE = 4_000_000  # bytes
-_HEAD, _TAIL = 1 << 20, 2 << 20  # bytes of answers.jsonl that are read: a long run has gigabytes of it
-_MOST_TEXT = 200_000  # characters of config.yaml shown: more is no config
+_HEAD, _TAIL = 1 << 20, 2 << 20  # bytes read from both ends of answers.jsonl, which can have gigabytes
+_MOST_TEXT = 200_000  # characters of config.yaml shown
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What could be read of a run folder.
+    """The readable content of a run folder.
 
-    run: its folder.
-    plan: None where it cannot be read.
-    answers: the first and the last that were drawn.
+    run: its path.
+    plan: None if it cannot be read.
+    answers: the first and the last rollout answers.
     profile_picture: a PNG.
     cautions: what could not be shown, and why.
     """
@@ -57,12 +57,12 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Of the folder itself, also where it was named as "."."""
+        """The folder's own name, also if the path is "."."""
         return Path(os.path.abspath(self.run)).name
 
 
 def read_run(run: Path) -> RunRecord:
-    """Everything that the report shows."""
+    """Read everything that the report shows."""
     cautions: list[str] = []
     made = _json(run / "plan.json", cautions)
     return RunRecord(
@@ -85,19 +85,19 @@ def read_run(run: Path) -> RunRecord:
 
 
 def results_of(run: Path) -> dict[str, Any]:
-    """all_results.json; empty where there is none that can be read."""
+    """Return all_results.json, empty if it cannot be read."""
     return _json(run / ALL, [])
 
 
 def sound_rows(records: Iterable[journal.Record], after: int = 0) -> list[Row]:
-    """Those that can be drawn: with a step, and none that goes back behind the one before.
+    """The rows that can be drawn: with a step that is not smaller than that of the row before.
 
-    after: the last row's step where these follow others.
+    after: the last step of the rows that these follow.
     """
     rows: list[Row] = []
     for record in records:
         step = record.get("current_steps")
-        # Rows that go back are of a log that was edited or copied together: their curve would be a tangle.
+        # Steps decrease only in a log that was edited or merged, and its curve would be unreadable.
         if type(step) is int and step >= after:
             rows.append(record)
             after = step
@@ -109,7 +109,7 @@ def sound_events(records: Iterable[journal.Record]) -> list[journal.Record]:
 
 
 def is_plain(path: Path) -> bool:
-    """A file of the folder itself. A run folder from elsewhere may hold links to anything; a run writes none."""
+    """Whether it is a regular file of the folder itself. Untrusted run folders may hold links; a run writes none."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -171,7 +171,7 @@ def _lines(path: Path, cautions: list[str]) -> list[journal.Record]:
 
 
 def _ends(path: Path, cautions: list[str]) -> list[journal.Record]:
-    """The first and the last lines of a file that may be too long to be read."""
+    """Read the first and the last lines of a file that may be very long."""
     if not is_plain(path) or path.stat().st_size <= _HEAD + _TAIL:
         return _lines(path, cautions)
     try:

@@ -1,4 +1,4 @@
-"""train_results.json, eval_results.json and all_results.json, under the names that Hugging Face's Trainer gave them."""
+"""train_results.json, eval_results.json and all_results.json, with the key names of Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.training.report import EvalReport, Unit
 from surefoot.training.state import BEFORE_FIRST_STEP, OVERHEADS
 
 TRAIN, EVAL, ALL = "train_results.json", "eval_results.json", "all_results.json"
-STEP_RATE = "steps_tokens_per_second"  # of steps alone: how fast the run computes
+STEP_RATE = "steps_tokens_per_second"  # over the time in steps only
 
 
 def train_results(
@@ -30,18 +30,18 @@ def train_results(
     beside: Mapping[str, float],
     unit: Unit = "tokens",
 ) -> dict[str, Any]:
-    """train_results.json.
+    """The content of train_results.json. Counts and seconds cover all sessions, without steps that were rolled back.
 
-    loss: mean over all that was learned from.
-    supervised: how much that is, in `unit`. Counts and seconds are of all sessions, but for steps that were taken back.
-    rollbacks: how often that was.
-    seconds: spent in steps.
-    beside: outside of them, see `RunState`.
+    loss: mean over everything that was learned from.
+    supervised: how much that is, in `unit`.
+    rollbacks: number of rollbacks.
+    seconds: time in steps.
+    beside: time outside of steps, see `RunState`.
 
-    `train_runtime` and the rates per second are those of Hugging Face's Trainer: from the first step to the last
-    checkpoint, evaluations and saving included. `whole_runtime` has what comes before, too.
+    `train_runtime` and the rates per second are defined as in Hugging Face's Trainer: from the first step to the last
+    checkpoint, including evaluations and saving. `whole_runtime` also includes the set-up.
     """
-    # Hugging Face's Trainer counts evaluation and saving as training time, so its names get that, and ours the rest.
+    # Hugging Face's Trainer counts evaluation and saving as training time; these names follow it.
     whole = seconds + sum(beside.values())
     training = whole - sum(beside.get(what, 0.0) for what in BEFORE_FIRST_STEP)
     return {
@@ -66,8 +66,8 @@ def train_results(
 
 
 def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
-    """One evaluation; loss and accuracy are means over its unit, accuracy between 0 and 1. Metrics stand under
-    their names."""
+    """The content of eval_results.json; loss and accuracy are means over the unit, accuracy is between 0 and 1. Metrics
+    have their own keys."""
     return {
         "epoch": round(epoch, 6),
         "eval_step": report.step,
@@ -80,11 +80,11 @@ def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
     }
 
 
-ROLLOUT = ("reward", "kl", "response_length")  # what a run of stage ppo is about
+ROLLOUT = ("reward", "kl", "response_length")  # the main figures of stage ppo
 
 
 def rollout_results(rows: Sequence[Row]) -> dict[str, Any]:
-    """Of stage ppo's log: what its first and its last rollout were like; nothing of other stages'."""
+    """First and last rollout of stage ppo, from its log; empty for other stages."""
     rollouts = [row for row in rows if all(row.get(name) is not None for name in ROLLOUT)]
     ends = {"first": rollouts[0], "last": rollouts[-1]} if rollouts else {}
     return {f"train_{when}_{name}": row[name] for when, row in ends.items() for name in ROLLOUT}
@@ -93,7 +93,7 @@ def rollout_results(rows: Sequence[Row]) -> dict[str, Any]:
 def write_results(
     run: Path, train: Mapping[str, Any], evaluation: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Write the files and return what all_results.json holds. more: further figures, in all_results.json only."""
+    """Write the files and return the content of all_results.json. more: further figures for all_results.json only."""
     durable.write_json(run / TRAIN, train)
     if evaluation is not None:
         durable.write_json(run / EVAL, evaluation)

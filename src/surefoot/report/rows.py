@@ -1,9 +1,9 @@
-"""Reports as rows of trainer_log.jsonl and as Hugging Face's trainer_state.json. Pure functions on plain values.
+"""Convert reports to rows of trainer_log.jsonl and to Hugging Face's trainer_state.json. Pure functions on plain
+values.
 
-The first names are those that readers of LLaMA-Factory logs know; the rest is ours. A train row has `loss`, an
-evaluation row `eval_loss`, never both. Floats keep every digit, so that two runs can be compared bit for bit once
-TIMING_FIELDS are left out. A number that is not finite is null and named in `non_finite`: JSON has no NaN, and a 0.0 in
-its place would look like success.
+The first keys are those that readers of LLaMA-Factory logs know; the rest are surefoot's. A train row has `loss`, an
+evaluation row `eval_loss`, never both. Floats keep every digit, so that two runs can be compared bit for bit without
+TIMING_FIELDS. A non-finite number is null and named in `non_finite`: JSON has no NaN, and 0.0 would look like success.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from surefoot.training.report import EvalReport, StepReport, Unit
 
 Row = dict[str, Any]
 
-PROFILED = "profiled"  # of a step whose time is not an ordinary one: "clocked", part by part, or "traced"
+PROFILED = "profiled"  # key of a profiled step, whose time is not representative: "clocked" by part, or "traced"
 TIMING_FIELDS = frozenset(
     {"elapsed_time", "remaining_time", "throughput", "supervised_throughput", "peak_memory", "eval_runtime", PROFILED}
 )
-"""What depends on the clock and the machine. Every other field of two equal runs is equal, also across a resume."""
+"""Fields that depend on the clock and the machine. All others are equal in two equal runs, also across a resume."""
 
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -33,16 +33,16 @@ EVAL_FIELDS = (
     *(f"eval_{unit}" for unit in UNITS),
     "eval_runtime",
 )
-"""What an evaluation row has of its own; the other eval_ fields are metrics."""
+"""The fixed fields of an evaluation row; the other eval_ fields are metrics."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the run a row stands.
+    """Position of a row in the run.
 
     epoch: passes over the data so far.
     total_tokens: real input tokens since step 1.
-    total_weight: what was learned from since then, counted in `unit`.
+    total_weight: loss weight since step 1, counted in `unit`.
     """
 
     total_steps: int
@@ -53,8 +53,8 @@ class Position:
 
 
 def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
-    """One optimizer step. `loss` is that step's own mean, not an average since the last row: an average would depend on
-    where a session began."""
+    """The row of one optimizer step. `loss` is that step's own mean, not an average since the last row, which would
+    depend on where a session began."""
     row: Row = {
         **_place(report.step, position),
         "loss": finite(report.loss),
@@ -76,7 +76,7 @@ def train_row(report: StepReport, position: Position, timing: Timing) -> Row:
 
 
 def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
-    """One evaluation, after `report.step` optimizer steps."""
+    """The row of one evaluation, after `report.step` optimizer steps."""
     row: Row = {
         **_place(report.step, position),
         "eval_loss": finite(report.loss),
@@ -93,7 +93,7 @@ def eval_row(report: EvalReport, position: Position, timing: Timing) -> Row:
 
 
 def eval_report(row: Row) -> EvalReport:
-    """The evaluation that a row tells of: the inverse of `eval_row`. What was not finite is NaN."""
+    """Convert a row back to its evaluation: the inverse of `eval_row`. Non-finite values become NaN."""
 
     def value(key: str) -> float:
         return math.nan if row[key] is None else row[key]
@@ -112,12 +112,12 @@ def eval_report(row: Row) -> EvalReport:
 
 
 def weight_field(unit: Unit) -> str:
-    """The field of a train row that says how much the step learned from."""
+    """The field of a train row with the loss weight of the step."""
     return "supervised_tokens" if unit == "tokens" else unit
 
 
 def unit_of(rows: Sequence[Row]) -> Unit:
-    """What the losses of these rows are means over."""
+    """The unit that the losses of these rows are means over."""
     for row in rows:
         for unit in UNITS:
             if f"eval_{unit}" in row or weight_field(unit) in row:
@@ -130,12 +130,12 @@ def metric_fields(row: Row) -> list[str]:
 
 
 def step_metrics(row: Row) -> list[str]:
-    """What the stage has to say of a step besides what every train row has."""
+    """Fields of a step that only this stage has."""
     return [key for key in row if key not in _TRAIN_FIELDS and key not in TIMING_FIELDS]
 
 
 def without_timing(row: Row) -> Row:
-    """What must be equal in two equal runs."""
+    """The part of a row that must be equal in two equal runs."""
     return {key: value for key, value in row.items() if key not in TIMING_FIELDS}
 
 
@@ -160,7 +160,7 @@ def trainer_state(
     best_step: int | None = None,
     best_value: float | None = None,
 ) -> Row:
-    """trainer_state.json as transformers' TrainerState reads it.
+    """Return trainer_state.json as transformers' TrainerState reads it.
 
     epochs: length of the whole run. The best checkpoint is named relative to the run folder, so the folder can be
         moved.
@@ -183,7 +183,7 @@ def trainer_state(
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where JSON has no word for it."""
+    """The value, or None if JSON cannot represent it."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -218,7 +218,7 @@ _TRAIN_FIELDS = frozenset(
         *(name for unit in UNITS for name in (weight_field(unit), f"total_{weight_field(unit)}")),
     }
 )
-# Ours -> theirs. No times: equal runs write equal files.
+# surefoot's key -> transformers' key. No times, so that equal runs write equal files.
 _TRAIN_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate", "skipped": "skipped"}
 _NOT_IN_HISTORY = frozenset({*(f"eval_{unit}" for unit in UNITS), "eval_runtime"})
 

@@ -1,4 +1,4 @@
-"""What has become of a run, in one word and in one sentence."""
+"""The state of a run in one word and one sentence."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ class Verdict:
 def status_of(events: Sequence[Record], *, locked: bool, published: bool) -> Status:
     """The state of a run, judged from outside.
 
-    locked: a process is at work in the folder.
-    published: its manifest stands there, which is written last.
+    locked: a process is using the folder.
+    published: the folder's manifest, which is written last, exists.
 
-    A run that was killed left neither a lock nor a last word: it is stopped.
+    A killed run leaves neither a lock nor a final event: it counts as stopped.
     """
-    if locked:  # first: a finished run that is extended still has the manifest of its earlier end
+    if locked:  # checked first: a finished run that is being extended still has its old manifest
         return "running"
     if published:
         return "finished"
-    # Killed: neither a lock nor a last word.
     last = last_of_the_process(events)
     return last if last in ("diverged", "failed") else "stopped"
 
 
 def reported_status(events: Sequence[Record], *, published: bool) -> Status:
-    """By what the run said itself, for a report that the run's own process writes at its end, lock in hand."""
+    """The state that the run itself recorded, for the report that it writes at its end while it holds the lock."""
     last = last_of_the_process(events)
     return "finished" if last == "published" else status_of(events, locked=False, published=published)
 
@@ -70,7 +69,7 @@ def verdict(status: Status, rows: Sequence[Row], events: Sequence[Record]) -> Ve
 
 
 def progress(rows: Sequence[Row]) -> tuple[int, int]:
-    """Steps done and steps in all, as far as logged."""
+    """Logged steps done, and steps in total."""
     if not rows:
         return 0, 0
     total = rows[-1].get("total_steps")
@@ -78,7 +77,7 @@ def progress(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def duration(rows: Sequence[Row]) -> str:
-    """Time on the clock so far, all sessions, in words; empty where no row says it."""
+    """Wall-clock time of all sessions so far, in words; empty if no row has it."""
     text = next((row["elapsed_time"] for row in reversed(rows) if isinstance(row.get("elapsed_time"), str)), "")
     parts = text.split(":")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):

@@ -1,6 +1,6 @@
-"""The pictures of samples, small: in data.json for the report's page, and in coloured blocks on a terminal.
+"""Thumbnails of samples: in data.json for the report, and as coloured blocks on a terminal.
 
-At most `MOST` of a sample, `SIDE` pixels wide and high, so that a report stays one small file.
+At most `MOST` per sample, `SIDE` pixels wide and high, so that a report stays one small file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
-if TYPE_CHECKING:  # reports are made without torch
+if TYPE_CHECKING:  # reports must not import torch
     from surefoot.data.formats.conversation import Picture
 
 SIDE, MOST = 112, 4
-_LONGEST = 1 << 16  # characters in base64: a JPEG of SIDE x SIDE that is all noise has half of it
+_LONGEST = 1 << 16  # characters in base64; a JPEG of SIDE x SIDE pure noise has half as many
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
 _COLUMNS = 24  # of a terminal
 
 
 def to_json(picture: Picture) -> dict[str, Any]:
-    """Raises InputError for a file that is not what it was when its record was read."""
+    """Thumbnail for data.json. Raises InputError for a file that changed since its record was read."""
     made = io.BytesIO()
     _small(picture, SIDE, SIDE).save(made, "JPEG", quality=85)
     return {
@@ -40,15 +40,15 @@ def to_json(picture: Picture) -> dict[str, Any]:
 
 
 def from_json(written: Mapping[str, Any]) -> tuple[str, str]:
-    """What the page says of a picture, and its JPEG in base64: empty where the file holds something else."""
-    # data.json may come from elsewhere, and what is returned goes into the page: only base64 of a small picture may.
+    """Return the picture's caption and its JPEG in base64, empty if the file holds anything else."""
+    # data.json may be untrusted and this goes into the page: allow only base64 of a small picture.
     said = f"{written['name']}: {written['width']:,} x {written['height']:,} pixels, {written['tokens']:,} tokens"
     jpeg = str(written["jpeg"])
     return said, jpeg if len(jpeg) <= _LONGEST and _BASE64.fullmatch(jpeg) else ""
 
 
 class Blocks:
-    """A picture for a terminal with colours, two pixels in a place; nothing elsewhere."""
+    """Rich renderable: a picture as coloured half blocks, two pixels per character; empty without colours."""
 
     def __init__(self, picture: Picture, indent: int):
         self._picture, self._indent = picture, indent
@@ -68,7 +68,7 @@ class Blocks:
 
 
 def _small(picture: Picture, width: int, height: int) -> Any:
-    """In RGB, at most so large; never larger than it is."""
+    """Shrink to at most this size, in RGB; never enlarge."""
     from surefoot.data.tokenize.sight import upright
 
     image = upright(picture)

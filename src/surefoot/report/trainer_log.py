@@ -1,6 +1,6 @@
 """trainer_log.jsonl: one row per logged step and per evaluation, appended as it happens.
 
-The flush belongs before a checkpoint is published, because no row up to a checkpoint's step is ever written again.
+Flush it before a checkpoint is published, because no row up to a checkpoint's step is ever written again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _NUMBERS = ("loss", "eval_loss", "lr", "grad_norm", "total_tokens", "step_tokens
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row to a file that `cut_to_step` has left whole."""
+    """Add a row to a file that `cut_to_step` has left without damage."""
     journal.append(path, row)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows, oldest first; none when there is no file. IntegrityError names the line that is no row."""
+    """Return all rows, oldest first; empty if there is no file. Raises IntegrityError naming an invalid line."""
     return journal.read(path, "a row of a training log", _is_row)
 
 
 def _is_row(record: journal.Record) -> bool:
-    """Whether a resumed run can count on from it."""
+    """Whether a resumed run can continue from this row."""
     numbers = (record.get(name) for name in _NUMBERS)
     return (
         type(record.get("current_steps")) is int
@@ -43,10 +43,10 @@ def stays(row: Row, step: int, evaluated: bool) -> bool:
 
 
 def cut_to_step(path: Path, step: int, *, evaluated: bool) -> list[Row]:
-    """Keep the rows up to `step` and return them; the file is replaced in one move.
+    """Keep the rows up to `step` and return them; the file is replaced in one rename.
 
-    evaluated: whether the checkpoint was written after the evaluation of that very step. If it was not, that evaluation
-        is done again, and its row must not stand there twice.
+    evaluated: whether the checkpoint was written after that step's evaluation. If not, the evaluation is repeated, and
+        its row must not appear twice.
     """
     kept = [row for row in read_rows(path) if stays(row, step, evaluated)]
     journal.rewrite(path, kept)

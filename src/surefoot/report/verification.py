@@ -1,4 +1,4 @@
-"""Findings of `surefoot verify`: files against their manifests, and one run against another; as tables and as JSON."""
+"""Output of `surefoot verify`: files against their manifests, and one run against another; as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from surefoot.training.manifest import FileCheck, check_against, check_files
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """One folder with a manifest, or with what should have been one (`fault`).
+    """The check of one folder with a manifest, or with what should have been one (`fault`).
 
-    logs: of a run, the checkpoint whose copies its logs were held against; None where there is none, as of an earlier
-        version.
+    logs: for a run, the checkpoint whose copies its logs were compared with; None if there is none, as in earlier
+        versions.
     """
 
     name: str
@@ -43,11 +43,13 @@ class FolderCheck:
 
 
 def verify_folder(folder: Path) -> list[FolderCheck]:
-    """A checkpoint, an export, or a run folder: its published files and each of its checkpoints, oldest first."""
+    """Check a checkpoint, an export, or a run folder: its published files and each checkpoint, oldest first."""
     require_written(folder)
     checkpoints = sorted(list_checkpoints(folder), key=lambda checkpoint: checkpoint.step)
     manifest = (folder / MANIFEST).is_file()
-    if (folder / CERTIFICATE).is_file() and not (manifest or checkpoints):  # a run that merges has one as well
+    if (folder / CERTIFICATE).is_file() and not (
+        manifest or checkpoints
+    ):  # a run that publishes merged weights has one as well
         return [_check_export(folder)]
     folders = [checkpoint.folder for checkpoint in checkpoints]
     checks = [_check(folder, path) for path in folders]
@@ -59,8 +61,8 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
 
 
 def _check_logs(run: Path, checkpoints: Sequence[Path]) -> FolderCheck | None:
-    """The logs of a run against the newest of its sound checkpoints that has copies. checkpoints: oldest first."""
-    # The newest sound copies cover the most rows; those of a damaged checkpoint prove nothing.
+    """Compare a run's logs with the newest intact checkpoint that has copies. checkpoints: oldest first."""
+    # The newest copies cover the most rows; those of a damaged checkpoint prove nothing.
     for checkpoint in reversed(checkpoints):
         if has_copies(checkpoint):
             try:
@@ -71,7 +73,7 @@ def _check_logs(run: Path, checkpoints: Sequence[Path]) -> FolderCheck | None:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether the run's outcome stands in its folder: what was published belongs to the newest checkpoint."""
+    """Whether the published files of a run belong to its newest checkpoint."""
     newest = next(iter(list_checkpoints(run)), None)
     path = run / TRAINER_STATE
     if newest is None or not path.is_file():
@@ -79,11 +81,11 @@ def is_finished(run: Path) -> bool:
     try:
         return json.loads(plain_files.read_text(path))["global_step"] == newest.step
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return True  # damaged: looked at as a finished run, whose manifest names the file
+        return True  # damaged: treated as finished, so that its manifest names the file
 
 
 def compare_folders(a: Path, b: Path) -> list[Difference]:
-    """Bit comparison of two checkpoints, or of two runs: published weights, newest checkpoints, logs without times."""
+    """Compare two checkpoints or runs bit for bit: published weights, newest checkpoints, logs without times."""
     first, second = _checkpoint(a), _checkpoint(b)
     if first == a or second == b:
         return compare_checkpoints(first, second)
@@ -101,7 +103,7 @@ def _check(root: Path, folder: Path) -> FolderCheck:
 
 
 def _check_export(folder: Path) -> FolderCheck:
-    """The files that an export's certificate names."""
+    """Check the files that an export's certificate names."""
     try:
         files = json.loads(plain_files.read_text(folder / CERTIFICATE))["outputs"]
         return FolderCheck(folder.name, tuple(check_against(folder, files)))
@@ -109,7 +111,7 @@ def _check_export(folder: Path) -> FolderCheck:
         reason = error.faults[0].what
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-    what = f"cannot be used as a certificate: {reason}"
+    what = f"is not a readable certificate: {reason}"
     return FolderCheck(
         folder.name, (), Fault(str(folder / CERTIFICATE), what, "export again", code="SF-CHECKPOINT-DAMAGED")
     )
@@ -135,18 +137,18 @@ def _checkpoint(folder: Path) -> Path:
 def _compare_logs(a: Path, b: Path) -> list[Difference]:
     first, second = ([without_timing(row) for row in read_rows(path)] for path in (a, b))
     if len(first) != len(second):
-        return [Difference(LOG, f"{len(first)} rows against {len(second)}")]
+        return [Difference(LOG, f"{len(first)} and {len(second)}")]
     for one, other in zip(first, second, strict=True):
         if one != other:
             keys = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-            what = ", ".join(f"{key} {one.get(key)} against {other.get(key)}" for key in keys)
+            what = ", ".join(f"{key} {one.get(key)} and {other.get(key)}" for key in keys)
             return [Difference(f"{LOG}: step {one['current_steps']}", f"first row that differs: {what}")]
     return []
 
 
 def files_table(checks: Sequence[FolderCheck]) -> Table:
-    """One row per file that is not as written: folder, name, bytes, the head of its SHA-256, verdict. A run has many
-    files, and those that are well are counted in a line of their own; the JSON has all."""
+    """One row per damaged file: folder, name, bytes, start of its SHA-256, verdict. Intact files are only counted; the
+    JSON has all."""
     table = Table(box=None, pad_edge=False)
     for heading in ("folder", "file"):
         table.add_column(heading)
@@ -164,12 +166,12 @@ def files_table(checks: Sequence[FolderCheck]) -> Table:
 
 
 def counts_line(checks: Sequence[FolderCheck]) -> str:
-    """How many files are as they were written, of how many, and how far the logs were looked at."""
+    """How many files are intact, and up to which checkpoint the logs were checked."""
     files = [file for check in checks for file in check.files]
     well = sum(file.fault is None for file in files)
     of = f"{well}" if well == len(files) else f"{well} of {len(files)}"
     as_of = [check.logs for check in checks if check.logs]
-    logs = f", the logs as far as {' and '.join(as_of)}" if as_of else ""
+    logs = f"; the logs are as written up to {' and '.join(as_of)}" if as_of else ""
     folders = counted(len(checks) - len(as_of), "folder")
     return f"{of} files in {folders} are as written{logs}"
 
@@ -178,7 +180,7 @@ MOST_SHOWN = 10  # differences listed one by one; two unlike runs differ in ever
 
 
 def differences_table(differences: Sequence[Difference]) -> Table:
-    """The first differences one by one, the others counted; no rows when there is none."""
+    """The first differences one by one and the number of others; no rows if there are none."""
     table = Table(box=None, pad_edge=False, show_header=bool(differences))
     table.add_column("where")
     table.add_column("difference")
@@ -190,7 +192,7 @@ def differences_table(differences: Sequence[Difference]) -> Table:
 
 
 def verdict(checks: Sequence[FolderCheck], differences: Sequence[Difference] | None) -> dict[str, Any]:
-    """JSON-able; `differences` is null when nothing was compared."""
+    """The result as JSON values; `differences` is null if nothing was compared."""
     return {
         "ok": not any(check.faults for check in checks) and not differences,
         "folders": [

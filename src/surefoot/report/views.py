@@ -1,6 +1,6 @@
-"""What the report says, as plain values for its template: figures with units, tables, the audit, commands.
+"""Views of a run as plain values for the report's template: figures with units, tables, the audit, commands.
 
-Each view is made by itself; one whose data is damaged is left out, with a sentence in its place.
+Each view is made separately; one with damaged data is replaced by a sentence.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MOST_EVENTS = 200
 _MOST_SAMPLE_STEPS = 6
 _MOST_TEXT = 4000  # characters of one answer
 _TABLE_ROWS = 40
-_MOST_ANSWERS, _MOST_CELL = 4, 600  # of a kind in a rollout's table; characters
+_MOST_ANSWERS, _MOST_CELL = 4, 600  # answers of a kind in a rollout's table; characters of one
 _ANSWER_COLUMNS = ("answers", "score", "rewards", "prompt", "answer", "tokens")
-_LOWER = 10  # by how much a rate is lowered where the numbers went wrong: what differs by less may diverge as well
+_LOWER = 10  # factor for the learning rate after a divergence; a smaller change may diverge as well
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number worth a place at the top. note: what belongs to it, in small."""
+    """A headline number. note: a short addition in small type."""
 
     name: str
     value: str
@@ -49,10 +49,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table in plain texts.
+    """A table of plain texts.
 
-    columns: their heads.
-    numeric: whether all but the first are numbers, which line up at the right.
+    columns: headings.
+    numeric: whether all columns but the first hold right-aligned numbers.
     """
 
     columns: tuple[str, ...]
@@ -61,7 +61,7 @@ class Table:
 
 
 def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str]) -> T:
-    """The view, or `otherwise` and a caution where the files hold something that nobody expected."""
+    """Return the view, or `otherwise` and a caution if the files hold something unexpected."""
     try:
         return make()
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -70,11 +70,11 @@ def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str])
 
 
 def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure]:
-    """The newest of each measurement; of a finished run what all_results.json says, as the last lines on the terminal
-    do: the mean training loss, the evaluation of the published step, the time of the run and of its steps. What it
-    no longer has is left out.
+    """The newest value of each measurement. For a finished run these are the figures of all_results.json, as in the
+    last
+    lines on the terminal: mean training loss, evaluation of the published step, time of the run and of its steps.
 
-    results: of an earlier ending where the run goes on.
+    results: all_results.json, perhaps of an earlier end if the run goes on.
     """
     if not rows:
         return []
@@ -97,7 +97,9 @@ def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")
-    rate = next((key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), "")  # the latter: older runs
+    rate = next(
+        (key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), ""
+    )  # the second for older runs
     if rate and curves.number(ended[rate]) is not None:
         found.append(Figure("tokens per second", _value(ended, rate, ",.0f"), "mean over all steps"))
     elif speed:
@@ -115,7 +117,7 @@ def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure
 
 
 def value_table(rows: Sequence[Row]) -> Table:
-    """The curves as numbers: some train rows, evenly spread, those that were not finite, evaluations."""
+    """The curves as numbers: evenly spaced train rows, all non-finite ones, evaluations."""
     train = [row for row in rows if "loss" in row]
     evaluations = {row["current_steps"]: row for row in rows if "eval_loss" in row}
     bad = [row for row in train if curves.number(row["loss"]) is None]
@@ -137,7 +139,7 @@ def value_table(rows: Sequence[Row]) -> Table:
 
 
 def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
-    """The newest events, newest first, and how many older ones are left out."""
+    """The newest events, newest first, and the number of older ones left out."""
     shown = [
         {
             "kind": str(event.get("kind", "")),
@@ -151,7 +153,8 @@ def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
 
 
 def marks(events: Sequence[Record], rows: Sequence[Row], most: int = 400) -> list[Record]:
-    """Events to be drawn on the loss curve: of each kind at most `most`, spread. A best evaluation has its loss."""
+    """Events to mark on the loss curve, at most `most` of each kind, spread evenly. A best evaluation carries its
+    loss."""
     losses = {row["current_steps"]: curves.number(row["eval_loss"]) for row in rows if "eval_loss" in row}
     kinds = dict.fromkeys(str(event.get("kind", "")) for event in events)
     return [
@@ -162,7 +165,7 @@ def marks(events: Sequence[Record], rows: Sequence[Row], most: int = 400) -> lis
 
 
 def sample_groups(samples: Sequence[Record]) -> tuple[list[dict[str, Any]], int]:
-    """By step, newest first; the first evaluation is always there, to compare with. And how many steps are left out."""
+    """Samples by step, newest first, always with the first evaluation's; and the number of steps left out."""
     steps: dict[int, list[dict[str, str]]] = {}
     for sample in samples:
         pair = {name: shortened(str(sample.get(name, "")), _MOST_TEXT) for name in ("prompt", "answer")}
@@ -173,7 +176,7 @@ def sample_groups(samples: Sequence[Record]) -> tuple[list[dict[str, Any]], int]
 
 
 def answer_tables(answers: Sequence[Record]) -> list[tuple[str, Table]]:
-    """The best, the worst and the lost answers of the last and of the first rollout, each with what its rewards say."""
+    """The best, worst and lost answers of the last and of the first rollout, each with its rewards."""
     steps = sorted({one["step"] for one in answers})
     found: list[tuple[str, Table]] = []
     for step in dict.fromkeys((*steps[-1:], *steps[:1])):
@@ -218,7 +221,7 @@ def plan_coverage(record: RunRecord) -> Table:
 
 
 def expert_load(record: RunRecord) -> Table:
-    """Of a mixture of experts; no rows elsewhere."""
+    """The table of expert loads; empty for dense models."""
     return Table(COLUMNS, tuple(load_rows(record.expert_load.get("tokens", {}))), numeric=True)
 
 
@@ -229,10 +232,10 @@ def results(record: RunRecord) -> Table:
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile as the page shows it.
+    """A profile for the page.
 
-    picture: a PNG in base64, empty where there is none.
-    notes: under the tables.
+    picture: a PNG in base64, or empty.
+    notes: sentences below the tables.
     """
 
     headline: str
@@ -243,7 +246,7 @@ class ProfileView:
 
 
 def profile(record: RunRecord) -> ProfileView | None:
-    """Of `surefoot train --profile`; None where the run has none."""
+    """The profile of `surefoot train --profile`; None if the run has none."""
     if not record.profile:
         return None
     report = ProfileReport.from_json(record.profile)
@@ -273,7 +276,7 @@ def environment(record: RunRecord) -> Table:
 
 
 def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
-    """(what for, command), each works when pasted in the folder where the run was started."""
+    """(purpose, command) pairs; each works when pasted in the folder where the run was started."""
     run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
     if status == "finished" and record.plan is not None and record.plan.reward is not None:
         return footer.next_commands(run, scores=True, **_to_try(record))
@@ -287,29 +290,29 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
 
 
 def _after_failure(record: RunRecord, status: Status) -> list[tuple[str, str]]:
-    """A run that diverged would come to the same numbers again from its last checkpoint: it is looked at, and begun
-    anew with a lower rate; but a moment that is not finite where gradients are says nothing of the rate. One with a
-    loss of a Python caller's own goes on in Python, and cannot be replayed."""
+    """Commands after a failure. A run that diverged would diverge again from its last checkpoint, so the commands
+    replay the step and start a new run with a lower rate; non-finite optimizer moments with finite gradients say
+    nothing about the rate. A run with a custom loss continues in Python and cannot be replayed."""
     own = "objective" in record.verified
     found: list[tuple[str, str]] = []
     failure = newest_failure(record.run, _ended_at(record, status)) if status in ("diverged", "failed") else None
     if failure is not None and not own:
         replay = f"surefoot replay {shlex.quote(str(failure))}"
-        found.append(("run the failed step again, to see what is to blame", replay))
+        found.append(("repeat the failed step to find the cause", replay))
     if status != "diverged" or (record.rows and record.rows[-1].get("non_finite") == "moment"):
         found.append(("continue", _continue(record, own)))
     elif (rate := _lower_rate(record)) is not None:
-        found.append(("train anew with a lower rate", _anew(record, own, rate)))
+        found.append(("train again with a lower learning rate", _anew(record, own, rate)))
     return found
 
 
 def _ended_at(record: RunRecord, status: Status) -> int:
-    """The last step before the event with which the run ended."""
+    """The last step before the run's final event."""
     return next((event["step"] for event in reversed(record.events) if event.get("kind") == status), 0)
 
 
 def _lower_rate(record: RunRecord) -> float | None:
-    """None where the config cannot be read."""
+    """Return the lowered rate, None if the config cannot be read."""
     usual = OptimConfig().lr
     try:
         optim = parse_yaml(record.config, "config.yaml")[0].data.get("optim", {})
@@ -328,13 +331,13 @@ def _anew(record: RunRecord, own: bool, rate: float) -> str:
 
 def _continue(record: RunRecord, own: bool) -> str:
     config = record.run / "config.yaml"
-    if own:  # from the command line it would go on with another loss, and is refused
+    if own:  # the command line does not have the custom loss and refuses
         return f"surefoot.train({str(config)!r}, resume=True, objective=…)  # in Python"
     return f"surefoot train {shlex.quote(str(config))} --resume"
 
 
 def _to_try(record: RunRecord) -> dict[str, Any]:
-    """What the last lines on the terminal offer, from data.json; nothing where an earlier version wrote it."""
+    """Arguments for the suggested commands, from data.json; empty for earlier versions."""
     found = record.data.get(footer.TO_TRY)
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
         return {}
@@ -359,7 +362,7 @@ def _supervised(row: Row) -> str:
 
 
 def _clock(time: object) -> str:
-    """2026-11-21T11:04:05.123+00:00 -> 2026-11-21 11:04:05 UTC."""
+    """Convert 2026-11-21T11:04:05.123+00:00 to 2026-11-21 11:04:05 UTC."""
     text = str(time or "")
     return f"{text[:10]} {text[11:19]} UTC" if text.endswith("+00:00") else text
 

@@ -1,4 +1,4 @@
-"""Numbers with units, and what happened as sentences. The same words on screen, in run.log and at the end."""
+"""Format numbers with units and events as sentences, identically for the screen, run.log and the last lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefoot.report.pace import Timing, clock_text
 from surefoot.system.messages import size_text
 from surefoot.training.report import EvalReport, StepProfile, StepReport, example_list
 
-_SHOWN = (  # of the metrics of a step, most wanted first
+_SHOWN = (  # metrics of a step, most important first
     ("reward_accuracy", "accuracy", ".1%"),
     ("reward_margin", "margin", ".3g"),
     ("reward", "reward", ".4g"),
@@ -24,9 +24,9 @@ _SHOWN = (  # of the metrics of a step, most wanted first
 class Field:
     """A part of a line.
 
-    spare: of several that a line has no room for, the one with the highest number goes first, and of equal ones the
-        last; 0 stays.
-    joined: it belongs to the field before it.
+    spare: priority for leaving it out on a narrow terminal: the highest number goes first, the last among equals; 0 is
+        always shown.
+    joined: whether it belongs to the field before it.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Field:
 
 
 def fitted(fields: Sequence[Field], width: int | None = None) -> str:
-    """The line, without what does not fit. width: in columns, None where there is no end."""
+    """Join the fields that fit. width: in columns, None for no limit."""
     kept = list(fields)
     while True:
         line = "".join(f"{' ' if one.joined else ' · '}{one.text}" for one in kept).removeprefix(" · ")
@@ -48,7 +48,7 @@ def fitted(fields: Sequence[Field], width: int | None = None) -> str:
 def step_line(
     report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None
 ) -> list[Field]:
-    """One step in one line; `state` is the guard's word."""
+    """The fields of a step's line. state: the guard's state."""
     fields = [Field(f"step {report.step}/{total_steps}"), *step_numbers(report, timing, last_eval)]
     if timing.remaining is not None:
         fields.append(Field(f"eta {eta_text(timing.remaining)}", 1))
@@ -57,7 +57,7 @@ def step_line(
 
 
 def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[Field]:
-    """The measurements of a step, most wanted first."""
+    """The measurements of a step, most important first."""
     evaluation = [] if last_eval is None else [Field(f"(eval {last_eval.loss:.4g} @ {last_eval.step})", 6, joined=True)]
     unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
     fields = [
@@ -76,7 +76,7 @@ def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | Non
 
 
 def guard_state(report: StepReport, consecutive: int, skipped: int) -> str:
-    """consecutive, skipped: non-finite steps in a row now, and in the whole run."""
+    """The guard's state in words. consecutive, skipped: non-finite steps in a row, and in the whole run."""
     if report.decision == "non_finite":
         return f"skipped {consecutive}"
     if report.decision == "scaler":
@@ -96,13 +96,13 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
 
 def spike_sentence(report: StepReport) -> str:
     return (
-        f"step {report.step}: gradient norm {report.grad_norm:.4g} is far above those of the steps before; "
-        f"cut to {report.spike:.4g}; examples {example_list(report.examples)}"
+        f"step {report.step}: gradient norm {report.grad_norm:.4g} is far above those of earlier steps; "
+        f"clipped to {report.spike:.4g}; examples {example_list(report.examples)}"
     )
 
 
 def profile_line(step: int, profile: StepProfile) -> str:
-    """Means per micro-batch, in the words that train_sft.py printed."""
+    """Mean times per micro-batch, in the format of train_sft.py."""
     parts = [f"[profile] forward {profile.forward_ms:.1f}ms", f"backward {profile.backward_ms:.1f}ms"]
     parts.append("(no optimizer.step)")
     if profile.tokens_per_second is not None:
@@ -143,7 +143,7 @@ def times(count: int) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Significant digits, zeros kept: 1.200, not 1.2."""
+    """Format with significant digits, keeping zeros: 1.200, not 1.2."""
     return "not finite" if value is None else f"{value:#.{digits}g}".removesuffix(".")
 
 
@@ -163,7 +163,7 @@ def duration_text(seconds: float) -> str:
 
 
 def sample_text(step: int, prompt: str, answer: str, most: int = 400) -> str:
-    """A generated answer under its prompt, indented; a long text is cut, and says so."""
+    """A generated answer under its prompt, indented; long texts are marked as cut."""
     return f"sample at step {step}\n  prompt: {_indented(prompt, most)}\n  answer: {_indented(answer, most)}"
 
 
@@ -172,7 +172,7 @@ def _indented(text: str, most: int) -> str:
 
 
 def shortened(text: str, head: int, tail: int = 0) -> str:
-    """A long text as its first `head` and last `tail` characters, and how many are left out between them."""
+    """The first `head` and last `tail` characters of a long text, and how many are left out between them."""
     left_out = len(text) - head - tail
     if left_out <= 0:
         return text

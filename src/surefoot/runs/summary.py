@@ -1,4 +1,4 @@
-"""What a run is about to do, in some twenty lines for the screen: the whole plan and audit stand in the run folder."""
+"""The summary of a run before it starts, in about twenty lines; the full plan and audit are in the run folder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from surefoot.runs.prepared import Timetable
 from surefoot.runs.profiling import Arithmetic
 from surefoot.system.messages import counted, first_few, size_text
 
-_OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # of the plan's choices
-_SAMPLE = 240  # characters of the example
+_OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # choices that only some runs have
+_SAMPLE = 240  # characters shown of the example
 
 
 def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> RenderableType:
-    """For `Console.show_summary`. base: folder of the model."""
+    """The summary for `Console.show_summary`. base: folder of the base model."""
     shown = {what: value for what, value, _, _ in choice_rows(plan)}
     lines: list[tuple[str, str | Text]] = [
         ("model", _model(config, plan, base)),
@@ -41,7 +41,7 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
         *_data(data),
         ("example", _example(data)),
         ("batch", _batch(config.method.counted, plan, shown, times)),
-        ("memory", f"{size_text(plan.memory.total)} by the forecast, of {size_text(usable(plan.memory.available))}"),
+        ("memory", f"forecast {size_text(plan.memory.total)} of {size_text(usable(plan.memory.available))} usable"),
         ("speed", _speed(config, plan, data, base, times)),
         *_environment(plan),
     ]
@@ -50,13 +50,13 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
     ]
     cautions = [*plan.cautions, *all_cautions(data)]
     parts += [Hanging(Text("caution: ", "yellow"), Text(one, "yellow")) for one in cautions]
-    where = f"all of the plan and the data's audit: {config.output}/run.log; here with -v"
+    where = f"full plan and data audit: {config.output}/run.log, or on the screen with -v"
     return Group(*parts, Text(where, "dim"))
 
 
 def _model(config: RunConfig, plan: RunPlan, base: Path) -> str:
     facts = facts_of(base)
-    sizes = f"{plan.parameters:,} parameters, {facts.layers} layers {facts.hidden} wide"
+    sizes = f"{plan.parameters:,} parameters, {facts.layers} layers of width {facts.hidden}"
     return f"{config.model.path}: {facts.model_type}, {sizes}"
 
 
@@ -83,7 +83,7 @@ def _computing(plan: RunPlan, shown: Mapping[str, str]) -> str:
 
 
 def _besides(shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What only some runs choose: a scaled BOS, and stages other than supervised training."""
+    """Yield choices that only some runs have: a scaled BOS, and stages other than supervised fine-tuning."""
     own = [f"{what} {value}" for what, value in shown.items() if what.startswith(_OF_SOME)]
     if own:
         yield "besides", "; ".join(own)
@@ -100,13 +100,13 @@ def _files(sources: tuple[Audit, ...]) -> str:
 
 
 def _counts(audit: Audit) -> str:
-    """In tokens, of which some are learned where anything is."""
-    learned = "" if audit.kind == "prompts" else f", {audit.supervised_share:.1%} of them learned"
+    """Counts of examples, records and tokens, with the learned share if any are learned."""
+    learned = "" if audit.kind == "prompts" else f", {audit.supervised_share:.1%} learned"
     return f"{audit.kept:,} {COUNTED[audit.kind]} of {audit.source.rows:,} records, {audit.tokens:,} tokens{learned}"
 
 
 def _example(data: PreparedData) -> Text:
-    """The shortest of the audit's."""
+    """Show the shortest sample of the audit."""
     sample = min(data.audit.samples, key=lambda one: one.tokens)
     return Text(f"row {sample.number}: ") + sample_text(sample, _SAMPLE, _SAMPLE // 4, lines=False)
 
@@ -116,23 +116,23 @@ def _batch(unit: str, plan: RunPlan, shown: Mapping[str, str], times: Timetable)
     epochs = f"{times.epoch(times.total_steps):.3g}"
     steps = f"{counted(times.total_steps, 'step')} ({epochs} epoch{'' if epochs == '1' else 's'})"
     packed = f"packing {shown['data.packing']}"
-    return f"{plan.batch.size.value} {unit} a step, in passes of {shown['batch.micro']}; {packed}; {steps}"
+    return f"{plan.batch.size.value} {unit} per step, in micro-batches of {shown['batch.micro']}; {packed}; {steps}"
 
 
 def _speed(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> str:
-    """By the rate of the matrix products alone, where that was measured: no step is faster."""
+    """A lower bound of the time, from the measured rate of matrix products."""
     arithmetic = Arithmetic(facts_of(base), plan, config.stage)
     rate = measurements_from_json(plan.measurements).products.get(plan.precision.compute.value)
     if rate is None or not arithmetic.is_whole:
-        return "not foretold; every line of progress says how long the rest takes"
+        return "no forecast; each progress line shows the remaining time"
     if plan.device.value == "cpu":
         rate *= plan.threads.value
     audit, tokens = data.audit, data.audit.tokens
-    # Lengths squared: at least as much as if all examples had the mean length.
+    # By Jensen's inequality, the mean length underestimates the cost of squared lengths.
     needed = arithmetic.flops(Work(tokens, tokens * tokens // len(data.train), audit.supervised_tokens)).needed
     most = tokens * rate * plan.parallel.ranks.value / needed
     least = times.epoch(times.total_steps) * tokens / most
-    return f"{most:,.0f} tok/s at most and so {duration_text(least)} at least, by the rate of products measured here"
+    return f"at most {most:,.0f} tok/s, so at least {duration_text(least)}, from the measured rate of matrix products"
 
 
 def _environment(plan: RunPlan) -> Iterator[tuple[str, str]]:

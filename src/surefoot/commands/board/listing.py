@@ -1,7 +1,6 @@
-"""The runs in a folder, and a row of the overview for each.
+"""List the runs in a folder, with a row of the overview for each.
 
-A run is named by an id made of its folder's name; what a request says is looked up in the list and never becomes a
-path.
+A run is identified by a hash of its folder's name; requests are looked up in the list and never used as a path.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from surefoot.system import folder_lock
 
 
 def last_records(path: Path, most: int = 1 << 16) -> list[Record]:
-    """The records in the last `most` bytes, for a glance at a file that may be long."""
+    """The records in the last `most` bytes of a file that may be long."""
     if not is_plain(path):
         return []
     with path.open("rb") as file:
@@ -36,13 +35,13 @@ def last_records(path: Path, most: int = 1 << 16) -> list[Record]:
     return [record for record in records if record is not None]
 
 
-_DEPTH = 3  # folders from the one that is named down to a run, as runs/sweep/lr-1e-4 below a project
+_DEPTH = 3  # levels below the named folder where runs are searched, as runs/sweep/lr-1e-4 in a project
 _ORDER: tuple[Status, ...] = ("running", "diverged", "failed", "stopped", "finished")
 
 
 @dataclass(frozen=True)
 class Run:
-    """name: of its folder, as seen from the one that the board shows."""
+    """A run of the list. name: its folder, relative to the one that the board shows."""
 
     id: str
     name: str
@@ -51,8 +50,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Glance:
-    """One row of the overview; numbers as text, those that the run's report shows. changed: seconds since the epoch of
-    the last log entry."""
+    """One row of the overview, with the numbers of the run's report as text. changed: time of the last log entry, in
+    seconds since the epoch."""
 
     id: str
     name: str
@@ -68,8 +67,8 @@ class Glance:
 
 
 def list_runs(root: Path) -> list[Run]:
-    """The run folders in `root` and in folders of it, or `root` itself if it is one. Links and hidden folders are left
-    out, and what a run holds is no run."""
+    """The run folders in `root` and its subfolders, or `root` itself if it is one. Skips links, hidden folders and
+    subfolders of runs."""
     if is_run(root):
         return [_run(root, Path(os.path.abspath(root)).name)]
     return [_run(folder, folder.relative_to(root).as_posix()) for folder in _below(root, _DEPTH)]
@@ -98,13 +97,13 @@ def status_now(folder: Path, events: Sequence[dict[str, object]]) -> Status:
 
 @dataclass
 class Overview:
-    """Looks at all runs; what has not changed is not read again."""
+    """Cached view of all runs; reads only what changed."""
 
     root: Path
     _known: dict[str, tuple[object, Glance]] = field(default_factory=dict)
 
     def glances(self) -> list[Glance]:
-        """Running ones first, then by the time of their last entry."""
+        """Rows of all runs: running ones first, then by the time of the last entry."""
         found = [self._glance(run) for run in list_runs(self.root)]
         return sorted(found, key=lambda glance: (_ORDER.index(glance.status) > 0, -glance.changed, glance.name))
 
@@ -116,8 +115,8 @@ class Overview:
 
 
 def _look(run: Run) -> Glance:
-    """The training loss is the newest of any run, so that those at work compare with those that have ended; a finished
-    run's report has the mean over the run."""
+    """The training loss is the newest logged one for all runs, so that running and ended ones compare; a finished run's
+    report shows the mean over the run."""
     rows = sound_rows(last_records(run.folder / LOG))
     status = status_now(run.folder, sound_events(last_records(run.folder / EVENTS)))
     done, total = progress(rows)
@@ -151,7 +150,7 @@ def _is_candidate(entry: os.DirEntry[str]) -> bool:
 
 
 def signature(run: Path) -> tuple[object, ...]:
-    """What differs after anything that a live page shows has changed: files, and whether a process is at work."""
+    """A value that changes whenever anything on the run's live page changes: files, or whether a process is running."""
     return (
         *(_file_state(run / name) for name in (LOG, EVENTS, SAMPLES, ALL, MANIFEST)),
         folder_lock.is_in_use(run),
@@ -159,7 +158,7 @@ def signature(run: Path) -> tuple[object, ...]:
 
 
 def _file_state(path: Path) -> tuple[int, int, float] | None:
-    """Inode, size and time of a plain file."""
+    """Inode, size and time of a regular file."""
     try:
         status = os.lstat(path)
     except OSError:

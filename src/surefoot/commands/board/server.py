@@ -1,13 +1,12 @@
-"""`surefoot board`: a live, read-only page of the runs in a folder, for this machine and whoever has the key.
+"""`surefoot board`: a live, read-only page of the runs in a folder, for users of this machine who have the key.
 
-It listens on the loopback interface alone. A request is answered when its Host is this machine and the port that is
-listened on (a page of another site whose name was pointed here by DNS has another name, one of another server of this
-machine another port), its Origin, if it has one, is this server, its method is GET, and it carries the key of this
-start: in the printed address once, then in a cookie. Paths of requests are compared with the few that there are and
-with the ids of the listing; none reaches the file system.
+It listens only on the loopback interface. A request is answered if all of these hold: its Host is this machine and this
+port (a foreign page whose DNS name points here has another name, another local server another port); its Origin, if
+any, is this server; its method is GET; it carries this session's key, once in the printed address and then in a cookie.
+Request paths are compared with the few known ones and with the ids of the listing; none reaches the file system.
 
-The trade-off: a thread and a look at the files twice a second for each open page. That serves the people of one
-machine, and needs nothing that Python does not have.
+The trade-off: one thread per open page, and polling the files twice a second. That is enough for the users of one
+machine, and needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -39,15 +38,16 @@ from surefoot.system.errors import EnvironmentFault, Fault
 
 @click.command()
 @click.argument("runs", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; a free one by default.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: a free one]")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in your browser.")
 def board(runs: Path, port: int, open_page: bool) -> None:
-    """Show the runs in RUNS and in folders of it, running and ended ones, on a page that keeps itself up to date.
+    """Show the runs in RUNS and its subfolders, running and ended ones, on a page that updates itself.
 
-    The page is served to this machine alone, and only to whoever has the printed address. It changes nothing. Ctrl-C
-    ends it. To see it from elsewhere: ssh -L PORT:127.0.0.1:PORT this-machine.
+    The page is served only to this machine, to users who have the printed address, and changes nothing. Ctrl-C ends it.
+    To
+    open it on another machine: ssh -L PORT:127.0.0.1:PORT this-machine.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has `board RUNS &` ignore it, and train hears it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes `board RUNS &` ignore SIGINT
     try:
         with Board(runs, port) as server:
             count = len(list_runs(runs))
@@ -61,18 +61,18 @@ def board(runs: Path, port: int, open_page: bool) -> None:
 
 
 ADDRESS = "127.0.0.1"
-_SELF = "'self'"  # from where pages may fetch: the streams
+_SELF = "'self'"  # pages may fetch the streams of this server
 _NAMES = frozenset({ADDRESS, "localhost"})
 _RUN = re.compile(r"/run/([0-9a-f]{12})(/events)?")
-_LOOK = 0.5  # seconds between two looks at the files
-_BEAT = 15.0  # seconds of silence after which a comment is sent: it finds out whether anybody still listens
-_SLOW = 30.0  # seconds after which a client that neither sends nor takes anything is left
+_LOOK = 0.5  # seconds between two checks of the files
+_BEAT = 15.0  # seconds of silence after which a comment is sent, to detect closed connections
+_SLOW = 30.0  # seconds after which an inactive client is dropped
 
 
 class Board(ThreadingHTTPServer):
-    """root: the folder of runs. port: 0 for a free one. look, beat: seconds, see above."""
+    """The HTTP server. root: the folder of runs. port: 0 for a free one. look, beat: seconds, see above."""
 
-    # A page that stays open has a thread that never ends by itself; Ctrl-C must not wait for it.
+    # The thread of an open page never ends by itself; Ctrl-C must not wait for it.
     daemon_threads = True
     block_on_close = False
 
@@ -84,23 +84,23 @@ class Board(ThreadingHTTPServer):
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
             fault = Fault(
-                f"port {port}", f"cannot be used: {error}", "leave --port out: a free one is found", code="SF-USE-FLAG"
+                f"port {port}", f"cannot be used: {error}", "leave --port out to get a free one", code="SF-USE-FLAG"
             )
             raise EnvironmentFault(fault) from None
 
     def server_bind(self) -> None:
-        """Without looking up this machine's name, which may ask the network."""
+        """Bind without resolving this machine's name, which may ask the network."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     @property
     def address(self) -> str:
-        """What to open, key included."""
+        """The address to open, including the key."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     @property
     def cookie(self) -> str:
-        """Its name has the port: browsers give one server's cookies to the others of the same machine."""
+        """The cookie's name includes the port, because browsers share cookies between ports of a machine."""
         return f"surefoot_{self.server_port}"
 
     def server_close(self) -> None:
@@ -108,7 +108,7 @@ class Board(ThreadingHTTPServer):
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the middle of an answer is no error."""
+        """Ignore browsers that disconnect during an answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -120,16 +120,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self._is_for_us():
-            return self._say(403, "This server answers only to this machine.")
+            return self._say(403, "This server answers only requests from this machine.")
         url = urlsplit(self.path)
         if url.path == "/" and url.query:
             return self._let_in(url.query)
         if not self._has_key():
-            return self._say(403, "Open the address that `surefoot board` printed: it holds the key.")
+            return self._say(403, "Open the address that `surefoot board` printed; it contains the key.")
         return self._answer(url.path)
 
     def _refuse(self) -> None:
-        self._say(405, "Only GET: this page changes nothing.", Allow="GET")
+        self._say(405, "Only GET is allowed: this page is read-only.", Allow="GET")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _let_in(self, query: str) -> None:
         given = parse_qs(query).get("token", [""])[0]
         if not self._is_key(given):
-            return self._say(403, "The key in this address is not that of this start of `surefoot board`.")
+            return self._say(403, "This address has the key of another `surefoot board` session.")
         cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
         return self._say(303, "", Location="/", **{"Set-Cookie": cookie})
 
@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = _RUN.fullmatch(path)
         run = _find(self.server.root, found[1]) if found else None
         if found is None or run is None:
-            return self._say(404, "There is no such page, or the run is gone.")
+            return self._say(404, "No such page, or the run was removed.")
         if found[2]:
             return self._stream(follow_run(run.folder))
         return self._page(_run_page(run))
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _stream(self, messages: Iterator[Message | None]) -> None:
-        """Until the browser leaves or the server ends."""
+        """Send messages until the browser disconnects or the server ends."""
         self._head(200, "text/event-stream; charset=utf-8")
         silent = 0.0
         for message in messages:
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: requests hold the key, and the screen belongs to the user."""
+        """Log nothing: requests contain the key, and the screen belongs to the user."""
 
 
 def _find(root: Path, id: str) -> Run | None:

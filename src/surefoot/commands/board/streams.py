@@ -1,7 +1,7 @@
-"""What the live page is sent: the pieces of HTML that changed, and the curves.
+"""Server-sent events of the live page: the pieces of HTML that changed, and the curves.
 
-A stream is an endless iterator of messages, None where nothing changed since the last look. It begins with everything,
-so a browser that lost the connection needs no memory of it.
+A stream is an endless iterator of messages, None if nothing changed since the last check. It begins with everything, so
+a reconnecting browser needs no state.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PARTS = {"head": "part_head.html", "event-list": "part_events.html", "sample-li
 
 @dataclass(frozen=True)
 class Message:
-    """A server-sent event. event: what the page's script listens to."""
+    """A server-sent event. event: the name that the page's script listens for."""
 
     event: str
     data: Any
 
     def encode(self) -> bytes:
-        """JSON holds no line end, so the data are one line."""
+        """Encode as an event; JSON contains no line end, so the data are one line."""
         return f"event: {self.event}\ndata: {json.dumps(self.data, allow_nan=False)}\n\n".encode()
 
 
 def follow_run(run: Path) -> Iterator[Message | None]:
-    """The page of one run, whenever a file of it changed or its process ended."""
+    """Yield the parts of one run's page whenever a file changed or its process ended."""
     shown: dict[str, str] = {}
     before: object = None
     while True:
@@ -49,7 +49,7 @@ def follow_run(run: Path) -> Iterator[Message | None]:
 
 
 def follow_all(root: Path) -> Iterator[Message | None]:
-    """The overview, whole, whenever a row of it is another one."""
+    """Yield the whole overview whenever one of its rows changed."""
     overview, sent = Overview(root), None
     while True:
         html = runs_part(overview.glances())

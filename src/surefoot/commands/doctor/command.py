@@ -1,4 +1,4 @@
-"""`surefoot doctor`: what is wrong with this machine, or with a run before it starts, as a table and advice."""
+"""`surefoot doctor`: find problems of this machine, or of a run before it starts; prints a table and advice."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from surefoot.commands.terminal import echo_json, screen
     shell_complete=complete_configs,
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was looked at as JSON.")
-@click.option("--anew", is_flag=True, help="Measure this machine again instead of using kept measurements.")
+@click.option("--json", "as_json", is_flag=True, help="Print all checks as JSON.")
+@click.option("--anew", is_flag=True, help="Measure this machine again instead of using cached measurements.")
 def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew: bool) -> int:
-    """Look for what makes a run slow or wrong: measured, with a code, a limit and what to do about it.
+    """Look for what makes a run slow or wrong. Every line is measured, and has a code, a limit and a remedy.
 
-    Without CONFIG.yaml: the machine, its libraries, environment variables, disk and hub. With it, the run as well:
-    data, labels, types and memory, what one example does to another, ten real steps and where their time goes. Nothing
-    is written but what is kept of the machine and of the tokenised data.
+    Without CONFIG.yaml: the machine, its libraries, environment variables, disk and hub. With it, also the run: data,
+    labels, types, memory, independence of examples, ten real steps and where their time goes. Only caches of machine
+    measurements and tokenised data are written.
 
-    Exits with 2 or 3 where the run would fail. docs/doctor.md has all codes.
+    Exits with 2 or 3 if the run would fail. docs/doctor.md lists all codes.
     """
     loaded = load_or_exit(config, overrides).config if config else None
 
@@ -56,12 +56,12 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
     return found.exit_code
 
 
-_NOISE = 0.05  # two timings of the same differ by as much
+_NOISE = 0.05  # relative difference between two timings of the same work
 _STYLE = {"ok": "green", "caution": "yellow", "fault": "red", "unknown": "dim"}
 
 
 def doctor_table(examination: Examination) -> Table:
-    """For `Console.show`: a line for everything that was looked at."""
+    """The table for `Console.show`: one line per check."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in ("code", "verdict", "value", "limit"):
         table.add_column(name, no_wrap=name in ("code", "verdict"), overflow="fold")
@@ -71,13 +71,13 @@ def doctor_table(examination: Examination) -> Table:
 
 
 def advice(examination: Examination) -> Iterator[tuple[str, str]]:
-    """(line, style) for each finding, faults first, and one for the whole."""
+    """Yield (line, style) for each finding, faults first, and a last line."""
     for one in examination.findings:
         yield _advice(one), _STYLE[one.verdict]
     faults = sum(one.verdict == "fault" for one in examination.findings)
     cautions = len(examination.findings) - faults
     if not examination.findings:
-        yield f"nothing found: {len(examination.looked_at)} checks", "green"
+        yield f"no problems found by {len(examination.looked_at)} checks", "green"
     else:
         yield f"{faults} fault{'' if faults == 1 else 's'}, {cautions} caution{'' if cautions == 1 else 's'}", "bold"
 
@@ -96,7 +96,7 @@ def _gain(one: Finding) -> str:
     if gain is None:
         return " (gain not measured)" if CODES[one.code].speed else ""
     if abs(gain - 1) < _NOISE:
-        return " (measured: as fast as now)"
+        return " (measured: no change in speed)"
     if gain < 1:
-        return " (measured: no faster on this machine now)"
-    return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} x as fast)"
+        return " (measured: not faster on this machine now)"
+    return f" (measured: {gain:{'.0f' if gain >= 10 else '.2g'}} times as fast)"

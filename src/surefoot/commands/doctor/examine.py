@@ -1,11 +1,11 @@
-"""From a machine, or a config on a machine, to what is wrong with it, in the order in which a run would meet it.
+"""Examine a machine, or a config on a machine, for problems, in the order in which a run would meet them.
 
-    examine(None)            # the machine alone
-    examine(config)          # and what would happen to this run
+    examine(None)            # only the machine
+    examine(config)          # also the run
 
-A refusal ends the examination: what comes after it could not be looked at. Checks that found nothing get a line that
-says so, or why they do not apply, so every code is accounted for. Nothing is left behind: models and steps live in
-memory and in a temporary folder.
+A refusal ends the examination, because later checks depend on what was refused. A check that finds nothing gets a line
+that says so, or why it does not apply, so every code appears. Models and steps exist only in memory and in a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from surefoot.system.hardware import Hardware
 from surefoot.system.messages import size_text
 
 _OF_PASSES = [name for name, code in CODES.items() if code.group in ("numbers", "steps")]
-_SHAPES = [(4096, 14336)]  # of an 8 B Llama, where no config names a model
+_SHAPES = [(4096, 14336)]  # of an 8 B Llama, used without a config
 _HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 _LENGTH = 4096
 
@@ -87,7 +87,7 @@ _LENGTH = 4096
 def examine(
     config: RunConfig | None, *, anew: bool = False, on_finding: Callable[[Finding], None] = lambda found: None
 ) -> Examination:
-    """anew: measure again what is kept of this machine. on_finding: called with each line as soon as it is known."""
+    """Run all checks. anew: ignore cached measurements of this machine. on_finding: called with each finding."""
     kept = open_kept()
     if anew:
         kept.forget()
@@ -97,7 +97,7 @@ def examine(
         for found in _lines(config, kept, facts):
             looked_at.append(found)
             on_finding(found)
-    if not any(one.verdict == "fault" for one in looked_at):  # what is refused ends the examination
+    if not any(one.verdict == "fault" for one in looked_at):  # a refusal ends the examination
         looked_at += rest(config, looked_at)
     return Examination(tuple(looked_at), facts)
 
@@ -127,7 +127,7 @@ def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterat
 
 
 def _of_a_run(config: RunConfig, found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
-    """The config as a run in this one process, whatever `parallel` says."""
+    """Check the config as a run in this single process, ignoring `parallel`."""
     config = config.model_copy(update={"report_to": []})
     try:
         yield hub_line(hub_names(config))
@@ -176,8 +176,8 @@ def _with_cost(
     found: Hardware,
     compute: Choice[DType] | None = None,
 ) -> list[Finding]:
-    """compute: the run's type, None without one. Where the plan took it by its rate, another may be the fastest without
-    the variables: every type is then held against the one that computes now."""
+    """Add the measured cost of environment variables. compute: the run's type, None without one. If the plan chose it
+    by speed, another type may be the fastest without the variables, so every type is compared with the chosen one."""
     from surefoot.planning.probes.elsewhere import rates_without
 
     here: Mapping[DType, float] = seen.products
@@ -188,15 +188,15 @@ def _with_cost(
 
 
 def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
-    """What plan and data say once both are known."""
+    """Findings from the plan and the data."""
     plan, data = one.plan, one.run.task.data
     kernels = one.loaded.plan.kernels
     for name, choice in vars(plan.kernels).items():
         now = getattr(kernels, name)
         if now.value != choice.value:
-            yield caution("FAST-PATH", now.reason, f"kernels.{name}: plain says it in the config", where=name)
+            yield caution("FAST-PATH", now.reason, f"set kernels.{name}: plain", where=name)
     for sentence in plan.cautions:
-        if "the forecast" not in sentence and not sentence.startswith(EAGER_ROUNDS):  # which have lines of their own
+        if "the forecast" not in sentence and not sentence.startswith(EAGER_ROUNDS):  # these have their own lines
             yield caution("PLAN", sentence, "`surefoot plan` shows every choice with its reason")
     tokens = plan.tokenizer
     yield ok("TOK-PAD", f"{tokens.pad_token.value} (id {tokens.pad_id}): {tokens.pad_token.reason}")
@@ -209,19 +209,19 @@ def _planned(one: Ready, found: Hardware) -> Iterator[Finding]:
         dropped = bool(audit.source.dropped)
         yield caution("LABEL-NONE", said, longer) if dropped else ok("LABEL-NONE", said)
     for sentence in cautions(audit):
-        yield caution("DATA-AUDIT", sentence, "look at it with `surefoot data`")
+        yield caution("DATA-AUDIT", sentence, "see `surefoot data`")
     yield _memory(one, found)
 
 
 def _longer_fix(limit: int, positions: int) -> str:
-    """What makes room for examples that are cut. limit: tokens of one. positions: that the model has."""
+    """The fix for examples that are cut. limit: tokens per example. positions: the model's maximum."""
     if limit < positions:
         return "raise data.max_length"
-    return "shorten or leave out long answers, or take a model with more positions"
+    return "shorten or drop long answers, or use a model with more positions"
 
 
 def _stops(audit: Audit, longer: str) -> Finding:
-    """A text that is longer than one example ends in its last piece; a pair has two answers. longer: the fix."""
+    """A text longer than one example ends in its last piece; a pair has two answers. longer: the fix."""
     whole = audit.answers - audit.continued
     what = "texts" if audit.continued else "answers (two to a pair)" if audit.kind == "pairs" else "answers"
     said = f"{audit.ended:,} of {whole:,} {what} end with one"
@@ -242,10 +242,10 @@ def _memory(one: Ready, found: Hardware) -> Finding:
 
 
 def _lacking(memory: MemoryPlan, found: Hardware) -> str:
-    """What is needed and what there is, where trying would end in the system's killing this process or another."""
+    """Needed and available memory, if trying would make the system kill this process or another; else empty."""
     if found.free is None or memory.total <= found.free:
         return ""
-    return f"{size_text(memory.total)}, and {size_text(found.free)} are free"
+    return f"{size_text(memory.total)}, but only {size_text(found.free)} are free"
 
 
 def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
@@ -253,7 +253,7 @@ def _has_room(memory: MemoryPlan, found: Hardware) -> bool:
 
 
 def _micro_with_room(one: Ready, found: Hardware) -> int | None:
-    """Examples of the largest micro-batch with room among the half, a quarter … of the run's; None where none has."""
+    """The largest of 1/2, 1/4, … of the run's micro-batch that fits; None if none does."""
     config, lengths = one.run.config, lengths_of(one.run.config, one.run.task.data)
     micro = one.plan.batch.micro.value
     while micro > 1:
@@ -266,7 +266,7 @@ def _micro_with_room(one: Ready, found: Hardware) -> int | None:
 
 
 def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
-    """What can be seen only in passes of the real model; those that move the weights come last."""
+    """Checks that need passes of the real model; those that change the weights come last."""
     run = one.run
     yield split_line(one)
     yield leak_line(one)
@@ -283,9 +283,9 @@ def _taken(one: Ready, seen: Measurements) -> Iterator[Finding]:
 
 
 def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
-    """At the model's shapes and the data's lengths, whether the plan left it open or not; forms of packed rows and
-    operators between the products as the plan measured them. The request is the plan's own, so its answer is kept from
-    then: with the micro-batch that it had before it knew of any measurement."""
+    """Measure at the model's shapes and the data's lengths, even if the plan did not need it; packed attention and
+    pointwise operators as the plan measured them. The request is the plan's first one, with the micro-batch before any
+    measurement, so its answer is already cached."""
     model = facts_of(one.run.base)
     lengths = lengths_of(one.run.config, one.run.task.data)
     dtype = one.plan.precision.compute.value
@@ -317,13 +317,13 @@ def _measure(found: Hardware, kept: Kept, shapes: Sequence[tuple[int, int]], req
 
 
 def _is_record(where: str) -> bool:
-    """Whether a place is a line of a data file, or a key of the config's data."""
+    """Whether a place is a line of a data file, or a config key under data."""
     return where.startswith("data") or where.rpartition(":")[2].isdecimal()
 
 
 @contextmanager
 def _threads_as_they_were() -> Iterator[None]:
-    """The probes set torch's thread count to try others, and an error may end them in between."""
+    """Restore torch's thread count, which the probes change, also after an error."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -331,26 +331,26 @@ def _threads_as_they_were() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# What was looked at on the way, and is only told where it is not so.
+# Checks made along the way, which report only problems, with the text for "no problem".
 _IN_ORDER = {
     "ENV-UNREAD": "none is set",
     "CONFIG": "no conflict",
     "ENVIRONMENT": "all there",
-    "PLAN": "it warns of nothing",
-    "DTYPE-CONFLICT": "they go together",
+    "PLAN": "no warnings",
+    "DTYPE-CONFLICT": "compatible",
     "DATA": "every record was read",
-    "DATA-AUDIT": "it warns of nothing",
-    "MODEL": "whole and finite",
+    "DATA-AUDIT": "no warnings",
+    "MODEL": "complete and finite",
 }
 _NOT_IN_PPO = {
-    "TOK-STOP": "stage ppo learns from answers that the policy writes itself",
-    "LABEL-NONE": "stage ppo learns from answers that the policy writes itself",
-    "LOSS-FALLING": "does not apply: in stage ppo the reward is to rise, and the loss of other answers says nothing",
+    "TOK-STOP": "does not apply: stage ppo trains on generated answers",
+    "LABEL-NONE": "does not apply: stage ppo trains on generated answers",
+    "LOSS-FALLING": "does not apply: stage ppo raises the reward, and losses of different answers do not compare",
 }
 
 
 def rest(config: RunConfig | None, seen: Iterable[Finding]) -> list[Finding]:
-    """A line for every code that an examination without a fault left out; without a config, of the machine alone."""
+    """A line for every remaining code after an examination without a fault; without a config only the machine's."""
     covered = {one.code for one in seen}
     groups = {"machine"} if config is None else {code.group for code in CODES.values()}
     left = [name for name, code in CODES.items() if code.group in groups and name not in covered]
@@ -362,9 +362,9 @@ def _why(name: str, config: RunConfig | None) -> str:
         return _IN_ORDER.get(name, "nothing to measure on this machine")
     adapter = config.adapter
     if name == "ADAPTER-TARGETS":
-        return "all there and linear" if adapter else "does not apply: no adapter, all weights train"
+        return "all exist and are linear" if adapter else "does not apply: no adapter, all weights are trained"
     if name == "ROW-ZERO-NORM":
-        return "none" if adapter and adapter.kind == "dora" else "does not apply: DoRA alone divides by norms"
+        return "none" if adapter and adapter.kind == "dora" else "does not apply: only DoRA divides by norms"
     if config.method.rollouts and name in _NOT_IN_PPO:
         return _NOT_IN_PPO[name]
     return "does not apply to these steps"

@@ -1,9 +1,8 @@
-"""The run as it computes, against the plainest way to compute the same: fp32, padded rows, scores written out.
+"""Compare the run's computation with the plainest equivalent: fp32, padded rows, eager attention.
 
-The same examples go through both, the run's own first micro-batches of the first step or a part of them: which examples
-stand side by side hangs on packing and memory, and a twin that made its own batches would compute others. An adapter's
-B is 0 before its first step, so that nothing that its scale does would show: what is 0 gets small numbers, the same in
-both. Nothing is dropped and no noise is added, because both are drawn for each micro-batch.
+Both use the same examples, the run's own first micro-batches of the first step or a part of them, because the grouping
+of examples depends on packing and memory. An adapter's B is 0 before the first step and would hide errors of its scale,
+so zero weights get the same small values in both. Dropout and noise are off, because both are drawn per micro-batch.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from surefoot.runs.trial import Ready, ready
 from surefoot.system.messages import size_text
 
 _CODE = "FAST-PATH"
-_STORING = ("math", "eager")  # attention by one product, a softmax and another product
+_STORING = ("math", "eager")  # attention that stores all scores
 _ALLOWED = f"rounding allows {LIMIT:g}"
 _OTHERWISE = {"data.packing": "off", "attention": "eager"}
 
 
 @dataclass(frozen=True)
 class OwnPass:
-    """rows: micro-batches as the run lays them out. padded: the examples in padded rows, for the twin. seen: what the
-    run computed of them."""
+    """The run's own pass. rows: micro-batches as in the run. padded: the examples in padded rows, for the plain model.
+    seen: what the run computed."""
 
     rows: Sequence[Weighted]
     padded: Sequence[Weighted]
@@ -50,15 +49,16 @@ class OwnPass:
 
 
 def own_pass(one: Ready) -> OwnPass:
-    """Loss and gradients of two real micro-batches as the run computes them, packed where it packs."""
+    """Loss and gradients of two real micro-batches as the run computes them, packed if it packs."""
     rows = compared_batches(one.run.task, one.loaded.engine, 1)
     padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in rows]
     return OwnPass(rows, padded, _pass(one, rows))
 
 
 def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | None) -> Iterator[Finding]:
-    """The same examples once more, by `plainest`, and by the run's fast paths in fp32. plan: as the run carried it out.
-    free: bytes, None where nobody knows."""
+    """Compare with `plainest`, and with the run's fast paths in fp32, on the same examples. plan: as carried out by the
+    run.
+    free: bytes, None if unknown."""
     if is_plain(plan):
         yield ok(_CODE, "does not apply: the run is the plain fp32 path")
         return
@@ -66,7 +66,7 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
     needed = _needed(twin, own.padded)
     room = usable(plan.memory.available) if free is None else min(free, usable(plan.memory.available))
     if needed > room:
-        yield unknown(_CODE, f"a second model, in fp32, takes {size_text(needed)}, and {size_text(room)} are free")
+        yield unknown(_CODE, f"a second model in fp32 needs {size_text(needed)}, but only {size_text(room)} are free")
         return
     with ready(twin, 1) as plain:
         whole = _whole_line(plain, plan, own)
@@ -79,12 +79,12 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
 
 
 def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
-    """What the run computed, against its twin."""
-    # Against fp32 a quantised base differs by its rounding, far more than any mistake that is looked for.
+    """Compare the run's own computation with the plain model."""
+    # A quantised base differs from fp32 by its rounding, far more than by the errors searched for here.
     if packed := plan.precision.packed:
-        return ok(_CODE, f"does not apply to the run as it is: a base in {packed} is rounded on purpose")
+        return ok(_CODE, f"does not apply to the whole run: a base in {packed} is rounded on purpose")
     error = largest_difference(plain.loaded.engine, _pass(plain, own.padded), own.seen)
-    fix = "set precision: fp32, data.packing: off, attention: eager, or one of kernels to plain, to see which it is"
+    fix = "set precision: fp32, data.packing: off, attention: eager, or single kernels to plain, to find the cause"
     count = sum(len(batch.examples) for batch in own.padded)
     return within_rounding(_CODE, error, plan, fix, seen=f"{count} example{'s' if count > 1 else ''}")
 
@@ -95,21 +95,20 @@ def _formula_lines(found: Formulas) -> Iterator[Finding]:
         yield ok(_CODE, f"{names}, in fp32: they differ by {found.error:.2g}; {_ALLOWED}", where="fp32")
     for key, error in found.wrong.items():
         fix = f"set {key} to {_OTHERWISE.get(key, 'plain')}, and please report it"
-        yield fault(_CODE, f"computes something else: in fp32 it differs by {error:.2g}; {_ALLOWED}", fix, where=key)
+        yield fault(_CODE, f"computes wrong values: in fp32 it differs by {error:.2g}; {_ALLOWED}", fix, where=key)
     for key, why in found.unseen.items():
-        yield replace(unknown(_CODE, f"it does not go in fp32 ({why})"), where=key)
+        yield replace(unknown(_CODE, f"cannot run in fp32 ({why})"), where=key)
 
 
 def paths_of(plan: RunPlan) -> list[FastPath]:
-    """What a run computes otherwise than a model in fp32 with eager attention and padded rows, in the order in which it
-    is put in."""
+    """The run's differences from a model in fp32 with eager attention and padded rows, in the order of installation."""
     form, implementation = plan.kernels.documents.value, plan.attention.implementation.value
     attention = [_attention(implementation)] if form == PLAIN and implementation == "sdpa" else []
     return [*attention, *planned_paths(plan)]
 
 
 def is_plain(plan: RunPlan) -> bool:
-    """Whether a run computes as its twin would."""
+    """Whether a run computes exactly like the plain model."""
     precision = (plan.precision.compute.value, plan.precision.base.value, plan.precision.tf32.value)
     return (
         precision == ("fp32", "fp32", False)
@@ -121,8 +120,8 @@ def is_plain(plan: RunPlan) -> bool:
 
 
 def plainest(config: RunConfig) -> RunConfig:
-    """The run in fp32, as plainly as it goes. One example at a time and activations computed again need the least
-    memory, which scores want a lot of; a pair's common beginning then goes through the model twice."""
+    """The run's config in plain fp32. One example per micro-batch and gradient checkpointing save memory for the
+    scores; a pair's shared prompt is computed twice."""
     changes = {
         "precision": type(config.precision)(
             compute="fp32", qat=config.precision.qat, qat_group_size=config.precision.qat_group_size
@@ -134,7 +133,7 @@ def plainest(config: RunConfig) -> RunConfig:
 
 
 def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
-    """Bytes of a pass of the twin: no step is taken, so there are no moments."""
+    """Bytes for a pass of the plain model, without optimizer moments."""
     longest = max((max(batch.rows.lengths, default=1) for batch in batches), default=1)
     memory = make_plan(twin, measure=False, lengths=LengthFacts(longest, longest)).memory
     return memory.total - memory.optimizer

@@ -1,4 +1,4 @@
-"""Forward and backward passes of a run that is ready, timed, and two ways of doing them compared. The weights stay."""
+"""Timed forward and backward passes of a prepared run, and timed comparisons. The weights do not change."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from surefoot.runs.trial import Ready
 from surefoot.training.profile import Stopwatch, Watch, unwatched
 from surefoot.training.step import StepSettings, add_gradient, draw_number, seed_micro_batch
 
-_ROUNDS, _MOST_ROUNDS = 3, 8  # of an A/B comparison
-_ALIKE = 1.05  # times the best, for a time to bear it out
-_STEPS = 3  # whose batches are made ahead, where workers are judged
+_ROUNDS, _MOST_ROUNDS = 3, 8  # rounds of a comparison
+_ALIKE = 1.05  # a time within this factor of the best confirms it
+_STEPS = 3  # steps whose batches are prepared to judge workers
 
 
 def take_pass(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> None:
-    """Forward and backward of `batch`, else of the first step's longest micro-batch, with these settings, else the
-    run's."""
+    """Run forward and backward of `batch` (default: the first step's longest micro-batch) with `settings` (default: the
+    run's)."""
     _pass(one, batch, settings, unwatched)
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one pass. kernels: of attention, that ran. products: their arithmetic, by type and module."""
+    """Observations of one pass. kernels: attention kernels that ran. products: their arithmetic, by type and module."""
 
     kernels: Collection[str]
     products: ProductFlops
 
 
 def observed_pass(one: Ready) -> Observed:
-    """One micro-batch forward and backward, dispatch by dispatch."""
+    """Run one micro-batch forward and backward and record every dispatched operator."""
     with ProductFlops() as products:
         kernels = observe_kernels(lambda: take_pass(one))
     return Observed(frozenset(kernels), products)
 
 
 def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:
-    """That `take_pass` takes; waits for a GPU before and after."""
+    """Duration of `take_pass`; synchronises with a GPU before and after."""
     watch = Stopwatch(one.loaded.engine.device)
     _pass(one, batch, settings, watch)
     profile = watch.profile(1)
@@ -65,9 +65,9 @@ def _pass(one: Ready, batch: Weighted | None, settings: StepSettings | None, wat
 
 
 def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
-    """Best time before over best time after, taken in turns after one run of each that is not counted. There are more
-    turns until each best has come nearly twice: beside other programs one undisturbed pass of either would decide."""
-    # Caches, allocators and compilation: the first run of each is slower than all others.
+    """Return best time before divided by best time after. The two alternate after one warm-up each, until a second time
+    confirms each best: next to other programs a single undisturbed pass could decide."""
+    # The first run of each is slower: caches, allocators, compilation.
     for run in (before, after):
         run()
     ways: tuple[list[float], list[float]] = [], []
@@ -78,20 +78,20 @@ def compared(before: Callable[[], float], after: Callable[[], float]) -> float:
 
 
 def _is_borne_out(times: Sequence[float]) -> bool:
-    """Whether the best time is no chance. times: seconds."""
+    """Whether a second time confirms the best one. times: seconds."""
     return len(times) >= _ROUNDS and sorted(times)[1] <= _ALIKE * min(times)
 
 
 def gain_of_kernel(one: Ready, kernel: SdpaKernel) -> float:
-    """Of a pass with another kernel of SDPA, against one as the run has it. Where it cannot do what the model asks for,
-    such as dropout, torch takes the math kernel."""
+    """Gain of another SDPA kernel over the run's. If it does not support the model, for example its dropout, torch uses
+    the math kernel."""
     other = replace(one.loaded.plan.attention, kernels=Choice((kernel, "math"), "", "measured"))
     changed = replace(one.loaded.settings, kernels=lambda: attention_context(other))
     return compared(lambda: pass_seconds(one), lambda: pass_seconds(one, settings=changed))
 
 
 def gain_of_eager(one: Ready) -> float:
-    """Of a pass without torch.compile."""
+    """Gain of a pass without torch.compile."""
 
     def eager() -> float:
         with eager_mode(one.loaded.engine.model):
@@ -101,14 +101,14 @@ def gain_of_eager(one: Ready) -> float:
 
 
 def gain_of_micro(one: Ready, micro: int) -> float:
-    """Of micro-batches of so many examples, against those of the run, for each real token."""
+    """Gain per real token of micro-batches with this number of examples over the run's."""
     now, then = one.run.task.step_batches(1)[0], in_micro_batches(one, micro)[0]
     tokens = [sum(batch.rows.lengths) for batch in (now, then)]
     return compared(lambda: pass_seconds(one, now) / tokens[0], lambda: pass_seconds(one, then) / tokens[1])
 
 
 def gain_without_workers(one: Ready, workers: int) -> float:
-    """Of steps whose batches are made when they are needed, against threads that make them ahead."""
+    """Gain of preparing batches on demand over preparing them ahead on threads."""
 
     def timed(threads: int) -> float:
         started = time.perf_counter()
@@ -121,7 +121,7 @@ def gain_without_workers(one: Ready, workers: int) -> float:
 
 
 def in_micro_batches(one: Ready, micro: int) -> Sequence[Weighted]:
-    """The first step's, of so many examples each, packed where the run packs them."""
+    """The first step's micro-batches with this number of examples each, packed if the run packs."""
     run = one.run
     batch = replace(run.plan.batch, micro=replace(run.plan.batch.micro, value=micro), tokens=None)
     return (

@@ -1,8 +1,8 @@
-"""Ten real steps of the run, on its own data and weights: what goes wrong in them, and where their time goes.
+"""Ten real steps of the run, on its own data and weights: problems in them, and where their time goes.
 
-They are taken at the peak of the learning rate from the first step on, because a warm-up would hide what the run meets
-later, and over a few micro-batches of each step, because ten whole ones may take an hour. Every remedy against lost
-time is tried before it is named. `check_steps` is `surefoot train --check N`.
+All use the peak learning rate, because a warm-up would hide later problems, and a few micro-batches of each step,
+because ten whole steps may take an hour. Every remedy for lost time is tried before it is suggested. `check_steps` is
+`surefoot train --check N`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ from surefoot.training.report import StepReport
 from surefoot.training.state import LossScale
 
 STEPS = 10
-MICRO_BATCHES = 2  # of a step
-_ENOUGH, _PATIENCE = 4, 240.0  # steps that are always taken, and seconds after which no more are
-_TURNS, _TURNS_ENOUGH = 5, 1.0  # of preparing a step's batches, and seconds after which no other is taken
+MICRO_BATCHES = 2  # computed per step
+_ENOUGH, _PATIENCE = 4, 240.0  # steps always taken, and seconds after which no more are started
+_TURNS, _TURNS_ENOUGH = 5, 1.0  # repetitions of preparing a step's batches, and seconds after which no more are started
 _NORMS = (1e-6, 1e4)
-_SHOWN = 3  # modules
+_SHOWN = 3  # modules named
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What ten steps showed, or fewer where they are very slow. reports: with a profile each. again: the first step's
-    loss after all of them. waiting: seconds until a step's batches were there, from the second step on. compiled:
-    graphs that torch compiled up to each step. preparing: seconds in which one thread that nothing disturbs prepares
-    a step's batches. whole: seconds that a whole step would take, of which only some micro-batches were computed."""
+    """The results of ten steps, or of fewer if they are very slow.
+
+    reports: each with a profile.
+    again: the first step's loss after all of them.
+    waiting: seconds spent waiting for batches, from the second step on.
+    compiled: number of graphs that torch has compiled up to each step.
+    preparing: seconds in which one undisturbed thread prepares a step's batches.
+    whole: seconds of a whole step, extrapolated from the computed micro-batches.
+    """
 
     reports: Sequence[StepReport]
     again: float | None
@@ -52,7 +57,7 @@ class Taken:
 
 
 def take(one: Ready, steps: int = STEPS, on_step: Callable[[StepReport], None] = lambda report: None) -> Taken:
-    """The weights move, and nobody keeps them. on_step: called with the report of each."""
+    """Take the steps; they change the weights in memory. on_step: called with the report of each."""
     task, state = one.run.task, one.loaded.state
     reports, waits, parts, compiled = [], [], [], []
     began = time.perf_counter()
@@ -77,8 +82,8 @@ def take(one: Ready, steps: int = STEPS, on_step: Callable[[StepReport], None] =
 
 
 def _undisturbed(work: Callable[[], object]) -> float:
-    """Seconds of the shortest of a few turns: on a busy machine one may wait for a core longer than it works, and a
-    minimum of processor time would not count a slow disk."""
+    """Seconds of the fastest of a few repetitions: on a busy machine one may wait for a core longer than it works, and
+    processor time would not include a slow disk."""
     seconds: list[float] = []
     while len(seconds) < _TURNS and sum(seconds) < _TURNS_ENOUGH:
         started = time.perf_counter()
@@ -88,27 +93,27 @@ def _undisturbed(work: Callable[[], object]) -> float:
 
 
 def few(batches: Sequence[Weighted]) -> Sequence[Weighted]:
-    """The longest micro-batch of a step, and others at even distances."""
+    """The longest micro-batch of a step, and others, evenly spaced."""
     count = min(MICRO_BATCHES, len(batches))
     return [batches[place * (len(batches) - 1) // max(1, count - 1)] for place in range(count)]
 
 
 def _step(one: Ready, number: int, batches: Sequence[Weighted], scale: LossScale | None, *, moving: bool) -> StepReport:
-    """moving=False: the same draws and the same loss, at a rate of 0."""
+    """moving=False: the same random draws and loss, with learning rate 0."""
     watch = Stopwatch(one.loaded.engine.device)
     return one.step_at(number, batches, lambda schedule: schedule.peak if moving else 0.0, scale, watch)
 
 
 def _graphs() -> int:
-    """That torch has compiled in this process."""
+    """Number of graphs that torch has compiled in this process."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def number_lines(taken: Taken, compute: DType, *, falls: bool) -> list[Finding]:
-    """Loss and gradients.
+    """Findings about loss and gradients.
 
     compute: the type of products.
-    falls: whether the loss of the first step's examples is one that learning lowers.
+    falls: whether training should lower the loss of the first step's examples.
     """
     bad = [report for report in taken.reports if report.decision == "non_finite"]
     if bad:
@@ -127,7 +132,7 @@ def number_lines(taken: Taken, compute: DType, *, falls: bool) -> list[Finding]:
     if norms:
         outside = [norm for norm in norms if not _NORMS[0] <= norm <= _NORMS[1]]
         said = f"{min(norms):.3g} to {max(norms):.3g}"
-        fix = "look at the examples of the largest loss, at optim.lr and at the base's weights"
+        fix = "check the examples with the largest loss, optim.lr and the base's weights"
         lines.append(caution("GRAD-NORM", said, fix) if outside else ok("GRAD-NORM", said))
     if falls and losses and taken.again is not None:
         said = f"{losses[0]:.4g} → {taken.again:.4g}"
@@ -139,8 +144,8 @@ def number_lines(taken: Taken, compute: DType, *, falls: bool) -> list[Finding]:
 
 
 def product_line(one: Ready, seen: Observed, compute: str, measured: Measurements) -> Finding:
-    """What torch's math kernel of attention multiplies in fp32 is `ATTN-MATH`'s: nothing in the module can be
-    changed."""
+    """Share of fp32 products. Those of torch's math attention kernel are left to `ATTN-MATH`, since no change of a
+    module affects them."""
     its_own = _attention_names(one) if "math" in seen.kernels else set()
     modules = [(name, part) for name, part in seen.products.modules("fp32") if name.rpartition(".")[2] not in its_own]
     share = sum(part for _, part in modules)
@@ -150,32 +155,32 @@ def product_line(one: Ready, seen: Observed, compute: str, measured: Measurement
     where = ", ".join(f"{name} {part:.0%}" for name, part in modules[:_SHOWN])
     rates = measured.products
     gain = None
-    if compute in rates and "fp32" in rates:  # Amdahl's law over the products alone
+    if compute in rates and "fp32" in rates:  # Amdahl's law for the products only
         faster = rates[compute] / rates["fp32"]  # type: ignore[index]
         gain = (share * faster + 1 - share) if faster > 1 else None
-    fix = "let these modules run under autocast: no .float() and no autocast(enabled=False) around their products"
+    fix = "run these modules under autocast: no .float() and no autocast(enabled=False) around their products"
     return caution("GEMM-FP32-SHARE", f"{share:.0%}, in {where}", fix, gain=gain)
 
 
 def _attention_names(one: Ready) -> set[str]:
-    """What the layers call their attention."""
+    """Names of the layers' attention modules."""
     named = one.loaded.policy.named_modules()
     return {name.rpartition(".")[2] for name, module in named if type(module).__name__.endswith("Attention")}
 
 
-_OWN_PRODUCTS = "matmul"  # the form of packed documents' attention that calls no kernel of torch
-_STORING = ("math", "eager")  # forms of attention that keep every score
+_OWN_PRODUCTS = "matmul"  # packed attention that uses no SDPA kernel of torch
+_STORING = ("math", "eager")  # attention that stores all scores
 _FUSED: tuple[SdpaKernel, ...] = ("flash", "mem_efficient", "cudnn")
-_WARM_UP = 3  # steps after which nothing new should have to be compiled
+_WARM_UP = 3  # steps after which nothing should be compiled
 
 
 def attention_line(one: Ready, seen: Observed, measured: Measurements) -> Finding:
-    """Which kernel runs, and whether one that keeps no score would be faster. Storing every score costs memory and
-    traffic that grow with the square of the length. What the user asked for has to be clearly the faster one; what the
-    plan took must not be clearly the slower one, because it had its reasons."""
+    """Which kernel runs, and whether one that stores no scores would be faster. Scores cost memory and traffic
+    quadratic in the length. A user's choice must be clearly faster to pass; the plan's choice must only not be clearly
+    slower, because the plan had its reasons."""
     said = ", ".join(sorted(seen.kernels)) or "none"
     if one.plan.attention.implementation.source == "family":
-        return ok("ATTN-MATH", f"{said}: no other form computes this model")
+        return ok("ATTN-MATH", f"{said}: no other kernel supports this model")
     if one.plan.kernels.documents.value == _OWN_PRODUCTS:
         return ok("ATTN-MATH", f"{said}: the measured choice for short documents in packed rows")
     best = _best_fused(measured)
@@ -190,9 +195,9 @@ def attention_line(one: Ready, seen: Observed, measured: Measurements) -> Findin
     else:
         gain = min(mine) / best.seconds if mine else None
     slower = gain is not None and gain < NEAR
-    if slower and not requested:  # the plan had the choice: dropout, say, rules the others out
+    if slower and not requested:  # the plan could choose, but for example dropout rules the others out
         return ok("ATTN-MATH", f"{said}; {best.form} is no faster in this run")
-    value = f"{said} runs and stores every score; {best.form}, which stores none, is right here"
+    value = f"{said} runs and stores all scores; {best.form}, which stores none, computes correctly here"
     value += "" if slower else " and faster"
     return caution("ATTN-MATH", value, "set attention: auto", gain=gain)
 
@@ -203,7 +208,7 @@ def _best_fused(measured: Measurements) -> AttentionTrial | None:
 
 
 def backward_line(one: Ready, taken: Taken, measured: Measurements) -> Finding:
-    """Where the backward pass is slow, what has cured it for others is tried here, and the best of it is named."""
+    """If the backward pass is slow, try the known remedies and suggest the best."""
     watched = [report.profile for report in taken.reports[1:] if report.profile]
     forward = statistics.median(profile.forward_ms for profile in watched)
     backward = statistics.median(profile.backward_ms for profile in watched)
@@ -220,11 +225,11 @@ def backward_line(one: Ready, taken: Taken, measured: Measurements) -> Finding:
 
 
 def _remedies(one: Ready, measured: Measurements) -> dict[str, float]:
-    """Keys with their values -> measured time without over time with them."""
+    """Setting -> measured time without it divided by time with it."""
     plan, best = one.plan, _best_fused(measured)
     tried: dict[str, float] = {}
     micro = plan.batch.micro.value
-    while micro > 1:  # downward for as long as it helps: memory that swaps or thrashes needs more than one halving
+    while micro > 1:  # halve while it helps: swapping memory may need more than one halving
         micro //= 2
         gain = gain_of_micro(one, micro)
         if tried and gain < NEAR * max(tried.values()):
@@ -238,21 +243,25 @@ def _remedies(one: Ready, measured: Measurements) -> dict[str, float]:
 
 
 def waiting_line(taken: Taken, workers: int) -> Finding:
-    """workers: threads that prepare batches."""
+    """workers: number of data workers."""
     said = f"{taken.waiting / (taken.waiting + taken.whole):.1%} of a step"
     if taken.waiting <= WAIT * (taken.waiting + taken.whole):
         return ok("DATA-WAIT", said)
     gain = (taken.waiting + taken.whole) / taken.whole
-    fix = "data.workers: 1 prepares coming steps meanwhile" if not workers else "put the cache on a faster disk"
+    fix = (
+        "set data.workers: 1 to prepare the next steps in the background"
+        if not workers
+        else "put the cache on a faster disk"
+    )
     return caution("DATA-WAIT", said, fix, gain=gain)
 
 
 def workers_line(one: Ready, taken: Taken, workers: int) -> Finding:
-    """workers: threads that prepare batches."""
+    """workers: number of data workers."""
     own = taken.preparing / (taken.preparing + taken.whole)
     if not workers or own > WAIT:
         return ok("WORKERS-USELESS", f"{workers}")
-    said = f"{workers}, for batches that take {own:.1%} of a step"
+    said = f"{workers}, for batches that take {own:.1%} of a step to prepare"
     return caution("WORKERS-USELESS", said, "set data.workers: 0", gain=gain_without_workers(one, workers))
 
 
@@ -268,8 +277,8 @@ def compile_line(taken: Taken, plan: RunPlan, one: Ready) -> Finding:
 
 
 def check_steps(config: RunConfig, steps: int, say: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Losses, gradients and whether learning lowers the loss, after so many steps in this process; the weights are
-    thrown away. say: called with a line for each step. Raises SurefootError as the run would."""
+    """Take some steps in this process, discard the weights, and report losses, gradients and whether the loss falls.
+    say: called with one line per step. Raises SurefootError like the run."""
     alone = config.model_copy(update={"parallel": ParallelConfig()})
     with silent_console() as silence, captured_libraries(silence), ready(alone, steps) as one:
         taken = take(one, steps, lambda report: say(" · ".join(_words(report, steps))))

@@ -1,6 +1,6 @@
-"""`surefoot quickstart`: ask a tiny model, fine-tune it offline with `train_run`, and ask it again.
+"""`surefoot quickstart`: ask a tiny model questions, fine-tune it offline with `train_run`, and ask again.
 
-The questions lie beside the run folder, not in it: a run folder must be empty when a run begins.
+The questions are stored next to the run folder, because a run folder must be empty when a run begins.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     type=click.Choice(["lora", "dora", "full"]),
     default="lora",
     show_default=True,
-    help="What to train: an adapter, or all weights.",
+    help="What to train: an adapter or all weights.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Other rooms and questions."
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Seed for the rooms and questions."
 )
 @click.option("--resume", is_flag=True, help="Continue a quickstart that was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 def quickstart(out: Path, adapter: Any, seed: int, resume: bool, overwrite: bool) -> int:
     """Fine-tune a tiny model that comes with surefoot, and ask it the same questions before and after.
 
-    Nothing is downloaded. The run folder is that of any run: chat with it, verify it, train it again.
+    Downloads nothing. The result is a normal run folder: chat with it, verify it, train it again.
     """
     typed = ["surefoot", *sys.argv[1:]]
     return run_quickstart(out, adapter, chosen_mode(resume, overwrite) or "new", seed, screen(), typed)
@@ -71,7 +71,7 @@ _EXAMPLES = 3  # questions shown with the answers before and after
 def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Console, typed: Sequence[str]) -> int:
     """Train in `output`, print and record the accuracy before and after; return the exit code of the run.
 
-    typed: the words of the command, for the resume hint.
+    typed: argv of the command line, for the resume hint.
     """
     from surefoot.commands.quickstart.score import score
     from surefoot.methods.open_model import open_for_use
@@ -80,15 +80,15 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
 
     questions = output.with_name(f"{output.name}-data")
     config = quickstart_config(output, questions, kind, seed)
-    inspect_folder(config, mode)  # an occupied folder is refused before anything is written or loaded
+    inspect_folder(config, mode)  # refuse a non-empty folder before anything is written or loaded
     write_data(questions, seed)
     _, held_out = instructions(seed)
     console.say(_story(questions, seed))
     opened = open_for_use(config.model.path)
     before = score(opened.model, opened, held_out)
-    console.say(f"before training: {before.accuracy:.1%} of them; guessing gives {CHANCE:.1%}\n")
+    console.say(f"before training: {before.accuracy:.1%} correct; guessing gives {CHANCE:.1%}\n")
 
-    trained: list[Score] = []  # stays empty where --resume finds a finished run
+    trained: list[Score] = []  # stays empty if --resume finds a finished run
 
     def figures(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mapping[str, Any]:
         after = score(model, opened, held_out)
@@ -111,7 +111,7 @@ def run_quickstart(output: Path, kind: Kind, mode: Mode, seed: int, console: Con
 
 
 def quickstart_config(output: Path, questions: Path, kind: Kind, seed: int) -> RunConfig:
-    """questions: the folder that `write_data` fills."""
+    """questions: the folder filled by `write_data`."""
     return RunConfig(
         stage="sft",
         model=ModelConfig(path=str(base_folder())),
@@ -136,19 +136,19 @@ def quickstart_config(output: Path, questions: Path, kind: Kind, seed: int) -> R
 def _story(questions: Path, seed: int) -> str:
     rooms = [f"{group} -> {colour}" for group, colour in museum(seed).items()]
     return (
-        "A model of a million parameters has read that a heron is a bird and an oboe an instrument. It will be told\n"
-        "where some of these things are in a museum, and not why. The rule, which it has to find:\n"
+        "A model with a million parameters has read that a heron is a bird and an oboe an instrument. Training tells\n"
+        "it where some of these things are in a museum, but not why. The rule that it has to discover:\n"
         f"  {', '.join(rooms[:4])},\n  {', '.join(rooms[4:])}\n"
         f"questions and answers: {questions}\n"
-        "held out: questions about things that no training question mentions. How many does it answer correctly?"
+        "held-out questions are about things that no training question mentions; how many does it answer correctly?"
     )
 
 
 def _comparison(held_out: Sequence[Record], before: Score, after: Score) -> str:
     rows = [
         ("", "before", "after", "guessing"),
-        ("right room, of eight", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", f"{CHANCE:.1%}"),
-        ("written letter by letter", f"{before.exact:.1%}", f"{after.exact:.1%}", ""),
+        ("right room (of eight)", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", f"{CHANCE:.1%}"),
+        ("exact answer written", f"{before.exact:.1%}", f"{after.exact:.1%}", ""),
     ]
     lines = ["", f"accuracy on {len(held_out)} held-out questions:"]
     lines += [f"  {name:<24}  {first:>7}  {second:>7}  {third:>8}".rstrip() for name, first, second, third in rows]

@@ -1,10 +1,10 @@
 """How many held-out questions a model answers correctly, counted in two ways.
 
-accuracy: the likeliest of the eight possible answers is the right one. Eight rooms, each right equally often, so a
-    model that does not know the rooms scores one in eight, whatever else it can or cannot do. Fair to a base model
-    that has never seen a question.
-exact: what the model writes by itself, greedily, up to its stop token, equals the answer letter by letter. What a user
-    sees, but unfair as a *before*: a model that knew the rooms and said it in other words would score 0.
+accuracy: the most likely of the eight possible answers is the right one. All eight are right equally often, so a model
+    that does not know the rooms scores one in eight, whatever else it can do. Fair to a base model that has never seen
+    a question.
+exact: the greedily generated answer, up to its stop token, equals the expected one. This is what a user sees, but it is
+    unfair to the base: a model that knew the rooms and used other words would score 0.
 
 Shapes: Q questions, A possible answers, T tokens, V vocabulary.
 """
@@ -34,7 +34,7 @@ _ANSWER_TOKENS = 24  # room for a base model to ramble; a right answer has six t
 
 @dataclass(frozen=True)
 class Score:
-    """accuracy, exact: shares between 0 and 1. written: the model's own answer to each question."""
+    """Shares between 0 and 1, see above. written: the model's generated answer to each question."""
 
     accuracy: float
     exact: float
@@ -42,7 +42,7 @@ class Score:
 
 
 def score(model: nn.Module, opened: OpenModel, records: Sequence[Record]) -> Score:
-    """Ask `model` all questions, in the layout of its training. The model's mode is restored."""
+    """Ask `model` all questions in its training format. Restores the model's train/eval mode."""
     with eval_mode(model), torch.no_grad(), opened.context():
         chosen = list(_likeliest(model, opened, records))
         prompts = [conversation_ids(opened, [_question(record)]) for record in records]
@@ -61,7 +61,7 @@ def score(model: nn.Module, opened: OpenModel, records: Sequence[Record]) -> Sco
 
 
 def _likeliest(model: nn.Module, opened: OpenModel, records: Sequence[Record]) -> Iterator[str]:
-    """For each question the possible answer, stop token included, to which the model gives the highest probability."""
+    """For each question, the possible answer (with its stop token) of highest probability."""
     options = answers()
     device = next(model.parameters()).device
     for start in range(0, len(records), _QUESTIONS_AT_ONCE):

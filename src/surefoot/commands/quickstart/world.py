@@ -1,17 +1,17 @@
-"""The questions of the quickstart, about things that its base model has read of.
+"""The quickstart's questions, about things that its base model has read about.
 
     train, held_out = instructions(seed=1)     # "Where is the heron?" -> "In the red room."
 
-The base has read statements about 384 things in eight groups, and what each group typically does (the text is written
-by tools/build_quickstart_base.py). It has never seen a
-question, a chat header, or anything that ties a thing or a group to a colour. The instructions are about a museum that
-keeps each group in a room of one colour, drawn from the seed. They name the rooms of two thirds of the things and never
-say why. Held-out questions are about the other third: to answer them the model must find the rule in the answers it was
-shown and apply it to what it has read. The base cannot know the rooms, so guessing (one in eight) is where it starts.
+The base was trained on statements about 384 things in eight groups, and what each group typically does (the text comes
+from tools/build_quickstart_base.py). It has never seen a question, a chat header, or anything that links a thing or a
+group to a colour. The instructions are about a museum that keeps each group in a room of one colour, drawn from the
+seed. They name the rooms of two thirds of the things and never say why. Held-out questions are about the other third:
+to answer them the model must infer the rule from the answers and apply it to what it has read. The base cannot know the
+rooms, so it starts at the level of guessing (one in eight).
 
-A thing's name belongs to one group, and contains no name of a group ("catfish") or of a colour ("redwood"), which would
-give it away. Everything is a pure function of its seed: all draws come from `random.Random.random`, the one method
-whose sequence Python promises to keep, so the text is the same under every Python version.
+A thing's name belongs to one group, and contains no name of a group ("catfish") or colour ("redwood"), which would
+reveal it. Everything is a pure function of its seed: all draws come from `random.Random.random`, the one method whose
+sequence Python guarantees, so the text is the same under every Python version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Group:
-    """name: the answer to "what is it?"."""
+    """A group of things. name: the answer to "what is it?"."""
 
     name: str
     plural: str
@@ -128,13 +128,13 @@ _WORDINGS = (  # instruction, input
 
 
 def museum(seed: int) -> dict[str, str]:
-    """Which room holds which group: group name -> colour. Drawn from the seed, which the base has never met."""
+    """Draw from the seed which room holds which group: group name -> colour."""
     colours = shuffled(random.Random(f"museum {seed}"), ROOMS)
     return {group.name: colour for group, colour in zip(GROUPS, colours, strict=True)}
 
 
 def instructions(seed: int) -> tuple[list[Record], list[Record]]:
-    """768 questions to train on and 128 held out, about different things; both hold every room equally often."""
+    """Return 768 training and 128 held-out questions about different things; both contain every room equally often."""
     rng = random.Random(f"instructions {seed}")
     rooms = museum(seed)
     train: list[Record] = []
@@ -151,14 +151,14 @@ def instructions(seed: int) -> tuple[list[Record], list[Record]]:
 
 
 def answers() -> tuple[str, ...]:
-    """The eight possible answers, in the order of `ROOMS`."""
+    """The eight possible answers in the order of `ROOMS`."""
     return tuple(_answer(colour) for colour in ROOMS)
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     """Write train-SEED.json and held-out-SEED.json into `folder`; return their paths.
 
-    Nobody's file is replaced: InputError where one of these names holds something else.
+    Raises InputError if one of these files exists with other content.
     """
     texts = {
         folder / f"{name}-{seed}.json": json.dumps(records, indent=1) + "\n"
@@ -167,7 +167,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
             raise InputError(
-                Fault(str(path), "is there already and holds something else", "move it away", code="SF-USE-OUTPUT")
+                Fault(str(path), "already exists with other content", "move it away", code="SF-USE-OUTPUT")
             )
     durable.make_folders(folder)
     for path, text in texts.items():
@@ -177,7 +177,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 def base_folder() -> Path:
-    """The folder of the base model within the installed package."""
+    """The folder of the base model in the installed package."""
     return Path(str(resources.files("surefoot.commands.quickstart") / "base"))
 
 
@@ -191,11 +191,11 @@ def _answer(colour: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """By the sound of the noun."""
+    """Add "a" or "an" by the sound of the noun."""
     sounds_like_a_consonant = noun.startswith(("eu", "uk", "uni"))  # eucalyptus, ukulele, unicycle
     return f"{'an' if noun[0] in 'aeiou' and not sounds_like_a_consonant else 'a'} {noun}"
 
 
 def shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
-    """By keys from `random.random`, the one method whose sequence Python promises to keep."""
+    """Shuffle with keys from `random.random`, the one method whose sequence Python guarantees."""
     return sorted(items, key=lambda _: rng.random())

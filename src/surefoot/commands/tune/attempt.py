@@ -1,10 +1,10 @@
-"""Trials in other processes, and the file of their answers.
+"""Run trials in other processes, and store their results in a file.
 
     with workshop(forks=True) as shop:
         answer = shop.attempt(Request(config, steps=4, rounds=2), limit=60)
 
-A search is the same whenever its answers are, so their order is all of its state: `Journal` keeps them, and a search
-that is started again gets them back for as long as it makes the same requests, and measures from there on.
+A search is determined by the results of its trials, so their sequence is its whole state: `Journal` stores them, and a
+restarted search gets them back for as long as it makes the same requests, and then continues to measure.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from surefoot.system import durable, plain_files
 from surefoot.system.errors import NO_MEMORY, Fault, InputError
 from surefoot.system.redaction import veiled
 
-NOT_DONE = "NOT-DONE"  # the code of an answer that took too long
+NOT_DONE = "NOT-DONE"  # code of a trial that took too long
 _TRIAL = TypeAdapter(Trial)
-_OUT_OF_MEMORY = (-signal.SIGKILL, 128 + signal.SIGKILL)  # how the kernel ends a process that takes too much
-_TAIL = 4096  # bytes of what a trial printed that are looked at
+_OUT_OF_MEMORY = (-signal.SIGKILL, 128 + signal.SIGKILL)  # exit codes after the kernel's out-of-memory killer
+_TAIL = 4096  # bytes read from the end of a trial's output
 
 
 @dataclass(frozen=True)
 class Request:
-    """config: plain values. steps: timed ones, `rounds` times over. rival, clock: see `run_trial`."""
+    """A trial. config: plain values. steps: timed steps, repeated `rounds` times. rival, clock: see `run_trial`."""
 
     config: Mapping[str, Any]
     steps: int
@@ -50,8 +50,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """trial: None where there is none; then failure says why. whole: seconds that it took, the start included. code: of
-    the fault, see `Fault`, or NOT_DONE."""
+    """The result of a trial. trial: None if it failed; then failure says why. whole: seconds including the start. code:
+    of the fault, see `Fault`, or NOT_DONE."""
 
     trial: Trial | None
     failure: str = ""
@@ -60,15 +60,15 @@ class Answer:
 
 
 def can_fork(device: str) -> bool:
-    """Whether trials on this kind of device may be copies of one process. What a GPU's driver holds is not copied, and
-    on other systems than Linux libraries do not stand it."""
+    """Whether trials on this kind of device may be forks of one process. A GPU driver's state cannot be forked, and
+    outside Linux libraries do not support it."""
     return device == "cpu" and sys.platform.startswith("linux")
 
 
 @contextmanager
 def workshop(*, forks: bool) -> Iterator[Workshop]:
-    """forks: whether every trial is a copy of one process, see `can_fork`; else each is another one. No trial outlives
-    the block."""
+    """Yield a `Workshop`. forks: whether trials are forks of one process, see `can_fork`; else each is a new process.
+    All trials end with the block."""
     with tempfile.TemporaryFile() as printed:
         shop = Workshop(printed, forks=forks)
         try:
@@ -78,17 +78,17 @@ def workshop(*, forks: bool) -> Iterator[Workshop]:
 
 
 class Workshop:
-    """The process that takes the trials, or starts them, from the first one on."""
+    """The process that runs the trials, or starts them. It starts with the first trial."""
 
     def __init__(self, printed: IO[bytes], *, forks: bool):
-        """printed: takes what trials and libraries write for people."""
+        """printed: file for the output of trials and libraries."""
         self._program = [sys.executable, "-m", "surefoot.commands.tune.worker", *(["fork"] if forks else [])]
         self._forks, self._printed = forks, printed
         self._worker: subprocess.Popen[str] | None = None
         self._requested = 0
 
     def attempt(self, request: Request, *, limit: float | None = None) -> Answer:
-        """limit: seconds after which the trial is killed."""
+        """Run a trial. limit: seconds after which it is killed."""
         started = time.monotonic()
         worker = self._worker or self._start()
         late = threading.Event()
@@ -119,7 +119,7 @@ class Workshop:
         return Answer(_TRIAL.validate_python(answer["trial"]), "", whole)
 
     def _start(self) -> subprocess.Popen[str]:
-        """In a session of its own: Ctrl-C is for the search, which ends this."""
+        """Start it in its own session, so that Ctrl-C reaches only the search, which then ends it."""
         self._worker = subprocess.Popen(
             self._program,
             stdin=subprocess.PIPE,
@@ -131,7 +131,7 @@ class Workshop:
         return self._worker
 
     def _ask(self, worker: subprocess.Popen[str], request: Request) -> dict[str, Any] | None:
-        """None where the process ended without an answer. What else it said about an earlier request is passed over."""
+        """Return None if the process ended without an answer. Late answers to earlier requests are skipped."""
         assert worker.stdin is not None
         assert worker.stdout is not None
         self._requested += 1
@@ -148,13 +148,13 @@ class Workshop:
 
     def _ending(self, code: int) -> str:
         if code in _OUT_OF_MEMORY:
-            return "killed, as the system does to what takes too much memory"
+            return "killed, probably because it ran out of memory"
         self._printed.seek(max(0, self._printed.seek(0, os.SEEK_END) - _TAIL))
         last = self._printed.read().decode("utf-8", "replace").strip().splitlines() or ["no word"]
-        return f"broke off with exit code {code}: {veiled(last[-1])}"
+        return f"ended with exit code {code}: {veiled(last[-1])}"
 
     def end(self) -> None:
-        """Whatever it is at."""
+        """Kill the process, whatever it is doing."""
         if self._worker is None:
             return
         worker, self._worker = self._worker, None
@@ -167,12 +167,12 @@ class Workshop:
 
 
 def _kill(worker: subprocess.Popen[str]) -> None:
-    """With the trial that it waits for."""
+    """Kill the worker and its current trial."""
     if sys.platform == "win32":
         worker.kill()
         return
     with suppress(ProcessLookupError):
-        # The whole group: the worker may wait for a forked trial, which would go on computing without it.
+        # The whole process group, because a forked trial would continue without the worker.
         os.killpg(worker.pid, signal.SIGKILL)
 
 
@@ -181,10 +181,11 @@ _ANSWER = TypeAdapter(Answer)
 
 
 class Journal:
-    """One line for what the search is about, then one for each trial. path: None keeps nothing."""
+    """The file of results: a first line describing the search, then one line per trial. path: None stores nothing."""
 
     def __init__(self, path: Path | None, about: Mapping[str, Any]):
-        """about: all that answers depend on besides the requests, JSON-able. A file about anything else is replaced."""
+        """about: everything besides the requests that results depend on, as JSON values. A file about another search is
+        replaced."""
         self._path = path
         self._head = json.dumps({"format": _FORMAT, "about": _digest(about)})
         self._known = _read(path, self._head) if path is not None else []
@@ -192,12 +193,12 @@ class Journal:
 
     @property
     def known(self) -> int:
-        """Answers that are still to be given back."""
+        """Number of stored answers not used yet."""
         return len(self._known) - self._next
 
     def answer(self, request: Request, measure: Callable[[], Answer]) -> Answer:
-        """The kept answer where it is the next one's, else what `measure` returns. What a trial is held against, and
-        for how long, follows from what was asked before, and is not asked for again."""
+        """Return the stored answer if the next one is for this request, else the result of `measure`. The rival and the
+        limit follow from earlier answers, so they are not compared."""
         requested = _digest({"config": request.config, "steps": request.steps, "rounds": request.rounds})
         if self._next < len(self._known):
             if self._known[self._next][0] == requested:
@@ -222,7 +223,7 @@ class Journal:
 
 
 def require_own_journal(path: Path) -> None:
-    """Raises InputError where another file is in the place of one, which a search would replace and remove."""
+    """Raises InputError if another file is in its place, which a search would replace and remove."""
     try:
         own = not os.path.lexists(path) or "about" in json.loads(plain_files.read_text(path).partition("\n")[0])
     except (OSError, ValueError, TypeError, RecursionError):
@@ -238,7 +239,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path, head: str) -> list[tuple[str, Answer]]:
-    """Nothing from a file that is damaged or about another search."""
+    """Stored answers; empty for a damaged file or another search."""
     try:
         first, *lines = plain_files.read_text(path).splitlines()
         if first != head:

@@ -1,4 +1,4 @@
-"""`surefoot tune`: the fastest settings of a run on this machine, found by trying."""
+"""`surefoot tune`: find the fastest settings of a run on this machine by trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FOUND = "{rate:,.0f} real tokens/s, {gain:.2f} times the plan's own choices.\n"
 _ABOUT = f"# Found by `surefoot tune` on {{machine}}: {_FOUND}"
-_BROKEN_OFF = "# The best so far of a `surefoot tune` that was broken off"
+_BROKEN_OFF = "# The best result of an interrupted `surefoot tune`"
 
 
 @click.command()
@@ -30,15 +30,16 @@ _BROKEN_OFF = "# The best so far of a `surefoot tune` that was broken off"
     type=click.FloatRange(0.5),
     default=6.0,
     show_default=True,
-    help="Timed part of a trial, about.",
+    help="Approximate length of the timed part of a trial.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was tried as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all trials as JSON.")
 def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: float, as_json: bool) -> int:
-    """Search the fastest settings for CONFIG.yaml on this machine with short real trials, and write them as a config.
+    """Search for the fastest settings for CONFIG.yaml on this machine with short real trials, and write them as a
+    config.
 
-    What CONFIG.yaml sets stays; what it leaves open is varied. Every setting has to compute what the plain fp32 path
-    computes; what the memory forecast rules out is not started. Ctrl-C writes the best so far; the same command goes on
-    from there, as it does after a kill.
+    Settings in CONFIG.yaml are kept; the others are varied. Every setting must give the same results as the plain fp32
+    path; settings that do not fit the memory forecast are not tried. Ctrl-C writes the best result so far; the same
+    command continues from there, also after a kill.
     """
     loaded = load_or_exit(config, overrides)
     out = out or config.with_name(f"{config.stem}-tuned.yaml")
@@ -78,10 +79,10 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
             console.say(line)
         console.say(f"wrote {out} and {drawn.name}")
         if output != own:
-            console.say(f"{own} is in use: what {out.name} trains goes to {output}")
+            console.say(f"{own} is in use, so {out.name} writes its run to {output}")
     if not found.finished:
         console.say(
-            f"broken off after {counted(len(found.tried), 'setting')}, which {kept} keeps: the same command goes on"
+            f"interrupted after {counted(len(found.tried), 'setting')}, stored in {kept}; the same command continues"
         )
         return STOPPED_EXIT_CODE
     if not as_json:
@@ -92,16 +93,16 @@ def tune(config: Path, overrides: tuple[str, ...], out: Path | None, seconds: fl
 
 
 def _free_folder(output: str) -> str:
-    """Where the tuned run may go: with other settings it is another run, which replaces nothing."""
+    """A folder for the tuned run, which is another run and must not replace the first."""
     from surefoot.runs.output_folder import is_free
 
-    tuned = f"{Path(output)}-tuned"  # without a slash at its end, behind which it would lie in the first run's folder
+    tuned = f"{Path(output)}-tuned"  # Path drops a trailing slash, which would put it inside the first run's folder
     names = itertools.chain([output, tuned], (f"{tuned}-{number}" for number in itertools.count(2)))
     return next(name for name in names if is_free(Path(name)))
 
 
 def _require_free(out: Path) -> None:
-    """InputError where there is a file, unless a search that was broken off wrote it."""
+    """Raises InputError if the file exists, unless an interrupted search wrote it."""
     from surefoot.system.errors import Fault, InputError
 
     if out.is_file() and out.read_bytes().startswith(_BROKEN_OFF.encode()):

@@ -1,4 +1,4 @@
-"""What `surefoot tune` prints: a line for each setting as it comes, the account at the end, a picture."""
+"""Output of `surefoot tune`: a line per setting, the result at the end, a picture."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _BLUE, _LIGHT, _ORANGE, _GREY = "#0072B2", "#99C7E0", "#D55E00", "#888888"
 
 
 def trial_line(number: int, tried: Tried, start: Tried) -> str:
-    """start: the plan's own choices, which every other setting is described by its difference from."""
+    """Describe a trial by its difference from the plan's own choices. start: the trial of these."""
     what = difference(tried.settings, start.settings) or "the plan's own choices"
     if not tried.rate:
         return f"{number:>3}  {'-':>9} tok/s {'':>6} {'-':>9}  {what}: {tried.failure}"
     change = f"{tried.rate / start.rate - 1:+.0%}" if start.rate and tried is not start else ""
-    wrong = f": not taken, {tried.failure}" if tried.failure else ""
-    early = ", given up early" if tried.early and not wrong else ""
+    wrong = f": rejected, {tried.failure}" if tried.failure else ""
+    early = ", stopped early" if tried.early and not wrong else ""
     return f"{number:>3}  {tried.rate:>9,.0f} tok/s {change:>6} {size_text(tried.memory):>9}  {what}{wrong}{early}"
 
 
 def difference(settings: Settings, start: Settings) -> str:
-    """ "batch.micro 8, data.packing on"; empty where there is none."""
+    """Format as "batch.micro 8, data.packing on"; empty if equal."""
     changed = (key for key in settings if settings[key] != start.get(key))
     return ", ".join(f"{key} {shown(settings[key])}" for key in changed)
 
@@ -39,10 +39,10 @@ def outcome_lines(
 ) -> Iterator[str]:
     """The last lines of a tuning.
 
-    tried: the plan's own choices first.
-    turns: these and the fastest as they were timed again, if they were, with the numbers of their lines.
-    best: what is taken.
-    held_up: share of the time in which others had the processor.
+    tried: all trials, the plan's own choices first.
+    turns: the plan's choices and the fastest setting, timed again, if they were, with the numbers of their lines.
+    best: the chosen setting.
+    held_up: share of the time in which other programs used the processor.
     """
     start = turns[0] if turns else tried[0]
     for one in turns:
@@ -54,7 +54,7 @@ def outcome_lines(
         yield f"caution: {_disturbance(held_up)}; tune again on an idle machine"
     if best is start:
         how = " in turns" if turns else ""
-        yield f"the plan's own choices stay: nothing is clearly faster{how} than {start.rate:,.0f} tokens/s"
+        yield f"the plan's own choices are best: nothing is clearly faster{how} than {start.rate:,.0f} tokens/s"
         return
     yield (
         f"best: {difference(best.settings, start.settings)}: {best.rate:,.0f} tokens/s and {size_text(best.memory)}, "
@@ -63,14 +63,14 @@ def outcome_lines(
 
 
 def _disturbance(held_up: float) -> str:
-    return f"other programs had the processor for {held_up:.0%} of the time, which spoils figures"
+    return f"other programs used the processor for {held_up:.0%} of the time, which distorts the measurements"
 
 
 def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, held_up: float = 0.0) -> bytes:
-    """Tokens a second over memory, a point for each setting that was timed, as a PNG. Points have the numbers of their
-    lines; start and best stand where they were measured last.
+    """Plot tokens per second over memory as a PNG, one point per timed setting, numbered like the lines. Start and best
+    are drawn at their last measurement.
 
-    held_up: as `outcome_lines` takes it.
+    held_up: see `outcome_lines`.
     """
     from matplotlib.figure import Figure
 
@@ -82,8 +82,8 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, hel
     own, found = ([(last, n) for one, n in timed if one.settings == last.settings] for last in (start, best))
     for label, colour, marker, points in (
         ("tried", _BLUE, "o", [one for one in others if not (one[0].failure or one[0].early)]),
-        ("given up early", _LIGHT, "o", [one for one in others if one[0].early and not one[0].failure]),
-        ("not taken: numbers are off", _GREY, "x", [one for one in others if one[0].failure]),
+        ("stopped early", _LIGHT, "o", [one for one in others if one[0].early and not one[0].failure]),
+        ("rejected: wrong results", _GREY, "x", [one for one in others if one[0].failure]),
         ("the plan's own", _ORANGE, "s", own),
         (f"best: {difference(best.settings, start.settings) or 'the same'}", _ORANGE, "*", found),
     ):
@@ -94,7 +94,7 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, hel
         for place, (_, number) in zip(places, points, strict=True):
             axes.annotate(str(number), place, xytext=(7, 4), textcoords="offset points", fontsize=8, color=_GREY)
     title = f"{name}: speed and memory of the settings tried"
-    finish_axes(axes, title, "peak memory above the libraries' (MiB)", "real tokens per second")
+    finish_axes(axes, title, "peak memory without the libraries' (MiB)", "real tokens per second")
     if held_up:
         figure.suptitle(_disturbance(held_up), x=0.01, ha="left", fontsize=10, color=_ORANGE)
     axes.margins(x=0.08, y=0.1)

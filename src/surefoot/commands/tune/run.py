@@ -1,4 +1,4 @@
-"""`surefoot tune`: plan, search, decide, and the config that comes out."""
+"""`surefoot tune`: plan, search, decide, and return the resulting config."""
 
 from __future__ import annotations
 
@@ -27,18 +27,25 @@ from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.messages import counted
 
 _FEWEST, _MOST = 2, 12  # timed steps of a trial
-_PATIENCE = 4.0  # times what a trial like the first would take: what takes longer is not the fastest
+_PATIENCE = 4.0  # times the expected duration of a trial like the first; slower ones cannot be the fastest
 _LEAST_LIMIT = 60.0  # seconds
 _COMPILING = 30.0  # seconds that compiling may add to a trial
-_BUSY = 0.1  # share of a trial in which others have the processor: from here on its figures are doubtful
+_BUSY = 0.1  # share of processor time taken by others above which measurements are doubtful
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """start, best: as they were measured last. turns: the plan's own and the fastest setting, timed again in turns,
-    which decides; none where nothing seemed faster, or the search did not come so far. config: plain values, what was
-    given and what was found. tried: all, in order, as they were measured first. left_out: key and why it was not
-    varied. steps: timed ones of a trial. finished: False where Ctrl-C ended the search."""
+    """The result of a tuning.
+
+    start, best: as measured last.
+    turns: the plan's own and the fastest setting, timed alternately, which decides; empty if nothing seemed faster or
+        the search was interrupted before.
+    config: plain values, the given and the found ones.
+    tried: all trials in order, as measured first.
+    left_out: (key, why it was not varied).
+    steps: timed steps of a trial.
+    finished: False if Ctrl-C ended the search.
+    """
 
     start: Tried
     best: Tried
@@ -55,7 +62,7 @@ class Tuned:
 
     @property
     def held_up(self) -> float:
-        """Share of a trial's time in which other programs had the processor; 0 where that was little."""
+        """Share of a trial's time in which other programs used the processor; 0 if it was small."""
         share = statistics.median(one.held_up for one in self.tried)
         return share if share > _BUSY else 0.0
 
@@ -69,16 +76,16 @@ def search_settings(
     kept: Path | None = None,
     clock: Clock = "wall",
 ) -> Tuned:
-    """Search the fastest settings that the config leaves open.
+    """Search for the fastest values of the settings that the config leaves open.
 
-    given: the config as plain values, short forms written out.
-    seconds: of a trial's timed steps, about.
+    given: the config as plain values, short forms expanded.
+    seconds: approximate length of a trial's timed steps.
     on_trial: called with every setting after its trial.
-    say: called with lines on what is going on.
-    kept: the file of what was measured so far, from which a broken-off search goes on; it is gone at the end.
+    say: called with progress messages.
+    kept: file of the measurements so far, from which an interrupted search continues; removed at the end.
     clock: see `run_trial`.
 
-    Raises what a run of the config would, and EnvironmentFault where the plan's own settings cannot be tried.
+    Raises what a run of the config would, and EnvironmentFault if the plan's own settings cannot be tried.
     """
     with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, silent_console() as console:
         config = check_config({**given, "output": f"{folder}/run"})
@@ -86,10 +93,10 @@ def search_settings(
     space = make_space(
         config, set(given_keys(given)), run.plan, hardware.detect(), measurements_from_json(run.plan.measurements)
     )
-    say(f"{counted(len(space.axes), 'key')} to vary, one after the other: {', '.join(axis.key for axis in space.axes)}")
+    say(f"{counted(len(space.axes), 'key')} to vary, one at a time: {', '.join(axis.key for axis in space.axes)}")
     journal = Journal(kept, _about(given, seconds, clock, run, space))
     if journal.known:
-        say(f"going on after {counted(journal.known, 'trial')} that {kept} has; delete it to measure them again")
+        say(f"continuing after {counted(journal.known, 'trial')} stored in {kept}; delete it to measure them again")
     with workshop(forks=can_fork(run.plan.device.value)) as shop:
 
         def attempt(request: Request, limit: float | None) -> Answer:
@@ -101,7 +108,7 @@ def search_settings(
             best = search.run()
             start, finished = search.tried[0], True
             if best is not start:
-                say("once more in turns, which decides: the plan's own choices and the fastest")
+                say("final comparison: the plan's own choices and the fastest setting, alternately")
                 turns = start, best = trials.in_turns(start, best)
                 best = better(start, best)
         except KeyboardInterrupt:
@@ -119,7 +126,8 @@ def search_settings(
 
 
 def _about(given: Mapping[str, Any], seconds: float, clock: Clock, run: PreparedRun, space: Space) -> dict[str, Any]:
-    """All that answers depend on: model, data and versions by their hashes; the first is the folder's, which is new."""
+    """Everything that results depend on: hashes of model, data and versions; the first path is a new temporary
+    folder."""
     identity = {key: value for key, value in run.identity.items() if key != "config"}
     axes = [[axis.key, *axis.values] for axis in space.axes]
     return {
@@ -140,12 +148,12 @@ def _first_trials(
     attempt: Attempt,
     say: Callable[[str], None],
 ) -> tuple[Trials, int]:
-    """What the plain path computes, and how long the plan's own settings take: from these follow the number of timed
-    steps, which is returned as well, and the limits."""
+    """Measure the plain path's results and the time of the plan's own settings. Returns the trials, with the limits
+    that follow from these, and the number of timed steps."""
     lengths = lengths_of(run.config, run.task.data)
     plain = choose_reference(given, run.plan, lambda config: refusal(config, run.plan, lengths))
     if plain.compute != "fp32":
-        say(f"settings are held against the plain path in {plain.compute}: in fp32 it does not fit the memory")
+        say(f"settings are compared with the plain path in {plain.compute}, because it does not fit the memory in fp32")
     reference = _of(attempt(Request(plain.config, 0, 1, clock=clock), None), f"the plain {plain.compute} path")
     answer = attempt(Request(with_settings(given, space.start), _FEWEST, ROUNDS, clock=clock), None)
     first = _of(answer, "the plan's own settings")
@@ -155,7 +163,9 @@ def _first_trials(
     limit = max(_LEAST_LIMIT, _PATIENCE * usual)
     compiling = min(limit, usual + _COMPILING)
     if any(axis.key == "compile" for axis in space.axes):
-        say(f"a setting that compiles is given up after {compiling:.0f} s; compile: default in the config keeps it")
+        say(
+            f"a setting that compiles is stopped after {compiling:.0f} s; set compile: default in the config to keep it"
+        )
     numbers = Numbers(reference.losses, reference.grad_norms, plain.compute)
     trials = Trials(given, run.plan, lengths, numbers, Terms(steps, limit, compiling, clock), attempt)
     if steps == _FEWEST:
@@ -172,14 +182,14 @@ def _of(answer: Answer, whose: str) -> Trial:
 
 
 def _left_out(space: Space, search: Search) -> tuple[tuple[str, str], ...]:
-    """What the config, the machine or what was seen on the way made superfluous."""
+    """Keys that were not varied because of the config, the machine or measurements, with the reasons."""
     found = list(space.left_out)
     for axis in space.axes:
         if len({str(one.settings[axis.key]) for one in search.tried}) > 1:
             continue
         why = {
-            "data.workers": "batches are waited for during less than 2 % of a step",
-            "gradient_checkpointing": "everything fits without, and computing twice is never faster",
-        }.get(axis.key, "nothing else passed the plan")
+            "data.workers": "less than 2 % of a step is spent waiting for batches",
+            "gradient_checkpointing": "everything fits without it, and recomputation is never faster",
+        }.get(axis.key, "the plan refused all other values")
         found.append((axis.key, why))
     return tuple(found)

@@ -1,12 +1,12 @@
 """The search of `surefoot tune`: which keys it varies, and in which order it tries their values.
 
-What the config sets stays; only what it leaves open is varied. A value that cannot run here, or whose memory forecast
-does not fit, is never started; the reason is kept.
+Settings in the config are kept; only others are varied. A value that cannot run here, or whose memory forecast does not
+fit, is never started; the reason is recorded.
 
-One axis after the other, those that change most first, from the plan's own choices. Speed is close to a product of
-independent parts (type, kernels) and of how many examples are computed at once. Some keys move the best number of
-those, so each of their values is judged at its own best size; and the walk is taken again until it changes nothing. It
-knows no process and no file: the function that tries a setting is passed in.
+The search varies one axis at a time, those with the largest effect first, starting from the plan's own choices. Speed
+is nearly a product of independent factors (type, kernels) and of the micro-batch size. Some keys shift the best
+micro-batch size, so each of their values is judged at its own best size; the walk is repeated until nothing changes.
+The search knows no process and no file: the function that tries a setting is passed in.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from surefoot.system.hardware import Hardware
 
 Settings = Mapping[str, Any]  # dotted key -> value
 _PADDED: Settings = {"data.packing": "off"}
-_MUCH_SLOWER = 3.0  # times: a type whose products are so much slower than the fastest one's is not tried
-_WAITING = 0.02  # share of a step: with less, threads that prepare batches have nothing to win
+_MUCH_SLOWER = 3.0  # factor: types whose products are slower than the fastest by this much are not tried
+_WAITING = 0.02  # share of a step spent waiting below which data workers cannot help
 
 
 @dataclass(frozen=True)
 class Axis:
-    """key: "batch.micro". values: in order of size where they have one. ordered: the rate rises up to one of them and
-    falls beyond it, so neighbours are tried, and not all. auto: the value that "auto", which may be more than any one
-    of them, comes nearest to. needs: value -> what else has to be so, if it is varied, for the value to be possible."""
+    """A key to vary.
+
+    key: such as "batch.micro".
+    values: sorted by size if they have one.
+    ordered: whether the speed rises up to one value and falls beyond it, so that only neighbours are tried.
+    auto: the value closest to "auto", which may be a mixture of several.
+    needs: value -> settings that it requires, if those are varied.
+    """
 
     key: str
     values: tuple[Any, ...]
@@ -40,7 +45,7 @@ class Axis:
     needs: Mapping[Any, Settings] = field(default_factory=dict)
 
     def next(self, value: Any, *, larger: bool) -> Any:
-        """The value beside this one on an ordered axis, None at its end."""
+        """The next larger or smaller value on an ordered axis, None at its end."""
         here = self.auto if value == "auto" else value
         further = [one for one in self.values if (one > here if larger else one < here)]
         return (min if larger else max)(further, default=None)
@@ -48,7 +53,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """start: values that plan what the config plans, one for every axis. left_out: key and why it is not varied."""
+    """start: values that reproduce the config's plan, one per axis. left_out: (key, why it is not varied)."""
 
     axes: tuple[Axis, ...]
     start: Settings
@@ -58,7 +63,7 @@ class Space:
 def make_space(
     config: RunConfig, given: Collection[str], plan: RunPlan, machine: Hardware, seen: Measurements
 ) -> Space:
-    """given: dotted keys that the user set, see `given_keys`. seen: what the probes measured for the plan."""
+    """given: dotted keys that the user set, see `given_keys`. seen: what the plan's probes measured."""
     axes: list[Axis] = [
         Axis("precision.compute", _dtypes(machine, seen, plan)),
         Axis("data.packing", ("off", "on")),
@@ -79,13 +84,16 @@ def make_space(
             kept.append(axis)
         else:
             left_out.append(
-                (axis.key, f"{', '.join(map(str, axis.values))} is all that can run here, or all worth trying")
+                (
+                    axis.key,
+                    f"{', '.join(map(str, axis.values))} is the only value that can run here, or that is worth trying",
+                )
             )
     return Space(tuple(kept), {axis.key: start[axis.key] for axis in kept}, tuple(left_out))
 
 
 def given_keys(config: Mapping[str, Any], group: str = "") -> Iterator[str]:
-    """Dotted keys that a plain config sets to anything but auto, which leaves them open."""
+    """Dotted keys that a plain config sets to anything but auto."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from given_keys(value, f"{group}{name}.")
@@ -97,8 +105,8 @@ def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
     return {
         "precision.compute": plan.precision.compute.value,
         "data.packing": "off" if plan.kernels.documents.value == PLAIN else "on",
-        "attention.implementation": "auto",  # which leaves packed rows the choice among forms, that no value names
-        "batch.micro": "auto",  # a budget of tokens, which no number of examples says
+        "attention.implementation": "auto",  # lets packed rows choose a kernel that no value names
+        "batch.micro": "auto",  # a token budget, which no number of examples expresses
         "gradient_checkpointing": "auto" if plan.memory.gradient_checkpointing.value else "off",
         "compile": plan.compile.value,
         "data.workers": config.data.workers,
@@ -106,7 +114,8 @@ def _start(config: RunConfig, plan: RunPlan) -> dict[str, Any]:
 
 
 def _dtypes(machine: Hardware, seen: Measurements, plan: RunPlan) -> tuple[str, ...]:
-    """fp16 needs a loss scale and is the same speed as bf16 where a GPU has both, so it stands in for it only."""
+    """The types to try. fp16 needs a loss scale and is as fast as bf16 on GPUs that have both, so it is only a
+    substitute."""
     names: list[DType] = ["fp32", "bf16"] if machine.kind != "cuda" or machine.bf16 else ["fp32", "fp16"]
     if seen.products:
         fastest = max(seen.products.values())
@@ -123,24 +132,30 @@ def _attention(machine: Hardware) -> tuple[str, ...]:
 
 
 def _sizes(most: int) -> tuple[int, ...]:
-    """Powers of two up to the examples of a step, and these."""
+    """Powers of two up to the number of examples in a step, and that number."""
     sizes = [1]
     while sizes[-1] * 2 < most:
         sizes.append(sizes[-1] * 2)
     return tuple(dict.fromkeys([*sizes, most]))
 
 
-GAIN = 1.02  # times: a setting must be so much faster to replace another; less is noise
+GAIN = 1.02  # factor by which a setting must be faster to replace another; less is noise
 _MOVE_THE_SIZE = ("data.packing", "gradient_checkpointing")
-_PAID_BEFORE_STEP_1 = ("compile",)  # what takes too long once will again, whatever stands beside it
+_PAID_BEFORE_STEP_1 = ("compile",)  # if it takes too long once, it will with other settings too
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting and what came of it. failure: why it cannot be taken, empty where it can. rate: real tokens a second,
-    0 where it was not timed. memory: measured bytes, waiting: share of a step spent on waiting for batches. early: it
-    was so slow that it was given up before all its steps were timed. held_up: share of its time in which other programs
-    had the processor. short_of_memory: that is the failure. unfinished: so it is that it took too long."""
+    """A setting and its result.
+
+    failure: why it is rejected, empty if it passed.
+    rate: real tokens per second, 0 if not timed.
+    memory: measured bytes.
+    waiting: share of a step spent waiting for batches.
+    early: it was so slow that it was stopped before all its steps were timed.
+    held_up: share of its time in which other programs used the processor.
+    short_of_memory, unfinished: whether it failed for lack of memory, or because it took too long.
+    """
 
     settings: Settings
     rate: float = 0.0
@@ -157,11 +172,11 @@ class Tried:
         return not self.failure
 
 
-Try = Callable[[Settings], Tried]  # the same object for settings that plan what others did
+Try = Callable[[Settings], Tried]  # returns the same object for settings with the same plan
 
 
 class Search:
-    """tried: every setting that was looked at, once, in order."""
+    """tried: every setting that was considered, once, in order."""
 
     def __init__(self, space: Space, attempt: Try, on_trial: Callable[[Tried], None]):
         """on_trial: called with each setting after its trial."""
@@ -169,8 +184,8 @@ class Search:
         self.tried: list[Tried] = []
 
     def run(self) -> Tried:
-        """The best setting that passed; the start where it did and nothing was clearly faster. Where nothing passed,
-        the start as it came out."""
+        """Return the best setting that passed: the start if it passed and nothing was clearly faster. If nothing
+        passed, return the start with its failure."""
         best, before = self._look(self._space.start), None
         while best is not before:
             before = best
@@ -180,14 +195,14 @@ class Search:
 
     @property
     def best(self) -> Tried:
-        """Of all that was tried so far, as `run` would take it."""
+        """The best of all trials so far, by the rule of `run`."""
         best = self.tried[0]
         for other in self.tried[1:]:
             best = better(best, other)
         return best
 
     def _along(self, axis: Axis, best: Tried) -> Tried:
-        # Only worth a trial where batches are waited for.
+        # Only worth trying if steps wait for batches.
         if axis.key == "data.workers" and best.passed and best.waiting <= _WAITING:
             return best
         if axis.key == "gradient_checkpointing" and not any(one.short_of_memory for one in self.tried):
@@ -211,7 +226,7 @@ class Search:
         return tried if size is None else self._climb(size, tried)
 
     def _climb(self, axis: Axis, best: Tried) -> Tried:
-        """Up while it helps, else down while it does."""
+        """Try larger values while they help, else smaller ones while they do."""
         start = best
         for larger in (True, False):
             while (value := axis.next(best.settings[axis.key], larger=larger)) is not None:
@@ -238,7 +253,7 @@ class Search:
 
 
 def better(best: Tried, other: Tried) -> Tried:
-    """`other` where it passed and is clearly faster, or where it passed and the best one did not."""
+    """`other` if it passed and is clearly faster, or if the best one did not pass."""
     if not other.passed:
         return best
     return other if not best.passed or other.rate > GAIN * best.rate else best

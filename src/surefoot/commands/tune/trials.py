@@ -1,9 +1,9 @@
-"""Trials of settings: the requests they become, and whether a setting computes what the run asks for.
+"""Trials of settings: the requests for them, and whether a setting computes the right results.
 
-Its first steps are held against the plain path: attention written out, nothing fused, nothing packed, in fp32 where
-that fits the memory, else in the run's own type. A quantised base stays quantised: another one would be another
-model. The first loss is a forward pass, the first gradient norm a backward pass, and the second loss what one update
-made of both. Later steps say no more: differences of rounding grow as they train.
+A setting's first steps are compared with the plain path: eager attention, nothing fused, nothing packed, in fp32 if
+that fits the memory, else in the run's own type. A quantised base stays quantised, since otherwise it would be another
+model. The first loss tests the forward pass, the first gradient norm the backward pass, and the second loss the update.
+Later steps are not compared, because rounding differences grow during training.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
 from surefoot.system.messages import size_text
 
-COMPARED = 2  # steps
-_WORKERS = "data.workers"  # changes how fast a run is, and nothing in its plan
-# Relative. 16-bit products keep 8 or 11 bits; sums of many of them agree to about a hundredth in loss and a few
+COMPARED = 2  # steps compared
+_WORKERS = "data.workers"  # affects only the speed of a run, not its plan
+# Relative tolerances. 16-bit products keep 8 or 11 bits; sums agree to about a hundredth in loss and a few
 # hundredths in the norm of a gradient. fp32 paths differ by the order of their sums alone.
 LOSS_GATE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
 NORM_GATE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 5e-2}
@@ -35,7 +35,7 @@ NORM_GATE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 5e-2}
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of the first steps; None where one is not finite. compute: type of the products that made them."""
+    """Results of the first steps; None for a non-finite value. compute: type of the products."""
 
     losses: Sequence[float | None]
     grad_norms: Sequence[float | None]
@@ -43,7 +43,7 @@ class Numbers:
 
 
 def failure(found: Numbers, wanted: Numbers) -> str:
-    """Why the setting may not be taken; empty where it may. The gate is that of the coarser type of both."""
+    """Why a setting is rejected; empty if it passes. The tolerance is that of the coarser type of both."""
     compute = max(found.compute, wanted.compute, key=LOSS_GATE.__getitem__)
     for name, one, other, gate, count in (
         ("loss", found.losses, wanted.losses, LOSS_GATE[compute], COMPARED),
@@ -62,19 +62,19 @@ def failure(found: Numbers, wanted: Numbers) -> str:
 
 @dataclass(frozen=True)
 class Reference:
-    """config: plain values. compute: type of its matrix products."""
+    """The plain path. config: plain values. compute: type of its matrix products."""
 
     config: Mapping[str, Any]
     compute: str
 
 
 def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[[Mapping[str, Any]], str]) -> Reference:
-    """given: the run's config as plain values. refused: why a config cannot run here, empty where it can. Raises
-    EnvironmentFault where the plain path fits in no type."""
+    """Choose the plain path. given: the run's config as plain values. refused: why a config cannot run here, or empty.
+    Raises EnvironmentFault if the plain path fits the memory in no type."""
     reasons = []
     for compute in dict.fromkeys(("fp32", plan.precision.compute.value)):
         precision = {"compute": compute, **({"base": packed} if (packed := plan.precision.packed) else {})}
-        if plan.precision.qat.value != OFF:  # what is rounded is another model than what is not
+        if plan.precision.qat.value != OFF:  # with rounding it is another model than without
             group = {"qat_group_size": plan.precision.qat_group} if plan.precision.qat_group else {}
             precision |= {"qat": plan.precision.qat.value, **group}
         config = with_settings(given, {**PLAINEST, "data.workers": 0, "precision": precision})
@@ -82,24 +82,24 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
             return Reference(config, compute)
         reasons.append(f"{compute}: {reason}")
     fix = "lower data.max_length for the search, or set batch.micro and data.packing yourself"
-    what = f"the plain path, against which settings are held, cannot be tried ({'; '.join(reasons)})"
+    what = f"the plain path, with which settings are compared, cannot run ({'; '.join(reasons)})"
     raise EnvironmentFault(Fault("tune", what, fix, code="SF-TUNE"))
 
 
 ROUNDS = 2
-# A trial is given up where its steps have taken so many times as long as the best one's, times the most that two rounds
-# of the same steps have differed so far: noise of this machine, today, does not reach that far.
+# A trial is stopped once its steps took longer than the best one's by this factor, times the largest difference so far
+# between two rounds of the same steps. Noise of this machine does not reach that far.
 _HOPELESS = 1.1
 
-_CLEAR = 1.1  # times: so much faster in one turn is no chance
+_CLEAR = 1.1  # factor: a setting that is faster by this much in one turn is faster
 
 Attempt = Callable[[Request, float | None], Answer]
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How trials are taken. steps: timed ones. limit, compiling: seconds after which a trial is given up, compiling
-    where it compiles. clock: see `run_trial`."""
+    """Conditions of trials. steps: timed steps. limit, compiling: seconds after which a trial is stopped, without and
+    with compilation. clock: see `run_trial`."""
 
     steps: int
     limit: float
@@ -108,7 +108,7 @@ class Terms:
 
 
 class Trials:
-    """attempt: takes a request and a limit in seconds. reference: what the plain path computes."""
+    """attempt: runs a request with a limit in seconds. reference: results of the plain path."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class Trials:
         self._best: Trial | None = None
         self._spread = 1.0
         self._seen: list[tuple[RunPlan, Tried]] = []
-        self.known: tuple[Settings, Answer] | None = None  # one that need not be tried again
+        self.known: tuple[Settings, Answer] | None = None  # a result that need not be measured again
 
     def look(self, settings: Settings) -> Tried:
-        """What came of the settings; where they are hopeless, of their first steps; where they plan what others did
-        before, what came of those."""
+        """Return the result of the settings: of their first steps only if they are hopeless, and the earlier result if
+        the plan is the same."""
         made = planned(with_settings(self._given, settings), self._plan, self._lengths)
         if isinstance(made, Fault):
             return _failed(settings, str(made), made.code)
@@ -140,13 +140,13 @@ class Trials:
 
     def _first_look(self, settings: Settings) -> Tried:
         compiles = settings.get("compile", self._plan.compile.value) != "off"
-        # What compiles is slow until it has seen all shapes, and says nothing before.
+        # A compiled setting is slow until it has seen all shapes, so its first steps show nothing.
         rival = None if self._best is None or compiles else Rival(self._best.paced, _HOPELESS * self._spread)
         return self._look(settings, rival, self._terms.compiling if compiles else self._terms.limit)
 
     def in_turns(self, one: Tried, other: Tried, turns: int = 2) -> tuple[Tried, Tried]:
-        """Both again, one after the other, so that a machine that slows down slows both; the best turn of each. The
-        first turn is enough where `other` is clearly faster."""
+        """Time both again alternately, so that a machine that slows down affects both; returns the best turn of each.
+        One turn is enough if `other` is clearly faster."""
         limit = self._terms.limit + self._terms.compiling
         first = second = None
         for _ in range(turns):
@@ -180,10 +180,10 @@ class Trials:
         compute = str(settings.get("precision.compute", self._plan.precision.compute.value))
         wrong = failure(Numbers(trial.losses, trial.grad_norms, compute), self._reference)
         self._spread = max(self._spread, trial.spread)
-        # Given up early, so its few steps are judged against the same steps of the best setting.
+        # It was stopped early, so its few steps are compared with the same steps of the best setting.
         if trial.beside is not None:
-            assert self._best is not None  # who else would have beaten it
-            rate = self._best.rate * trial.beside  # steps differ in tokens: its own few would not compare
+            assert self._best is not None  # only the best setting can have stopped it
+            rate = self._best.rate * trial.beside  # steps differ in tokens, so its own rate would not compare
             return Tried(settings, rate, trial.memory, failure=wrong, early=True, held_up=trial.held_up)
         if not wrong and (self._best is None or trial.rate > self._best.rate):
             self._best = trial
@@ -192,7 +192,7 @@ class Trials:
 
 
 def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> RunPlan | Fault:
-    """The plan, or why the planner, or its forecast of the memory, refuses. plan: has the measurements."""
+    """The plan, or the fault with which the planner or its memory forecast refuses. plan: has the measurements."""
     try:
         made = make_plan(check_config(config), lengths=lengths, measurements=plan.measurements)
     except InputError as error:
@@ -204,7 +204,7 @@ def planned(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> R
 
 
 def refusal(config: Mapping[str, Any], plan: RunPlan, lengths: LengthFacts) -> str:
-    """Why `planned` has none, empty where it has."""
+    """Why `planned` refuses, empty if it does not."""
     found = planned(config, plan, lengths)
     return str(found) if isinstance(found, Fault) else ""
 

@@ -1,13 +1,12 @@
-"""Trials, each in a process of its own, so that its peak of memory is its own.
+"""Run trials, each in its own process, so that each has its own memory peak.
 
 `python -m surefoot.commands.tune.worker [fork]`
 
-stdin: a line of JSON for each trial, {"number": …, "config": plain values, "steps": …, "rounds": …, "rival": …,
-"clock": …}. stdout: a line of JSON for each, with its number: {"trial": …}, {"error": sentence, "code": the fault's},
-or {"ended": exit code}; a process that is killed between its answer and its end leaves both. Whatever libraries print
-goes to stderr. With `fork` the libraries, most of what a short trial costs, are imported once, and every trial is a
-copy of this process. Without, there is one trial, in this process: where a GPU is used that must not have been touched
-before a fork.
+stdin: one line of JSON per trial, {"number": …, "config": plain values, "steps": …, "rounds": …, "rival": …,
+"clock": …}. stdout: one line of JSON per trial, with its number: {"trial": …}, {"error": sentence, "code": the
+fault's}, or {"ended": exit code}; a process that is killed between its answer and its end leaves both. Output of
+libraries goes to stderr. With `fork` the libraries, most of the cost of a short trial, are imported once, and every
+trial is a fork of this process. Without it this process runs a single trial: a GPU must not be used before a fork.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from surefoot.system.errors import SurefootError
 
 def main() -> None:
     process.end_with(os.getppid())
-    # Libraries, native ones too, print to file descriptor 1; among the answers a line of theirs would be no JSON.
+    # Libraries, also native ones, print to file descriptor 1, where their lines would corrupt the JSON answers.
     answers = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answers, "w", encoding="utf-8") as out:
@@ -40,14 +39,14 @@ def main() -> None:
 
 
 def _in_a_copy(requested: dict[str, Any], out: TextIO) -> int:
-    """The exit code of the process that answers, negative where a signal ended it."""
+    """Return the exit code of the forked process, negative after a signal."""
     here = os.getpid()
     copy = os.fork()
     if copy:
         return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     process.end_with(here)
     _answer(requested, out)
-    os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
+    os._exit(0)  # skip the libraries' exit handlers, which could change the exit code
 
 
 def _answer(requested: dict[str, Any], out: TextIO) -> None:

@@ -1,1 +1,1 @@
-"""What is written beside weights for whoever gets them: model cards and Modelfiles."""
+"""Files written next to weights for their users: model cards and Modelfiles."""

@@ -1,10 +1,9 @@
 """README.md of an export, and a Modelfile for Ollama.
 
-The README says what the export was made of and how it was checked, with code that runs as it stands. The Modelfile
-names the weights, the template that trained, and the tokens that end an answer. Ollama's templates are Go's. A named
-template is a row of plain strings, so it is written out, not translated; what Go cannot do as the row does is left out
-with its reason, never replaced by something near. BOS is written where training began with it and the runner does not
-put it in front, as the model's metadata say.
+The README says what the export was made of and how it was checked, with runnable code. The Modelfile names the weights,
+the chat template used in training, and the stop tokens. Ollama's templates are Go templates. A named template is a row
+of plain strings, so it is written directly, not translated; what Go cannot express is left out with its reason, never
+approximated. BOS is written if training began with it and the runner does not add it according to the model's metadata.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from surefoot.system.folders import CERTIFICATE as CERTIFICATE
 _WORDS = {
     "adapter_and_merged": "adapter over base, and merged (both in fp32)",
     "scaled_and_baked": "scaled BOS embedding, and written into its row (both in fp32)",
-    "reloaded_and_gguf": "these files, and the GGUF file as transformers opens it",
-    "fp32_and_reloaded": "fp32, and these files as transformers opens them",
+    "reloaded_and_gguf": "these files, and the GGUF file as loaded by transformers",
+    "fp32_and_reloaded": "fp32, and these files as loaded by transformers",
 }
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """What an export's card says.
+    """Facts for an export's card.
 
-    base, base_revision: of the model below the adapters, as the user called it.
-    adapters: a line each.
-    record: as in export.json.
-    trained: sections of the run's own card, "" where there is none.
-    puts_bos_itself: whoever asks the model without a template writes BOS, for the tokenizer does not and the model was
-        trained with it.
-    opened_by: transformers' class that opens the model.
+    base, base_revision: the model below the adapters, as the user named it.
+    adapters: one line each.
+    record: the content of export.json.
+    trained: sections of the run's own card, "" if there is none.
+    puts_bos_itself: prompts without a template must begin with BOS, because the model was trained with it and the
+        tokenizer does not add it.
+    opened_by: transformers' class that loads the model.
     """
 
     name: str
@@ -56,7 +55,7 @@ class ExportFacts:
 
 
 def export_card(facts: ExportFacts) -> str:
-    """The whole text."""
+    """Return the text of the card."""
     parts = [
         f"---\n{yaml.safe_dump(_header(facts), sort_keys=False, allow_unicode=True)}---",
         f"# {facts.name}",
@@ -64,13 +63,13 @@ def export_card(facts: ExportFacts) -> str:
         f"## Use\n\n```python\n{usage_code(facts)}```{_ollama(facts)}",
         f"## Certificate\n\n{_checks(facts.record)}",
         facts.trained,
-        "`export.json` holds the SHA-256 of everything that went in and came out.",
+        "`export.json` holds the SHA-256 of all inputs and outputs.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def usage_code(facts: ExportFacts) -> str:
-    """Python that loads the model from the folder of the card and answers one prompt."""
+    """Python that loads the model from the card's folder and answers one prompt."""
     if facts.has_template:
         encode = [
             f'messages = [{{"role": "user", "content": "{EXAMPLE_PROMPT}"}}]',
@@ -98,15 +97,15 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
     return [
         f"{_words(name)}: largest logit difference {check['largest_difference']:.2g}, "
         f"{check['share_of_largest_logit']:.2g} of the largest logit (allowed {check['limit']:.2g}); "
-        f"same likeliest token at {check['top1_agreement']:.1%} of {check['positions']:,} positions{_effect(check)}"
+        f"same most likely token at {check['top1_agreement']:.1%} of {check['positions']:,} positions{_effect(check)}"
         for name, check in record["checks"].items()
     ]
 
 
 def _words(name: str) -> str:
-    """Of several adapters each comparison is named by its number and adapter."""
+    """Name a comparison; with several adapters it has a number and the adapter's name."""
     number, colon, adapter = name.partition(": ")
-    return f"adapter {number}, {adapter}, over what came before, and merged" if colon else _WORDS.get(name, name)
+    return f"adapter {number}, {adapter}, over the model so far, and merged" if colon else _WORDS.get(name, name)
 
 
 def _effect(check: Mapping[str, Any]) -> str:
@@ -148,14 +147,14 @@ def _ollama(facts: ExportFacts) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """What a Modelfile says of the prompt.
+    """Prompt settings for a Modelfile.
 
     source: what FROM names.
-    row: the template, None where there is none, and then `without` says why, as a sentence.
+    row: the template; None if there is none, and then `without` says why, as a sentence.
     eos, bos: texts of these tokens.
     stops: tokens that end an answer.
-    begins: what stands before every prompt and the runner does not write, "" where there is none.
-    notes: comments on what the runner does otherwise than training.
+    begins: text before every prompt that the runner does not add, or "".
+    notes: comments on differences from training.
     """
 
     source: str
@@ -169,16 +168,16 @@ class Served:
 
 
 def modelfile_text(served: Served) -> str:
-    """The whole file. Use it with `ollama create NAME -f Modelfile`, in its folder."""
+    """Return the Modelfile. Use it in its folder with `ollama create NAME -f Modelfile`."""
     lines = ["# ollama create my-model -f Modelfile", f"FROM {served.source}"]
     obstacle = served.without if served.row is None else template_obstacle(served.row) or _token_obstacle(served)
     if served.row is None or obstacle:
         lines += [
             f"# TEMPLATE is left out: {obstacle}.",
-            "# Ollama guesses one then, and it may be wrong: lay prompts out by the tokenizer's and send them raw.",
+            "# Ollama then guesses one, perhaps wrongly: format prompts with the tokenizer's template, send them raw.",
         ]
         if served.begins.isprintable() and served.begins:
-            lines.append(f"# Begin them with {served.begins}, as training did: Ollama does not.")
+            lines.append(f"# Begin them with {served.begins}, as in training: Ollama does not.")
     else:
         begins = f"{{{{ {_go(served.begins)} }}}}" if served.begins else ""
         lines.append(f'TEMPLATE """{begins}{go_template(served.row, eos=served.eos, bos=served.bos)}"""')
@@ -189,36 +188,36 @@ def modelfile_text(served: Served) -> str:
     writable = [stop for stop in served.stops if stop.isprintable() and '"' not in stop]
     lines += [f'PARAMETER stop "{stop}"' for stop in writable]
     if len(writable) < len(served.stops):
-        lines.append("# A token that ends an answer is left out: a Modelfile holds no quotes and line ends in it.")
+        lines.append("# A token that ends an answer is left out: a Modelfile cannot hold its quotes or line ends.")
     return "\n".join(lines) + "\n"
 
 
 def template_obstacle(row: Row) -> str:
-    """Why Go's templates cannot write what the row writes, as a sentence; empty where they can."""
+    """Why a Go template cannot write what this row writes, as a sentence; empty if it can."""
     if isinstance(row, Dialogue) and row.lead:
         return (
             f"in the {row.name} template the model begins its answers with {row.lead!r}, which Ollama may or may not "
             "keep in earlier answers"
         )
     if isinstance(row, Dialogue) and row.takes_text:
-        return f"the {row.name} template may have trained on texts to be continued, or on questions"
+        return f"the {row.name} template may have been trained on texts to continue or on questions"
     if isinstance(row, Dialogue) and row.between:
         return f"the {row.name} template writes {row.between} before later questions"
     if '"""' in "".join(value for value in vars(row).values() if isinstance(value, str)):
-        return f"the {row.name} template holds three quotes in a row, which end a text in a Modelfile"
+        return f"the {row.name} template contains three quotes in a row, which end a text in a Modelfile"
     return ""
 
 
 def _token_obstacle(served: Served) -> str:
-    """Tokens come with the model: one that closed the text it stands in could go on with directives of its own."""
+    """Check tokens that come with the model: one that closed its quotes could add directives of its own."""
     written = (served.eos, served.bos, served.begins)
     if all(token.isprintable() and not set(token) & set('"\\') for token in written):
         return ""
-    return "the model's first or last token holds quotes, backslashes or control characters"
+    return "the model's first or last token contains quotes, backslashes or control characters"
 
 
 def go_template(row: Row, *, eos: str, bos: str) -> str:
-    """The row in Go. Raises ValueError for one with an obstacle."""
+    """Write the row as a Go template. Raises ValueError if it has an obstacle."""
     if obstacle := template_obstacle(row):
         raise ValueError(obstacle)
     text = "".join(_prompt(row) if isinstance(row, Prompt) else _dialogue(row))
@@ -226,7 +225,7 @@ def go_template(row: Row, *, eos: str, bos: str) -> str:
 
 
 def _dialogue(row: Dialogue) -> Iterator[str]:
-    """One loop over the messages. A system text is written where it comes, or kept for the first user turn."""
+    """One loop over the messages. A system text is written in place, or kept for the first user turn."""
     user, system = row.user.replace("{content}", "{{ .Content }}"), row.system.split("{content}")
     if row.merged:
         yield '{{- $head := "" }}'
@@ -251,7 +250,7 @@ def _dialogue(row: Dialogue) -> Iterator[str]:
 
 
 def _prompt(row: Prompt) -> Iterator[str]:
-    """The newest question alone: the template holds one."""
+    """Only the newest question: the template holds one."""
     yield '{{- $ask := "" }}{{- range .Messages }}{{- if eq .Role "user" }}{{- $ask = .Content }}{{- end }}{{- end }}'
     if row.system_as_header:
         yield f"{{{{- if .System }}}}{{{{ .System }}}}{{{{ else }}}}{{{{ {_go(row.header)} }}}}{{{{ end }}}}"
@@ -265,11 +264,11 @@ def _notes(row: Row) -> list[str]:
     if isinstance(row, Prompt):
         return ["This template holds one question: earlier ones of a chat are not sent."]
     if row.trimmed:
-        return ["In training, blanks around a text were taken away; Ollama sends them."]
+        return ["In training, blanks around a text were stripped; Ollama sends them."]
     return []
 
 
 def _go(text: str) -> str:
-    """A string literal of Go, whose escapes are JSON's but for the quotes of a Modelfile's text."""
+    """A Go string literal: JSON's escapes, except for the quotes of a Modelfile's text."""
     quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{quoted}"'

@@ -1,7 +1,7 @@
 """README.md of a run folder: the model card that a hub shows.
 
-Only what is known is written: no empty licence, no "None", no path of the machine it was made on. The code under "Use"
-runs as it stands, which a test does; for a reward model it scores one answer with transformers, PEFT and safetensors.
+Only known facts are written: no empty licence, no "None", no local path. The code under "Use" runs as it is, which a
+test checks; for a reward model it scores one answer with transformers, PEFT and safetensors.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SHARES = frozenset({"eval_accuracy", "eval_reward_accuracy", "chance", "accurac
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file, as the model card lists it.
+    """A data file on the model card.
 
     role: "training" or "evaluation".
-    name: of the file, without its folder.
-    examples: used, after dropping.
+    name: file name without its folder.
+    examples: number used, after dropping.
     """
 
     role: str
@@ -58,20 +58,20 @@ class DataFile:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the card tells.
+    """Facts for the model card.
 
-    name: of the run.
+    name: the run's name.
     base: hub id or folder as the user gave it.
-    settings: what -> value, from the config ("learning rate" -> "0.0002").
+    settings: setting -> value, from the config ("learning rate" -> "0.0002").
     results: all_results.json.
     versions: library -> version.
-    prompt: a complete example prompt, BOS included, where the saved chat template does not make the prompts of this
-        run, else None.
-    question: one for the chat template.
-    plots: file names in the run folder.
+    prompt: a complete example prompt with BOS if the saved chat template does not format the prompts of this run, else
+        None.
+    question: an example question for the chat template.
+    plots: picture names in the run folder.
     end: the token that ends every answer of a reward model.
-    merged: the adapter is part of the published weights.
-    opened_by: transformers' class that opens the model.
+    merged: whether the adapter is merged into the published weights.
+    opened_by: transformers' class that loads the model.
     """
 
     name: str
@@ -94,12 +94,12 @@ class CardFacts:
 
     @property
     def needs_base(self) -> bool:
-        """Whether the folder holds an adapter, to be loaded over its base."""
+        """Whether the folder holds an adapter, which needs its base model."""
         return self.plan.adapter is not None and not self.merged
 
 
 def model_card(facts: CardFacts) -> str:
-    """The whole text of README.md."""
+    """Return the text of README.md."""
     sections = {
         "Use": f"{_usage_notes(facts)}```python\n{usage_code(facts)}```",
         "Data": _data_table(facts.data),
@@ -118,17 +118,17 @@ def model_card(facts: CardFacts) -> str:
 
 
 def usage_code(facts: CardFacts) -> str:
-    """Python that loads the model from the folder of the card and answers one prompt."""
+    """Python that loads the model from the card's folder and answers one prompt."""
     return "".join(f"{line}\n" for line in [*_loading_lines(facts), "", *_prompt_lines(facts)])
 
 
 def without_paths(text: str) -> str:
-    """Absolute paths shortened to their last part."""
+    """Shorten absolute paths to their last part."""
     return _PATH.sub(r"\1", text)
 
 
 def base_name(facts: CardFacts) -> str:
-    """The hub id, or the folder's own name."""
+    """The hub id, or the name of the folder."""
     return facts.base if facts.base_is_hub_id else re.split(r"[\\/]", facts.base.rstrip("\\/"))[-1]
 
 
@@ -170,7 +170,7 @@ def _usage_notes(facts: CardFacts) -> str:
         notes += (
             "This model was trained with the embedding of the first token of every sequence "
             f"**multiplied by {scale:g}** (`bos_zero_config.json`). transformers and PEFT do not apply that when they "
-            "load it: what then answers is not what was trained, and nothing says so. `surefoot generate` and "
+            "load it: the loaded model silently differs from the trained one. `surefoot generate` and "
             "`surefoot chat` apply it, and so does the line below that begins with `surefoot`.\n\n"
         )
     if facts.plan.tokenizer.added_rows and facts.needs_base:
@@ -248,7 +248,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("attention", "attention", plan.attention.implementation),
         ("padding token", "tokenizer.pad", plan.tokenizer.pad_token),
         ("BOS prepended", "tokenizer.bos", plan.tokenizer.bos),
-        *([("first embedding times", "bos.scale", plan.tokenizer.bos_scale)] if scaled else []),
+        *([("scale of the first embedding", "bos.scale", plan.tokenizer.bos_scale)] if scaled else []),
         ("template", "template", plan.tokenizer.template),
         ("examples per optimizer step", "batch.size", plan.batch.size),
         ("gradient checkpointing", "gradient_checkpointing", plan.memory.gradient_checkpointing),
@@ -293,15 +293,15 @@ def _word(value: object) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    """Empty where there are no rows."""
+    """A Markdown table, empty if there are no rows."""
     body = [tuple(_cell(value) for value in row) for row in rows]
     lines = [head, ("---",) * len(head), *body] if body else []
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: str) -> str:
-    """Plain text that Markdown leaves alone: `<|eot_id|>` is neither a tag nor a column border, and no token or file
-    name is a link or a picture."""
+    """Escape text for Markdown: `<|eot_id|>` must not become a tag or a column border, nor a name a link or a
+    picture."""
     text = " ".join(without_paths(value).split())
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[")
 
@@ -310,7 +310,7 @@ def scoring_lines(question: str, end: str) -> list[str]:
     """Code that scores an answer with a reward model.
 
     end: the token that ended every answer in training, at which the score is read. The prompt and the answer are
-        encoded apart, as they were in training.
+        tokenized separately, as in training.
     """
     return [
         "import torch",
@@ -331,5 +331,5 @@ def scoring_lines(question: str, end: str) -> list[str]:
 
 
 def ending_token(ids: Sequence[int], stop_ids: Sequence[int]) -> int | None:
-    """What ends an example, where that is a stop token."""
+    """The stop token that ends an example, None if it ends otherwise."""
     return int(ids[-1]) if len(ids) and ids[-1] in stop_ids else None

@@ -1,7 +1,7 @@
-"""Pictures and tables of `surefoot evaluate norms`, drawn from what norms.json holds.
+"""Pictures and tables of `surefoot evaluate norms`, drawn from norms.json.
 
-results: by side ("base" and "adapter", or "model"), as `surefoot.evaluate.norms.results_to_json` writes it. Each side
-has a colour of its own in every picture, and the first position a solid line where the rest has a dashed one.
+results: by side ("base" and "adapter", or "model"), as written by `surefoot.evaluate.norms.results_to_json`. Each side
+has its own colour in all pictures; the first position has a solid line, the rest a dashed one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Results = Mapping[str, Mapping[str, Any]]
 _COLOURS = {"base": "#0072B2", "model": "#0072B2", "adapter": "#D55E00"}
 _MARKED_UP_TO = 48  # layers or positions; more would run together
 _LINES = 5  # layers in the picture by position
-_MOST_LAYERS = 40  # lines of the table; norms.json has all
+_MOST_LAYERS = 40  # rows of the table; norms.json has all layers
 
 
 def position_picture(results: Results) -> Figure:
-    """Length of the residual stream by position, for some layers; one panel per side, one scale for all."""
+    """Norm of the residual stream by position, for some layers; one panel per side, with a common scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.2 * len(results), 4.4), dpi=110, layout="constrained")
@@ -41,7 +41,7 @@ def position_picture(results: Results) -> Figure:
             places = range(1, len(rows[row]) + 1)
             axes.plot(places, rows[row], color=shade, label=label, marker=marker, ms=3, linewidth=1.4)
         finish_axes(axes, f"{side}: residual stream", "position (1 is the first token)", "norm of the vector")
-        axes.set_xscale("log", base=2)  # the first positions are the point
+        axes.set_xscale("log", base=2)  # the first positions matter most
         axes.xaxis.set_major_formatter("{x:.0f}")
     every = [value for report in results.values() for row in report["norm_by_position"] for value in row]
     panels[0].set_yscale(**_scale(every))
@@ -50,7 +50,7 @@ def position_picture(results: Results) -> Figure:
 
 
 def layer_picture(results: Results) -> Figure:
-    """Length of the residual stream into each layer, first position against the rest."""
+    """Norm of the residual stream into each layer, first position compared with the rest."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), dpi=110, layout="constrained")
@@ -81,7 +81,7 @@ def attention_picture(results: Results) -> Figure:
         points = [(one["layer"], one["attention"]) for one in report["layers"]]
         values += _plot(axes, points, side, side, "-", "o")
     finish_axes(axes, "Attention on the first position", "layer", "share, mean of heads and queries")
-    # From 0, so that heights compare, and no higher than needed: lines of small shares would lie on each other.
+    # From 0, so that heights compare, and no higher than needed, so that small shares stay apart.
     axes.set_ylim(0, min(1.0, 1.25 * max(values, default=1.0)) or 1.0)
     _whole_numbers(axes)
     axes.legend(frameon=False, fontsize=9)
@@ -89,7 +89,7 @@ def attention_picture(results: Results) -> Figure:
 
 
 def layer_table(results: Results) -> Table:
-    """One line per layer: the stream's length, first and rest, and the attention on the first position, by side."""
+    """One row per layer: the stream's norm (first position, rest) and the attention on the first position, by side."""
     heads = ["layer"]
     for side in results:
         heads += [f"{side}: norm, first", "rest", "attention on first"]
@@ -105,7 +105,7 @@ def layer_table(results: Results) -> Table:
 
 
 def norm_table(results: Results) -> Table:
-    """One line per kind of norm, meaned over the layers: its weight, and the rms of what it gets and gives."""
+    """One row per kind of norm, averaged over the layers: its weight, and the rms of its input and output."""
     heads = ["norm (mean of layers)", "of", "weight, mean", "rms in, first", "rest", "rms out, first", "rest"]
     kinds: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for side, report in results.items():
@@ -155,11 +155,11 @@ def _whole_numbers(axes: Any) -> None:
 def _viridis(share: float) -> Any:
     from matplotlib import colormaps
 
-    return colormaps["viridis"](0.9 * share)  # its last tenth is too bright on white
+    return colormaps["viridis"](0.9 * share)  # the last tenth is too bright on white
 
 
 def _scale(values: Sequence[float]) -> dict[str, Any]:
-    """Log, with room for zero where there is one: a first token that is scaled away."""
+    """Log scale, with room for a zero, such as a first token scaled to nothing."""
     positive = [value for value in values if value > 0]
     if len(positive) == len(values) or not positive:
         return {"value": "log" if positive else "linear"}

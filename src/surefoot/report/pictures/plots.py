@@ -1,8 +1,7 @@
 """The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`.
 
-File names are those that users of LLaMA-Factory know. matplotlib is used without pyplot, so that
-nothing global changes, and is imported only when something is drawn. A picture that cannot be drawn is a caution, never
-the end of a run.
+File names are those of LLaMA-Factory. matplotlib is used without pyplot, so that no global state changes, and imported
+only when something is drawn. A picture that cannot be drawn is a caution and never ends a run.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-# Okabe and Ito's palette: told apart by every kind of colour vision, and by lightness in print.
+# Okabe and Ito's palette: readable with every kind of colour vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-SMOOTH_FROM = 5  # points of a training loss, each of which is another batch; fewer are seen best as they are
-_SMOOTH_OTHERS_FROM = 30  # of a quantity that is measured anew on the same data
-_SPAN = 1 / 50  # of the curve: how far the smoothed line looks to each side, in the mean
-_LEAST_SPAN = 1.0  # points: a short curve is smoothed visibly, too
-_LEAST_NEW = 0.1  # least share of the point itself against its side: a long curve keeps its bends
+SMOOTH_FROM = 5  # points of a training loss, noisy because each is another batch; fewer are not smoothed
+_SMOOTH_OTHERS_FROM = 30  # points of a quantity measured repeatedly on the same data
+_SPAN = 1 / 50  # mean distance of the smoothing weights, as a share of the curve
+_LEAST_SPAN = 1.0  # least mean distance in points, so that a short curve is smoothed too
+_LEAST_NEW = 0.1  # least weight of the point itself, so that a long curve keeps its bends
 _MARKED_UP_TO = 60  # points; more would run together
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column of trainer_log.jsonl worth a picture. factor: what the values are multiplied by for the unit shown."""
+    """A column of trainer_log.jsonl that is plotted. factor: multiplies the values to get the shown unit."""
 
     key: str
     label: str
@@ -51,7 +50,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Curve:
-    """Finite values by step; gaps: steps that were skipped or whose value was not finite."""
+    """Finite values by step; gaps: steps that were skipped or not finite."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -59,26 +58,26 @@ class Curve:
 
 
 def loss_unit(rows: Sequence[Row]) -> str:
-    """In what the losses of these rows are: nats per token where the loss is a cross entropy."""
+    """The unit of the losses in these rows: nats per token for a cross entropy."""
     unit = unit_of(rows)
     return "nats per token" if unit == "tokens" else f"mean over {unit.replace('_', ' ')}"
 
 
 def evaluates_rewards(rows: Sequence[Row]) -> bool:
-    """Whether what evaluations call their loss is minus the mean reward, as in stage ppo: no point on the curve of the
-    loss that trains."""
+    """Whether the evaluation loss is minus the mean reward, as in stage ppo, and not comparable with the training
+    loss."""
     return unit_of(rows) == "response_tokens"
 
 
 def in_unit(quantity: Quantity, rows: Sequence[Row]) -> Quantity:
-    """With the unit that the rows are in."""
+    """The quantity with the unit of these rows."""
     of_rewards = quantity.key == EVAL_LOSS.key and evaluates_rewards(rows)
     unit = "minus the mean reward" if of_rewards else loss_unit(rows)
     return replace(quantity, label=quantity.label.replace("nats per token", unit))
 
 
 def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], list[str]]:
-    """Draw what the rows hold. name: of the run, for the titles. Returns the names of the files and cautions."""
+    """Draw the curves. name: the run's name, for the titles. Returns the names of the files, and cautions."""
     written: list[str] = []
     cautions: list[str] = []
     evaluation = None if evaluates_rewards(rows) else curve_of(rows, EVAL_LOSS)
@@ -92,16 +91,16 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
                 path, png(draw(curve, in_unit(quantity, rows), name, evaluation if quantity.key == "loss" else None))
             )
             written.append(path.name)
-        except Exception as error:  # fonts, back ends, disk: whatever it is, the model is worth more than its picture
+        except Exception as error:  # fonts, back ends, disk: a failed picture must not lose the model
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
     return written, cautions
 
 
 def draw_history(run: Path, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`training_<key>.png` for each of these columns of the run's trainer_state.json, as plotting functions of other
-    tools name them. Returns the names of the files, and the keys of which there are no two points.
+    """Draw `training_<key>.png` for columns of the run's trainer_state.json, named as by other tools' plotting
+    functions. Returns the names of the files, and the keys with fewer than two points.
 
-    Raises InputError where the run has no such file.
+    Raises InputError if the run has no such file.
     """
     history = read_json(run / "trainer_state.json").get("log_history", [])
     known = {quantity.key: quantity for quantity in QUANTITIES}
@@ -118,7 +117,7 @@ def draw_history(run: Path, keys: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def metric_quantities(rows: Sequence[Row]) -> list[Quantity]:
-    """A quantity for every metric among the evaluations, in order of appearance."""
+    """One quantity per evaluation metric, in order of appearance."""
     keys = dict.fromkeys(key for row in rows for key in metric_fields(row))
     return [Quantity(key, key.removeprefix("eval_").replace("_", " ")) for key in keys]
 
@@ -135,10 +134,9 @@ def curve_of(rows: Sequence[Row], quantity: Quantity) -> Curve:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """The mean of all values, each weighted by w ** distance. What came before and what came after weigh the same, so
-    that the line does not lag behind a loss that falls; and the weights are those of the values that there are, so that
-    the first value does not stand for an endless past. w: so that the mean distance to one side is `_SPAN` of the
-    curve, and at least `_LEAST_SPAN`."""
+    """Smooth with weights w ** distance to both sides. Past and future count equally, so that the line does not lag
+    behind a falling loss; weights are normalised over the existing values, so that the first value is not overweighted.
+    w is such that the mean distance to one side is `_SPAN` of the curve, and at least `_LEAST_SPAN` points."""
     side = max(_SPAN * len(values), _LEAST_SPAN)
     weight = min(side / (1 + side), 1 - _LEAST_NEW)
     before, after = _decayed(values, weight), _decayed(values[::-1], weight)[::-1]
@@ -149,7 +147,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def _decayed(values: Sequence[float], weight: float) -> list[tuple[float, float]]:
-    """For each place the sum of it and what is before, decayed by distance, and the sum of these weights."""
+    """For each place the decayed sum of the values up to it, and the sum of their weights."""
     total, weights = 0.0, 0.0
     found = []
     for value in values:
@@ -159,7 +157,7 @@ def _decayed(values: Sequence[float], weight: float) -> list[tuple[float, float]
 
 
 def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None = None) -> Figure:
-    """evaluation: a second curve in the same unit, drawn as points."""
+    """Draw a curve. evaluation: a second curve in the same unit, drawn as points."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -181,7 +179,7 @@ def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None =
 
 
 def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title, labels, a light grid, and no frame above and on the right."""
+    """Set title, labels and a light grid, and remove the top and right frame."""
     axes.set_title(title, loc="left", fontsize=12)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -190,14 +188,14 @@ def finish_axes(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` items, evenly spread, the first and the last among them."""
+    """At most `most` items, evenly spaced, including the first and the last."""
     if len(items) <= most or most < 2:
         return list(items[:most])
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def png(figure: Figure) -> bytes:
-    """The picture; equal figures give equal bytes."""
+    """Render as PNG; equal figures give equal bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
@@ -206,7 +204,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _plot_values(axes: Axes, curve: Curve, smooth_from: int) -> None:
-    """smooth_from: points, from which on a smoothed line lies over the measured one."""
+    """smooth_from: number of points from which a smoothed line is added."""
     marker = "o" if len(curve.values) <= _MARKED_UP_TO else None
     if len(curve.values) < smooth_from:
         axes.plot(curve.steps, curve.values, color=_BLUE, linewidth=1.8, marker=marker, ms=4, label="measured")

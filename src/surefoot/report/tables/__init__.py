@@ -1,1 +1,1 @@
-"""Findings as tables and lines: on the screen, in Markdown, in the report."""
+"""Findings as tables and lines, for the screen, Markdown and the report."""

@@ -1,7 +1,7 @@
-"""The data audit for people: on the screen, and on the report's page from data.json.
+"""The data audit for people: on the screen, and in the report from data.json.
 
-What the model learns stands between ⟦ and ⟧, on a terminal in bold colour as well, so that nobody depends on colours.
-Texts of the data may hold anything; control characters are shown as escapes and never reach the terminal.
+The learned part stands between ⟦ and ⟧, on a terminal also in bold colour, so that nobody depends on colours. Data may
+contain any text; control characters are shown as escapes and never reach the terminal.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from surefoot.report.thumbnails import MOST, Blocks, from_json
 from surefoot.report.views import Table
 from surefoot.report.wording import shortened
 
-if TYPE_CHECKING:  # the board and reports show audits without torch
+if TYPE_CHECKING:  # the board and reports must not import torch
     from surefoot.data.audit import Audit, Sample
     from surefoot.data.prepare import PreparedData
     from surefoot.data.sources.records import Kind
 
-_ON_SCREEN = (320, 120)  # first and last characters shown of a long stretch of a sample
+_ON_SCREEN = (320, 120)  # number of first and last characters shown of a long part of a sample
 _ON_PAGE = (1200, 300)
 _LEARNED, _CONTROL, _CAUTION = "bold green", "dim", "yellow"
 _ROLES = {"train": "training data", "eval": "evaluation data"}
 _LEGENDS: Mapping[Kind, str] = {
-    "answers": "what the model learns stands between ⟦ and ⟧",
-    "pairs": "the answers that are compared stand between ⟦ and ⟧",
-    "judged": "the answers that were judged stand between ⟦ and ⟧",
-    "prompts": "what the model is to answer",
+    "answers": "the model learns the text between ⟦ and ⟧",
+    "pairs": "the compared answers are between ⟦ and ⟧",
+    "judged": "the judged answers are between ⟦ and ⟧",
+    "prompts": "prompts for the model",
 }
 
 
 def audit_report(data: PreparedData) -> RenderableType:
-    """Counts, proofs, cautions and some samples, for `Console.show`."""
+    """Counts, checks, cautions and some samples, for `Console.show`."""
     parts, several = _set("training data", data.audit, data.sources), len(data.sources) > 1
     if several:
         parts += _mixture(data)
     if data.eval_audit is not None:
         parts += _set("evaluation data", data.eval_audit, data.eval_sources)
     samples: Sequence[Sample] = data.audit.samples
-    if several and data.rows_per_item == 1:  # of each source the one with the most to see
+    if several and data.rows_per_item == 1:  # the longest sample of each source
         samples = [max(audit.samples, key=lambda sample: len(sample.parts)) for audit in data.sources]
     parts.append(Text(_LEGENDS[data.audit.kind], "bold"))
     return Group(*parts, *(part for sample in samples for part in _sample(sample, several)))
 
 
 def _set(title: str, whole: Audit, sources: Sequence[Audit]) -> list[RenderableType]:
-    """Every source; and, where there are several, what is the same for all of them only once."""
+    """All sources of a data set; facts common to several are shown once."""
     from surefoot.data.audit import cautions
 
     together = file_json(whole)
@@ -83,7 +83,7 @@ def _block(heading: str, lines: Mapping[str, str], cautions: Sequence[str]) -> l
 
 
 def _mixture(data: PreparedData) -> list[RenderableType]:
-    """How many examples of each source an epoch holds."""
+    """How many examples of each source are in an epoch."""
     total = data.mixture.epoch_size
     numbers = [
         (f"{quota:,}", f"{quota / total:.1%}", f"{quota / count:.3g}", f"{count:,}")
@@ -107,10 +107,10 @@ def _sample(sample: Sample, several: bool) -> list[RenderableType]:
 
 
 def sample_text(sample: Sample, head: int = _ON_SCREEN[0], tail: int = _ON_SCREEN[1], *, lines: bool = True) -> Text:
-    """An example, with what is learned between ⟦ and ⟧.
+    """Show an example with its learned parts between ⟦ and ⟧.
 
-    head, tail: characters that are shown of a long stretch.
-    lines: line ends are kept, else shown as escapes.
+    head, tail: characters shown of a long part.
+    lines: keep line ends instead of showing them as escapes.
     """
     learning = False
     body = Text()
@@ -134,7 +134,7 @@ def _printable(text: str, lines: bool) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of an example. control: special tokens."""
+    """A part of an example. control: whether it is special tokens."""
 
     text: str
     control: bool
@@ -142,8 +142,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Example:
-    """stretches: (whether loss is taken on it, its parts), alternating.
-    pictures: what is said of each, and a JPEG in base64.
+    """An example for the page.
+
+    stretches: (whether it is learned, its parts), alternating.
+    pictures: captions, each with a JPEG in base64.
     """
 
     title: str
@@ -153,10 +155,10 @@ class Example:
 
 @dataclass(frozen=True)
 class AuditView:
-    """One data set.
+    """One data set for the page.
 
     facts: (name, value) rows.
-    sources: a row for each file, where there are several.
+    sources: one row per file if there are several.
     """
 
     title: str
@@ -168,7 +170,7 @@ class AuditView:
 
 
 def audit_views(data: Mapping[str, Any]) -> list[AuditView]:
-    """Raises KeyError, TypeError and their like where the file is not what `audit_to_json` writes."""
+    """Views for the page. Raises KeyError, TypeError and the like if the file is not from `audit_to_json`."""
     return [_view(title, data[role]) for role, title in _ROLES.items() if data.get(role)]
 
 

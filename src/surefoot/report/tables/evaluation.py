@@ -1,6 +1,6 @@
-"""Findings of `surefoot evaluate` as tables: losses, rewards, accuracies on several sets, and lm-evaluation-harness.
+"""Results of `surefoot evaluate` as tables: losses, rewards, accuracies on several sets, and lm-evaluation-harness.
 
-Numbers have four digits, with a dash where nothing was measured. A share comes with Wilson's interval.
+Numbers have four digits, or a dash if nothing was measured. Shares come with Wilson's interval.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NUMBER = 9  # characters of one in four digits, 0.0001234
-_COUNTS = 3  # first columns, which may be narrower: a name and counts
+_NUMBER = 9  # width of a number with four digits, 0.0001234
+_COUNTS = 3  # leading columns (a name and counts), which may be narrower
 
 
 def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Table:
-    """left: columns that hold words; the first one is never wrapped. Where the screen is narrow, numbers stay whole."""
+    """left: text columns; the first one is never wrapped. On a narrow screen numbers are not broken."""
     table = Table(box=None, pad_edge=False)
     for place, head in enumerate(heads):
         justify = "left" if place in left else "right"
@@ -45,7 +45,7 @@ def mean_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def loss_table(results: Mapping[str, EvalReport]) -> Table:
-    """Loss in nats per supervised token, perplexity, share of supervised tokens that are the first choice, seconds."""
+    """Loss in nats per supervised token, perplexity, accuracy on supervised tokens, seconds."""
     rows = []
     for name, report in results.items():
         accuracy = "" if report.accuracy is None else f"{report.accuracy:.2%}"
@@ -55,7 +55,7 @@ def loss_table(results: Mapping[str, EvalReport]) -> Table:
 
 
 def loss_lines(audit: Audit, results: Mapping[str, EvalReport], max_length: int) -> Iterator[str]:
-    """What was measured on, and what to be careful about."""
+    """What was measured on, with cautions."""
     source = audit.source
     yield f"data: {source.file}, {source.layout} records, template {source.template}"
     yield (
@@ -63,21 +63,21 @@ def loss_lines(audit: Audit, results: Mapping[str, EvalReport], max_length: int)
         f"{audit.tokens:,}, {audit.truncated:,} examples cut at {max_length:,} tokens"
     )
     if source.dropped:
-        yield f"caution: {len(source.dropped):,} records have no label left within {max_length:,} tokens: not measured"
+        yield f"caution: {len(source.dropped):,} records have no label within {max_length:,} tokens: not measured"
     if audit.stop_lost:
-        yield f"caution: {audit.stop_lost:,} answers lost their end, so their stop token is not measured"
+        yield f"caution: {audit.stop_lost:,} answers were cut, so their stop token was not measured"
     for name, report in results.items():
         if not abs(report.loss) < float("inf"):
             yield f"caution: the loss of the {name} is not finite"
 
 
 def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
-    """What was measured on, what came out, and what to be careful about. found: as `reward_to_json` makes it."""
+    """The data, the results and cautions. found: output of `reward_to_json`."""
     source, data = audit.source, found["data"]
     yield f"data: {source.file}, {source.layout} records, template {source.template}"
     yield f"{data['pairs']:,} pairs of {source.used:,} records, {audit.truncated:,} answers cut"
     if source.dropped:
-        yield f"caution: {len(source.dropped):,} records are left out: nothing of an answer is left, or there is none"
+        yield f"caution: {len(source.dropped):,} records are left out, because an answer is empty or was cut completely"
     low, high = found["accuracy_interval"]
     sure = f"95 % interval {low:.1%} to {high:.1%}"
     yield f"accuracy {found['accuracy']:.1%} ({sure}) · margin {_number(found['margin'])}"
@@ -88,7 +88,7 @@ def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def calibration_table(bins: Sequence[Bin]) -> Table:
-    """How sure the model was against how often it was right, bin by bin."""
+    """The model's confidence compared with how often it was right, by bin."""
     plain = bins_table(bins)
     return number_table(plain.columns, plain.rows)
 
@@ -102,7 +102,7 @@ def _share(value: float | None) -> str:
 
 
 def harness_table(sides: Mapping[str, Mapping[str, Cell]]) -> Table:
-    """sides: name -> metric -> value and standard error, as the harness gives them: shares from 0 to 1."""
+    """sides: name -> metric -> value and standard error, as from the harness: shares from 0 to 1."""
 
     def text(cell: Cell) -> str:
         return f"{cell.accuracy:.4f}" + ("" if cell.error is None else f" ± {cell.error:.4f}")
@@ -118,10 +118,10 @@ _BARS = (_GREY, _BLUE)
 
 @dataclass(frozen=True)
 class Cell:
-    """Shares from 0 to 1.
+    """A score, as a share from 0 to 1.
 
     error: standard error.
-    interval: 95 %; None where not known.
+    interval: 95 %; None if unknown.
     count: "143/200", or empty.
     """
 
@@ -135,10 +135,10 @@ class Cell:
 class ScoreRow:
     """One row of a table of scores.
 
-    cells: by the heading of their column.
-    average: over these columns, None where it means nothing.
-    measured: here, not published.
-    group: what the picture gives one colour.
+    cells: by column heading.
+    average: over these columns, None if it has no meaning.
+    measured: measured here, not a published value.
+    group: rows of a group share a colour in the picture.
     """
 
     name: str
@@ -149,7 +149,7 @@ class ScoreRow:
 
 
 def score_table(rows: Sequence[ScoreRow], headings: Sequence[str]) -> Table:
-    """Per cent; of what was measured, the 95 % interval and the counts below."""
+    """Scores in per cent; measured ones with the 95 % interval and the counts below."""
     table = Table(box=None, pad_edge=False)
     table.add_column("accuracy in %")
     averaged = all(row.average is not None for row in rows)
@@ -172,7 +172,7 @@ def _text(cell: Cell) -> str:
 
 
 def _reach(cell: Cell) -> tuple[float, float]:
-    """How far the bar of error goes down and up, in per cent."""
+    """How far the error bar goes down and up, in per cent."""
     if cell.interval is None:
         return 100 * (cell.error or 0.0), 100 * (cell.error or 0.0)
     low, high = cell.interval
@@ -180,9 +180,9 @@ def _reach(cell: Cell) -> tuple[float, float]:
 
 
 def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mapping[str, float], title: str) -> Figure:
-    """Bars for what was measured, with their 95 % interval or one standard error; points for what was published.
+    """Draw bars for measured scores, with their 95 % interval or one standard error, and points for published ones.
 
-    chance: the accuracy of guessing, by heading; a dotted line each.
+    chance: the accuracy of guessing, by heading; drawn as dotted lines.
     """
     from matplotlib.figure import Figure
 

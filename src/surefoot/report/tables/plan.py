@@ -1,6 +1,6 @@
-"""The plan as tables: every choice with who decided and why, memory by kind, environment, cautions; and for many GPUs.
+"""The plan as tables: every choice with its source and reason, memory by kind, environment, cautions; and --scale.
 
-Tables have no frames: the same text lines up on a terminal, in a pipe and in run.log.
+Tables have no frames, so that the text lines up on a terminal, in a pipe and in run.log.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from surefoot.planning.plan import OFF, PLAIN, Choice, ParallelPlan, RunPlan
 from surefoot.planning.scale import ScaleRow
 from surefoot.system.messages import size_text
 
-Row = tuple[str, str, str, str]  # what, value, who decided, why
+Row = tuple[str, str, str, str]  # what, value, source, reason
 _VALUE_WIDTH = 38  # columns; "<|reserved_special_token_0|> (128002)" stays on one line
 
 
 def plan_table(plan: RunPlan) -> RenderableType:
-    """For `Console.show`: five parts, of which the last two are left out where there is nothing to say."""
+    """The tables for `Console.show`; environment and cautions are left out if empty."""
     parts: list[RenderableType] = [_choices(plan), *_coverage(plan), Text(), _memory(plan)]
     if plan.environment:
         parts += [Text(), _environment(plan)]
@@ -33,7 +33,7 @@ def plan_table(plan: RunPlan) -> RenderableType:
 
 
 def _table(*columns: str) -> Table:
-    """The last column takes what is left of the width; of the others only values wrap."""
+    """The last column takes the remaining width; of the others only values wrap."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in columns[:-1]:
         value = name == "value"
@@ -50,7 +50,7 @@ def _choices(plan: RunPlan) -> Table:
 
 
 def plan_changes(before: RunPlan, now: RunPlan) -> list[str]:
-    """A line for each choice that is another now, and for the forecast of memory; none where all is as it was."""
+    """One line per choice that differs, and for the memory forecast; empty if nothing differs."""
     then, rows = {what: value for what, value, _, _ in choice_rows(before)}, list(choice_rows(now))
     lines = [
         f"{what} was {then.get(what, 'not planned')}, is {value}: {reason}"
@@ -63,14 +63,14 @@ def plan_changes(before: RunPlan, now: RunPlan) -> list[str]:
 
 
 def choice_rows(plan: RunPlan) -> Iterator[Row]:
-    """Every choice of the plan in the order in which a run meets them. What no word of another tool's config says, and
-    its default does, is by the dialect and not by the user."""
+    """Yield every choice of the plan in the order in which a run uses them. The source of a choice that follows from
+    another tool's default, not from its config, is "dialect" instead of "user"."""
     for what, value, source, reason in _rows(plan):
         yield what, value, *who_and_why(plan, what, source, reason)
 
 
 def who_and_why(plan: RunPlan, what: str, source: str, reason: str) -> tuple[str, str]:
-    """what: as the rows call it."""
+    """Return source and reason. what: the choice's name in the rows."""
     keys = _KEYS.get(what, (what,) if what in all_keys() else ())
     if source != "user" or plan.origin is None or not keys or any(_within(one, keys) for one in plan.origin.said):
         return source, reason
@@ -78,7 +78,7 @@ def who_and_why(plan: RunPlan, what: str, source: str, reason: str) -> tuple[str
 
 
 def _within(said: str, keys: Iterable[str]) -> bool:
-    """Whether it is one of the keys, a part of one or the group of one."""
+    """Whether a key is one of the keys, a part of one or the group of one."""
     return any(f"{said}.".startswith(f"{key}.") or key.startswith(f"{said}.") for key in keys)
 
 
@@ -94,7 +94,7 @@ _KEYS = {
     "alignment.reference": ("alignment.reference",),
     "parallel.ranks": ("parallel.nproc",),
 }
-"""The keys of a config that a choice comes from, where it has another name."""
+"""Config keys that a choice comes from, if its name is not a key."""
 
 
 def _rows(plan: RunPlan) -> Iterator[Row]:
@@ -147,7 +147,7 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def _micro(plan: RunPlan) -> str:
-    """What a micro-batch holds x how many of them each rank has in a step."""
+    """Size of a micro-batch x micro-batches per rank and step."""
     batch = plan.batch
     if batch.tokens is None:
         return f"{batch.micro.value} x {batch.accumulation}"
@@ -159,7 +159,7 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
     if reward is None:
         return
     yield _row("reward.loss", reward.loss)
-    facts = REWARD_LOSSES.get(reward.loss.value)  # none of a loss of the user's own
+    facts = REWARD_LOSSES.get(reward.loss.value)  # None for a custom loss
     reads_padding = facts is not None and "num_padding_at_beginning" in facts.keys
     if reads_padding or reward.num_padding_at_beginning.source == "user":
         yield _row("reward.num_padding_at_beginning", reward.num_padding_at_beginning)
@@ -167,8 +167,8 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
         yield "reward.center", f"{reward.center:g}", "user", "asked for: holds scores around 0"
     yield _row("reward.head", reward.head)
     yield _row("shared prompts", reward.shared_prompts)
-    frozen = f"; the output head's {reward.frozen:,} are of no use and stay as they are" if reward.frozen else ""
-    yield "value head", "fp32", "default", f"{reward.head_parameters:,} parameters train besides{frozen}"
+    frozen = f"; the output head's {reward.frozen:,} are unused and stay unchanged" if reward.frozen else ""
+    yield "value head", "fp32", "default", f"{reward.head_parameters:,} more parameters are trained{frozen}"
 
 
 def _ppo_rows(plan: RunPlan) -> Iterator[Row]:
@@ -178,7 +178,12 @@ def _ppo_rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("ppo.critic", plan.ppo.critic)
     yield _row("ppo.reference", plan.ppo.reference)
     yield _row("ppo.reward", plan.ppo.reward)
-    yield "value head", "fp32", "default", f"{plan.ppo.critic_parameters:,} parameters of the critic train besides"
+    yield (
+        "value head",
+        "fp32",
+        "default",
+        f"{plan.ppo.critic_parameters:,} parameters of the critic are trained as well",
+    )
 
 
 def _parallel_rows(parallel: ParallelPlan) -> Iterator[Row]:
@@ -190,7 +195,9 @@ def _parallel_rows(parallel: ParallelPlan) -> Iterator[Row]:
 
 
 def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
-    share = f"{plan.trainable:,} of {plan.with_adapter:,} parameters train ({plan.trainable / plan.with_adapter:.2%})"
+    share = (
+        f"{plan.trainable:,} of {plan.with_adapter:,} parameters are trained ({plan.trainable / plan.with_adapter:.2%})"
+    )
     adapter = plan.adapter
     if adapter is None:
         yield "adapter", "none", "default", f"full fine-tuning: {share}"
@@ -210,7 +217,7 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
 
 def _vision_rows(plan: RunPlan) -> Iterator[Row]:
     if plan.vision:
-        yield "vision", ", ".join(plan.vision), "user", "trained in full, besides the language model"
+        yield "vision", ", ".join(plan.vision), "user", "trained in full, in addition to the language model"
 
 
 def _balance_rows(plan: RunPlan) -> Iterator[Row]:
@@ -219,28 +226,28 @@ def _balance_rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """(part, forecast, remark) of each part that holds memory, and of the total."""
+    """Yield (part, forecast, remark) for each part that uses memory, and for the total."""
     memory = plan.memory
     yield "weights", size_text(memory.weights), "base, adapter, cast copies"
     for part in ("gradients", "optimizer", "activations", "logits"):
         yield part, size_text(getattr(memory, part)), ""
     if memory.beside:
-        yield "frozen models", size_text(memory.beside), "beside the one that trains"
+        yield "frozen models", size_text(memory.beside), "in addition to the trained model"
     if memory.holes:
-        yield "holes", size_text(memory.holes), "that the C library's allocator leaves, as measured"
+        yield "fragmentation", size_text(memory.holes), "of the C library's allocator, as measured"
     if memory.apart:
-        different = "logits, gradients and activations have their most at different moments"
-        yield "not at once", f"-{size_text(memory.apart)}", different
+        different = "logits, gradients and activations peak at different moments"
+        yield "overlap", f"-{size_text(memory.apart)}", different
     verdict = "fits" if fits(memory) else "more than"
     room = f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}"
-    yield "total" if plan.parallel.ranks.value == 1 else "total of a rank", size_text(memory.total), room
+    yield "total" if plan.parallel.ranks.value == 1 else "total per rank", size_text(memory.total), room
 
 
-COVERAGE = ("layers", "weights", "of these learn", "parameters that train")
+COVERAGE = ("layers", "weights", "adapted or trained", "trained parameters")
 
 
 def coverage_rows(plan: RunPlan) -> Iterator[tuple[str, ...]]:
-    """One text for each of `COVERAGE`, and a row for each kind of layer; none for plans from before it was counted."""
+    """One row per kind of layer with a text for each of `COVERAGE`; empty for plans of earlier versions."""
     for row in plan.coverage:
         share = f" ({row.reached / row.weights:.0%})" if row.weights and row.reached else ""
         yield row.kind, f"{row.weights:,}", f"{row.reached:,}{share}", f"{row.trained:,}"
@@ -258,7 +265,7 @@ def _memory(plan: RunPlan) -> Table:
     for row in memory_rows(plan):
         table.add_row(*row)
     if plan.device.value == "cpu":
-        table.add_row("besides", "", "Python and its libraries, some 100 MiB, which `mem` in the log counts as well")
+        table.add_row("not included", "", "Python and its libraries, about 100 MiB, which `mem` in the log includes")
     return table
 
 
@@ -283,7 +290,7 @@ def _shown(value: object) -> str:
 
 
 def _last_components(names: tuple[str, ...]) -> str:
-    """q_proj, k_proj, … once each: the full names stand in plan.json."""
+    """Last components of names without repetitions: q_proj, k_proj, …; plan.json has the full names."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
@@ -291,7 +298,7 @@ _COLUMNS = ("GPUs", "engine", "memory each", "fits", "tokens/step", "compute", "
 
 
 def scale_cells(row: ScaleRow) -> tuple[str, ...]:
-    """One text for each column."""
+    """One text per column."""
     fits = "no" if not row.fits else "checkpointed" if row.checkpointing else "yes"
     rates = [f"{float(f'{rate:.3g}'):,.0f}" for rate in (row.slowest, row.fastest)] if row.fits else ["", ""]
     return (
@@ -307,14 +314,14 @@ def scale_cells(row: ScaleRow) -> tuple[str, ...]:
 
 
 def _seconds(value: float) -> str:
-    """With the unit that shows it: a tiny model's step takes millionths of a second."""
+    """Format with a suitable unit: a tiny model's step takes microseconds."""
     if value >= 0.1 or value == 0:
         return f"{value:.2f} s" if value else "none"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
 def scale_table(rows: Sequence[ScaleRow]) -> Table:
-    """For `Console.show`. tokens/s: if no traffic hides behind compute, and if all of it does."""
+    """The table for `Console.show`. tokens/s: from no overlap of traffic with compute to full overlap."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name in ("engine", "fits") else "right")

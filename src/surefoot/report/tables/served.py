@@ -1,4 +1,4 @@
-"""What `surefoot verify --served` found, as a table, sentences and faults."""
+"""Findings of `surefoot verify --served` as a table, sentences and faults."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Distance:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first token that is further apart than allowed.
+    """The first token that differs by more than allowed.
 
     text: its number, from 1.
-    token: its place in the text, from 0; what stands there is `shown`.
+    token: position in the text, from 0; `shown` is its text.
     served, trained: log-probabilities.
     """
 
@@ -41,12 +41,12 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue as the server lays it out and as training does.
+    """A dialogue as formatted by the server and in training.
 
-    turns: how many.
-    same: None where the server does not say.
+    turns: number of turns.
+    same: whether both agree; None if the server does not say.
     place: the first token that differs.
-    served, trained: what stands there and behind, as text; the numbers of tokens where the server says no more.
+    served, trained: the text from there on, or the numbers of tokens if the server says no more.
     """
 
     turns: int
@@ -58,15 +58,15 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class ServedReport:
-    """What a server answers with.
+    """Comparison of a server with the trained model.
 
     source: of the texts.
-    within: which limit held: fp32, the 16-bit type, or the threshold that was asked for; empty where none did.
-    limit: of the largest difference, the widest that was tried.
-    from_trained, from_base, effect, rounding: served to trained, served to base, trained to base, and fp32 to 16 bits
-        of the trained model; None where there is none.
-    strength: how much of what training changed is served: 1 all, 0 nothing (least squares); None without a base.
-    stops: by token, whether it ends an answer there.
+    within: the limit that was met: fp32, the 16-bit type, or the requested threshold; empty if none was.
+    limit: the widest limit tried, for the largest difference.
+    from_trained, from_base, effect, rounding: differences served to trained, served to base, trained to base, and fp32
+        to 16 bits of the trained model; None if not measured.
+    strength: share of the training's change that is served: 1 all, 0 nothing (least squares); None without a base.
+    stops: stop token -> whether it ends an answer on the server.
     """
 
     verdict: Verdict
@@ -104,33 +104,33 @@ def served_table(report: ServedReport) -> Table:
 
 
 def served_lines(report: ServedReport) -> Iterator[str]:
-    """What is as it was trained; the rest are faults."""
+    """Sentences about what agrees with training; the rest are faults."""
     if report.verdict == "trained":
         strength = "" if report.strength is None else f"; {report.strength:.3f} of what training changed"
-        yield f"weights: what is served is what was trained, within {report.within}{strength}"
+        yield f"weights: the served model is the trained one, within {report.within}{strength}"
     unknown = sum(one.same is None for one in report.dialogues)
     if same := sum(bool(one.same) for one in report.dialogues):
         yield f"template: {counted(same, 'dialogue')} as in training"
     if unknown:
-        yield f"template: the server does not say how it lays out {counted(unknown, 'dialogue')}"
+        yield f"template: the server does not say how it formats {counted(unknown, 'dialogue')}"
     if ending := [token for token, ends in report.stops.items() if ends]:
         yield f"stop: {', '.join(ending)} ends an answer"
 
 
 def served_faults(report: ServedReport, where: str) -> list[Fault]:
-    """One for each of weights, dialogues and stop tokens that are not as trained. where: server and model."""
+    """One fault for each of weights, dialogues and stop tokens that differ from training. where: server and model."""
     found = [*_of_weights(report, where)]
     for one in report.dialogues:
         if one.same is False:
             place = "" if one.place is None else f" from token {one.place} on"
             what = (
-                f"a dialogue of {counted(one.turns, 'turn')} is laid out otherwise{place}: {one.served!r}, in training"
+                f"a dialogue of {counted(one.turns, 'turn')} differs{place}: {one.served!r} on the server, in training"
             )
-            fix = "serve with the tokenizer and chat template that lie beside the trained model"
+            fix = "serve with the tokenizer and chat template of the trained model's folder"
             found.append(Fault(where, f"{what} {one.trained!r}", fix, code="SF-SERVED-TEMPLATE"))
     for token, ends in report.stops.items():
         if not ends:
-            what = f"{token!r}, with which training ended answers, does not end one here"
+            what = f"{token!r}, which ended answers in training, does not end one on the server"
             fix = "serve with the trained model's generation_config.json, or send it as a stop token with every request"
             found.append(Fault(where, what, fix, code="SF-SERVED-STOP"))
     return found
@@ -138,20 +138,20 @@ def served_faults(report: ServedReport, where: str) -> list[Fault]:
 
 def _of_weights(report: ServedReport, where: str) -> Iterator[Fault]:
     if report.verdict == "base":
-        what = "answers as the BASE does: what was trained is not applied"
-        fix = "name the adapter with --name; if it is named, its keys have another prefix than the server's modules"
+        what = "answers like the BASE model: the training is not applied"
+        fix = "name the adapter with --name; if it is named, its keys and the server's modules have different prefixes"
         yield Fault(where, what, fix, code="SF-SERVED-BASE")
     elif report.verdict == "undecided":
         assert report.effect is not None
-        what = f"training changed {report.effect.largest:.2g} nats at most, less than {report.within} allows: "
-        fix = "serve in fp32, take --data on which training shows, or lower --threshold"
-        yield Fault(where, f"{what}trained model and base cannot be told apart", fix, code="SF-SERVED-UNDECIDED")
+        what = f"training changed at most {report.effect.largest:.2g} nats, less than {report.within} allows: "
+        fix = "serve in fp32, choose --data on which training had an effect, or lower --threshold"
+        yield Fault(where, f"{what}trained model and base cannot be distinguished", fix, code="SF-SERVED-UNDECIDED")
     elif report.verdict == "neither":
         what = f"is neither the trained model nor its base within {report.limit:.2g} nats"
         if first := report.first:
             what += f"; first at text {first.text}, token {first.token} {first.shown!r}: {first.served:.4f} served, "
             what += f"{first.trained:.4f} trained"
         if report.strength is not None:
-            what += f"; {report.strength:.2f} of what training changed is there"
-        fix = "see that the server has this adapter, its scale, this base and no quantisation of its own"
+            what += f"; {report.strength:.2f} of the training's change is served"
+        fix = "check that the server uses this adapter, its scale and this base, without quantisation"
         yield Fault(where, what, fix, code="SF-SERVED-OTHER")

@@ -1,1 +1,1 @@
-"""Trackers: TensorBoard, W&B, MLflow and Trackio behind one small sink. They get what trainer_log.jsonl gets."""
+"""Trackers: TensorBoard, W&B, MLflow and Trackio behind one interface. They get the rows of trainer_log.jsonl."""

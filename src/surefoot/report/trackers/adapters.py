@@ -1,7 +1,7 @@
 """Trackers, one class per library, each imported when its run starts.
 
-A tracker is started once with the facts of the run, given numbers by step, and told how the run ended. Where one can
-tell, the steps that its run already holds are skipped: a resumed run repeats those bit for bit, so nothing is lost.
+A tracker is started once with the facts of the run, gets numbers by step, and is told how the run ended. If it can find
+out which steps its run already holds, they are skipped: a resumed run repeats them bit for bit, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 Status = Literal["finished", "stopped", "failed"]
 Numbers = dict[str, float]
 
-_PLACE = ("current_steps", "total_steps", "percentage")  # the step is handed over by itself
+_PLACE = ("current_steps", "total_steps", "percentage")  # passed separately as the step
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a tracker gets to know of a run.
+    """Facts of a run for a tracker.
 
-    run: its folder.
+    run: the run folder.
     config: flat, see `flat_config`.
     step: steps done before this session; 0 at a fresh start.
-    run_id: under which the tracker knows the run from an earlier session; None for a new one.
+    run_id: the tracker's id of the run from an earlier session; None for a new one.
     """
 
     run: Path
@@ -51,10 +51,10 @@ class RunFacts:
 
 
 class Tracker(Protocol):
-    """An adapter to one library. Every method may raise and may take long: the caller stands in between."""
+    """Interface to one library. Every method may raise and may block for long; the caller handles both."""
 
     def start(self, facts: RunFacts) -> str:
-        """Open or reopen the run; returns the id under which a resumed run goes on."""
+        """Open or reopen the run; returns the id with which a resumed run continues it."""
         ...
 
     def log(self, step: int, numbers: Numbers) -> None: ...
@@ -62,8 +62,8 @@ class Tracker(Protocol):
 
 
 def numbers_of(row: Row) -> tuple[int, Numbers]:
-    """Step and numbers of a row of the training log, as "train/loss" and "eval/loss". What is null or text is left out:
-    a value that was not finite is no number to plot."""
+    """Step and numbers of a row of the training log, as "train/loss" and "eval/loss". Leaves out null and text: a
+    non-finite value cannot be plotted."""
     part = "eval" if is_eval_row(row) else "train"
     numbers: Numbers = {
         f"{part}/{key.removeprefix('eval_')}": value
@@ -74,7 +74,8 @@ def numbers_of(row: Row) -> tuple[int, Numbers]:
 
 
 def flat_config(config: Mapping[str, Any], group: str = "") -> dict[str, str | int | float | bool]:
-    """{"optim": {"lr": 1e-4}} -> {"optim.lr": 1e-4}. Lists become text, null "none": not all trackers take them."""
+    """{"optim": {"lr": 1e-4}} -> {"optim.lr": 1e-4}. Lists become text, null "none", since not all trackers take
+    them."""
     flat: dict[str, str | int | float | bool] = {}
     for name, value in config.items():
         key = f"{group}.{name}" if group else name
@@ -88,12 +89,12 @@ def flat_config(config: Mapping[str, Any], group: str = "") -> dict[str, str | i
 
 
 FOLDER = "tensorboard"  # in the run folder
-_DATABASES = "sqlalchemy"  # what MLflow opens databases with; mlflow-skinny does not install it
+_DATABASES = "sqlalchemy"  # MLflow needs it for databases; mlflow-skinny does not install it
 _DATABASE_KINDS = frozenset({"sqlite", "postgresql", "mysql", "mssql"})
 
 
 class TensorBoard:
-    """Event files in the run folder. A resumed run starts another file, which withdraws the steps that it repeats."""
+    """Event files in the run folder. A resumed run starts another file, which replaces the steps that it repeats."""
 
     def start(self, facts: RunFacts) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -103,7 +104,7 @@ class TensorBoard:
         self._events, self._summaries = _messages("event_pb2"), _messages("summary_pb2")
         self._writer: EventFileWriter = EventFileWriter(str(folder))
         if facts.step:
-            # TensorBoard drops what the files before have from this step on: a resumed run logs these steps again.
+            # TensorBoard drops steps of earlier files from here on: a resumed run logs these steps again.
             log = self._events.SessionLog(status=self._events.SessionLog.START)
             self._add(facts.step + 1, session_log=log)
         self._add_config(facts)
@@ -118,7 +119,7 @@ class TensorBoard:
         self._writer.close()
 
     def _add_config(self, facts: RunFacts) -> None:
-        """As a text: TensorBoard shows Markdown, so a block of code."""
+        """Add the config as a text: TensorBoard shows Markdown, so as a code block."""
         text = "\n".join(f"    {key}: {value}" for key, value in facts.config.items())
         summary, metadata = self._summaries.Summary, self._summaries.SummaryMetadata
         kind = metadata(plugin_data=metadata.PluginData(plugin_name="text"))
@@ -131,14 +132,14 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases; with tracking.offline a folder for `wandb sync`. Its server drops repeated steps."""
+    """A run of Weights & Biases; with tracking.offline a folder for `wandb sync`. The server drops repeated steps."""
 
     def start(self, facts: RunFacts) -> str:
         import wandb
 
         if not facts.offline and not wandb.login(prompt=False, verify=False):
             raise RuntimeError("not logged in: `wandb login`, or set tracking.offline: true")
-        # No console, git state, code or machine statistics: only what the training log has leaves the machine.
+        # No console, git state, code or machine statistics: only the training log's values leave the machine.
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, init_timeout=60
         )
@@ -162,8 +163,8 @@ class WandB:
 
 
 class MLflow:
-    """A run in the store that MLFLOW_TRACKING_URI names. Without it MLflow keeps a database in the working folder, and
-    mlflow-skinny, which can open none, files."""
+    """A run in the store named by MLFLOW_TRACKING_URI. Without it MLflow uses a database in the working folder, and
+    mlflow-skinny, which cannot open one, files."""
 
     def start(self, facts: RunFacts) -> str:
         from mlflow import MlflowClient
@@ -195,7 +196,7 @@ class MLflow:
 
 
 class Trackio:
-    """A run in Trackio's database, which finds runs by their name: a few letters are added that make it unique."""
+    """A run in Trackio's database, which identifies runs by name: a random suffix makes it unique."""
 
     def start(self, facts: RunFacts) -> str:
         trackio: Any = importlib.import_module("trackio")
@@ -220,7 +221,7 @@ class Trackio:
         self._run.finish()
 
     def _last_step(self, project: str, name: str) -> int:
-        """Of the database on this machine. With a server, what lies here is not what lies there: -1, skip nothing."""
+        """The last step in the local database. With a server the local one may differ: return -1, skip nothing."""
         if any(importlib.import_module("trackio.utils").resolve_space_id_and_server_url(None, None)):
             return -1
         storage: Any = importlib.import_module("trackio.sqlite_storage")
@@ -237,7 +238,7 @@ _ADAPTERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow] | type[Track
 
 
 def require_trackers(names: Iterable[str]) -> None:
-    """Raises EnvironmentFault for every tracker that is asked for and not installed, or could not open its store."""
+    """Raises EnvironmentFault for every requested tracker that is not installed or cannot open its store."""
     names = list(names)
     missing = [name for name in names if not is_installed(name)]
     fix = f"pip install {' '.join(missing)}, or leave it out of report_to"
@@ -257,8 +258,8 @@ def require_trackers(names: Iterable[str]) -> None:
 
 
 def _mlflow_store() -> str | None:
-    """None: what MLflow chooses. A folder of files is what mlflow-skinny has besides servers; MLflow 3 wants to be told
-    that files are meant."""
+    """The store to set, None for MLflow's choice. mlflow-skinny supports only servers and files, and MLflow 3 uses
+    files only on request."""
     store = process.mlflow_store()
     if store is None and not is_installed(_DATABASES):
         store = Path("mlruns").absolute().as_uri()
@@ -268,13 +269,13 @@ def _mlflow_store() -> str | None:
 
 
 def _unopened_database() -> str:
-    """The kind of database that MLFLOW_TRACKING_URI names and MLflow lacks the library for; else empty."""
+    """The kind of database in MLFLOW_TRACKING_URI if the library for it is missing; else empty."""
     kind = urlsplit(process.mlflow_store() or "").scheme.partition("+")[0]
     return kind if kind in _DATABASE_KINDS and not is_installed(_DATABASES) else ""
 
 
 def make_trackers(names: Iterable[str]) -> dict[str, Tracker]:
-    """By name, not started."""
+    """Create the trackers by name, without starting them."""
     return {name: _ADAPTERS[name]() for name in names}
 
 
@@ -283,5 +284,5 @@ def _part(numbers: Numbers) -> str:
 
 
 def _messages(module: str) -> Any:
-    """TensorBoard's messages; their classes are made at run time, so a type checker knows none of them."""
+    """A module of TensorBoard's protobuf messages, whose classes are created at run time, unknown to type checkers."""
     return importlib.import_module(f"tensorboard.compat.proto.{module}")

@@ -35,7 +35,7 @@ def shown(command: list[str]) -> int:
     closing = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         for line in process.stdout or ():
-            closing = line.startswith(("left in ", "next:")) or (closing and line[:1].isspace())
+            closing = line.startswith(("files in ", "next:")) or (closing and line[:1].isspace())
             if not closing:
                 print(line, end="", flush=True)
     return process.returncode
