@@ -1,10 +1,10 @@
-"""`surefoot capture`: open a model, run it once over known token ids, and keep what its layers saw.
+"""`surefoot capture`: load a model, run it once over known token ids, and store the tensors of its layers.
 
     captured = capture("models/base", Path("captures/base"), seq_len=1024, layers="0,5-7")
     captured = capture("models/base", Path("captures/tuned"), adapter="runs/tuned", against=Path("captures/base"))
 
-Everything is written to a hidden folder that becomes `out` in one rename, so a capture is whole or absent. Two captures
-are compared only where they were made of the same token ids; with `against` these are taken from the earlier one.
+Everything is written to a hidden folder that becomes `out` in one rename, so a capture is complete or absent. Two
+captures are compared only if they used the same token ids; `against` takes the ids from the earlier one.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Captured:
-    """What `capture` made.
+    """The result of `capture`.
 
     folder: the capture.
-    index: what index.json holds.
-    comparison: with the capture that `against` named.
+    index: the content of index.json.
+    comparison: the comparison with `against`, if given.
     pictures: file names.
-    described, cautions: of the model that was opened.
+    described, cautions: about the opened model.
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class _Text:
-    """ids[T], and where they come from, for the index."""
+    """ids[T], and their origin for the index."""
 
     ids: list[int]
     origin: dict[str, Any]
@@ -99,18 +99,18 @@ def capture(
 ) -> Captured:
     """Capture `model` into the folder `out`.
 
-    seq_len: tokens; None takes 512, or those of `against`.
-    layers: "all" or such as "0,5-7".
+    seq_len: number of tokens; None takes 512, or that of `against`.
+    layers: "all" or for example "0,5-7".
     text: a file that is repeated or cut to seq_len tokens.
-    data: what data.train takes, whose first record with so many tokens is cut to them, laid out by `template` where one
-        is named; neither takes a built-in text.
-    bos: whether the text begins with it; None as the model was trained.
-    attention: maps too.
-    dtype: to store in; None stores as the model computes.
+    data: data as in data.train; the first record with enough tokens is used, cut, formatted by `template` if given.
+        Without text and data a built-in text is used.
+    bos: whether the text begins with BOS; None as the model was trained.
+    attention: whether to store attention maps.
+    dtype: type to store in; None stores as computed.
     against: an earlier capture to compare with.
-    overwrite: a capture in `out` may go.
+    overwrite: replace a capture in `out`.
 
-    Raises InputError for anything wrong with the request, EnvironmentFault for the disk; `out` is then as it was.
+    Raises InputError for an invalid request, EnvironmentFault for disk errors; `out` is then unchanged.
     """
     reference = open_capture(against) if against is not None else None
     require_room(out, overwrite, against)
@@ -162,17 +162,17 @@ def capture(
 
 
 def _about_the_first(opened: OpenModel, tokens: _Text) -> list[str]:
-    """A model that was trained to a scaled BOS scales whatever comes first."""
+    """A caution for a model with a scaled BOS, which scales whatever token comes first."""
     if opened.bos_scale == 1 or tokens.ids[0] == opened.bos_id:
         return []
     return [
-        f"the first token is {tokens.ids[0]} and not {opened.bos_id}, which this model's texts begin with, and its "
-        f"embedding is multiplied by {opened.bos_scale:g} all the same; capture this model first for ids with it"
+        f"the first token is {tokens.ids[0]}, not this model's BOS {opened.bos_id}, but its "
+        f"embedding is multiplied by {opened.bos_scale:g} as well; capture this model first to use ids with BOS"
     ]
 
 
 def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool = False) -> CaptureComparison:
-    """Compare two captures that are there already; table and picture go into the folder `out`."""
+    """Compare two existing captures; the table and the picture go into the folder `out`."""
     found = compare_captures(open_capture(reference), open_capture(other))
     require_room_to_compare(out, overwrite)
     with durable.staged_folder(out, replace=overwrite) as staging:
@@ -181,7 +181,7 @@ def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool 
 
 
 def write_comparison(folder: Path, found: CaptureComparison) -> list[str]:
-    """comparison.json and its picture; returns the picture's name in a list."""
+    """Write comparison.json and its picture; returns the picture's name in a list."""
     differences = [vars(one) for one in found.differences]
     durable.write_json(
         folder / COMPARISON,
@@ -191,7 +191,7 @@ def write_comparison(folder: Path, found: CaptureComparison) -> list[str]:
 
 
 def _run(opened: OpenModel, ids: list[int]) -> None:
-    """One forward pass of the whole model, as it is used; only the last position's logits are computed."""
+    """Run one forward pass of the whole model; computes only the last position's logits."""
     device = next(opened.model.parameters()).device
     last = torch.tensor([len(ids) - 1], device=device)
     with torch.no_grad(), opened.context():
@@ -207,7 +207,7 @@ def _token_ids(
     *,
     anew: bool,
 ) -> _Text:
-    """anew: whether the ids of `reference` are not to be taken, although no text is named."""
+    """anew: do not take the ids of `reference`, although no text is given."""
     if reference is not None and seq_len is None and text is None and data is None and not anew:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
     else:
@@ -216,15 +216,18 @@ def _token_ids(
     require_positions("--seq-len", len(found.ids), opened.positions)
     rows = causal_model(opened.model).get_input_embeddings().get_parameter("weight").shape[0]
     if (highest := max(found.ids)) >= rows:
-        what = f"holds token id {highest}, and this model has {rows} rows"
+        what = f"contains token id {highest}, but this model has {rows} embedding rows"
         raise InputError(
             Fault(
-                reference.name if reference else "the text", what, "capture models of one tokenizer", code="SF-EVALUATE"
+                reference.name if reference else "the text",
+                what,
+                "capture models with the same tokenizer",
+                code="SF-EVALUATE",
             )
         )
     if reference is not None:
         fix = "leave --text, --data, --bos and --seq-len out to take its ids"
-        check_ids(reference, found.ids, "the text that was asked for", fix)
+        check_ids(reference, found.ids, "the requested text", fix)
     return found
 
 
@@ -237,7 +240,7 @@ def _requested_text(opened: OpenModel, length: int, text: Path | None, data: Dat
 
 
 def _repeated(opened: OpenModel, text: str, length: int) -> list[int]:
-    """BOS as the model uses it, then the text again and again. Names of control tokens in it are text."""
+    """BOS as the model uses it, then the text repeated. Names of control tokens in it are plain text."""
     begin = [opened.bos_id] if opened.bos_id is not None else []
     wanted = length - len(begin)
     ids: list[int] = []
@@ -254,13 +257,13 @@ def _encoded(opened: OpenModel, text: str) -> list[int]:
 
 
 def _record(opened: OpenModel, length: int, data: DataRequest) -> _Text:
-    """The first record with so many tokens, laid out as in training (a plain text as it is) and cut to them."""
+    """The first record with enough tokens, formatted as in training (plain text unchanged) and cut."""
     prepared, _ = read_evaluation_data(opened, replace(data, max_length=min(length, opened.positions)), any_layout=True)
     without_pictures(prepared)
     lengths = [len(prepared.train[place].ids) for place in range(len(prepared.train))]
     place = next((place for place, found in enumerate(lengths) if found >= length), None)
     if place is None:
-        what = f"its longest record has {max(lengths)} tokens, and {length} are wanted"
+        what = f"its longest record has {max(lengths)} tokens, fewer than {length}"
         raise InputError(Fault(data.source, what, "lower --seq-len", code="SF-DATA-LENGTH"))
     origin = {"source": data.source, "sha256": prepared.audit.source.sha256, "example": place}
     return _Text([int(one) for one in prepared.train[place].ids[:length]], origin)

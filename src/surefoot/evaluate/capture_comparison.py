@@ -1,7 +1,7 @@
-"""Two captures of the same token ids, tensor by tensor: how far is the second from the first? And a capture's pictures.
+"""Compare two captures of the same token ids, tensor by tensor; and draw a capture's pictures.
 
-relative = |B - A| / |A|, both in float64, A the reference. For activations the same over the first position and over
-the rest. One tensor of each capture is in memory at a time.
+relative = |B - A| / |A|, both in float64, A the reference. For activations also over the first position and over the
+rest. One tensor of each capture is in memory at a time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ACTIVATIONS = ("residual_in", "residual_out", "input", "output")
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How far one tensor of a capture is from the reference's.
+    """The difference of one tensor from the reference's.
 
-    relative, first, rest: None where it has no value (see `relative_difference`), first and rest also for what has no
+    relative, first, rest: None if undefined (see `relative_difference`); first and rest also for tensors without
         positions.
     abs_max: the largest difference of two values.
-    equal: bit for bit, in one dtype.
+    equal: equal bit for bit, with the same dtype.
     """
 
     name: str
@@ -46,10 +46,10 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class CaptureComparison:
-    """Two captures, tensor by tensor.
+    """Two captures, compared tensor by tensor.
 
     reference, other: their folders.
-    notes: in what the two captures differ besides values, one line each.
+    notes: differences other than values, one line each.
     """
 
     reference: str
@@ -59,7 +59,7 @@ class CaptureComparison:
 
 
 def compare_captures(reference: Capture, other: Capture) -> CaptureComparison:
-    """Raises InputError where they have no common ground: other token ids, other shapes, no layer in common."""
+    """Compare. Raises InputError if impossible: other token ids, other shapes, or no layer in common."""
     check_comparable(reference, other)
     common = [name for name in reference.entries if name in other.entries]
     notes = tuple(_notes(reference, other, common))
@@ -81,14 +81,14 @@ def check_comparable(reference: Capture, other: Capture) -> None:
     shapes = [(name, *(one.entries[name]["shape"] for one in (reference, other))) for name in common]
     if different := [one for one in shapes if one[1] != one[2]]:
         name, a, b = different[0]
-        what = f"{len(different)} tensors have other shapes, first {name}: {a} there, {b} here"
-        raise InputError(Fault(where, what, "compare models of one size", code="SF-EVALUATE"))
+        what = f"{len(different)} tensors have different shapes, first {name}: {a} there, {b} here"
+        raise InputError(Fault(where, what, "compare models of the same size", code="SF-EVALUATE"))
 
 
 def check_ids(reference: Capture, ids: list[int], name: str, fix: str) -> None:
-    """Raises InputError, with the advice `fix`, unless the capture was made of these token ids."""
+    """Raises InputError with the advice `fix` unless the capture used these token ids."""
     if reference.ids != ids:
-        what = f"was made of other token ids than {name}: {_different_ids(reference.ids, ids)}"
+        what = f"used other token ids than {name}: {_different_ids(reference.ids, ids)}"
         raise InputError(Fault(reference.name, what, fix, code="SF-EVALUATE"))
 
 
@@ -98,13 +98,13 @@ def _different_ids(there: list[int], here: list[int]) -> str:
         return f"{len(there)} tokens there, and {len(here)} here"
     for one, other, place in ((there, here, "there"), (here, there, "here")):
         if _has_one_more(one, other):
-            return f"only {place} the text begins with token {one[0]}, as with BOS; the others are the same, one later"
+            return f"only {place} the text begins with token {one[0]}, perhaps BOS; the rest is equal, shifted by one"
     at = next(place for place, (a, b) in enumerate(zip(there, here, strict=False)) if a != b)
-    return f"{len(there)} tokens there, {len(here)} here, and the first that differs is at position {at}"
+    return f"{len(there)} tokens there, {len(here)} here, and the first difference is at position {at}"
 
 
 def _has_one_more(ids: list[int], others: list[int]) -> bool:
-    """Whether `ids` are the others behind a token of their own, which is what BOS looks like."""
+    """Whether `ids` are the others after one more token, as with BOS."""
     shorter = min(len(ids), len(others))
     return shorter > 1 and ids != others and ids[1:shorter] == others[: shorter - 1]
 
@@ -130,7 +130,7 @@ def _notes(reference: Capture, other: Capture, common: list[str]) -> Iterator[st
     alone = [sorted({*one.layers} - {*two.layers}) for one, two in ((reference, other), (other, reference))]
     for one, layers in zip((reference, other), alone, strict=True):
         if layers:
-            yield f"layers {_numbers(layers)} are in {one.name} alone and not compared"
+            yield f"layers {_numbers(layers)} are only in {one.name} and not compared"
     in_both = {*reference.layers} & {*other.layers} | {None}
     lonely = {
         one.name: [name for name, entry in one.entries.items() if name not in two.entries and entry["layer"] in in_both]
@@ -138,16 +138,16 @@ def _notes(reference: Capture, other: Capture, common: list[str]) -> Iterator[st
     }
     for where, names in lonely.items():
         if names:
-            yield f"{len(names)} tensors are in {where} alone and not compared, first {names[0]}"
+            yield f"{len(names)} tensors are only in {where} and not compared, first {names[0]}"
     dtypes = [(name, *(one.entries[name]["dtype"] for one in (reference, other))) for name in common]
     if different := [one for one in dtypes if one[1] != one[2]]:
         name, a, b = different[0]
-        what = f"{len(different)} tensors are stored in other dtypes, first {name}: {a} and {b}"
-        yield f"{what}; rounding counts as difference"
+        what = f"{len(different)} tensors are stored in different dtypes, first {name}: {a} and {b}"
+        yield f"{what}; rounding counts as a difference"
 
 
 def _numbers(layers: list[int]) -> str:
-    """0-3, 7: neighbours as ranges."""
+    """Format as 0-3, 7."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
@@ -157,15 +157,15 @@ def _numbers(layers: list[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs) or "none"
 
 
-_SHEETS = 6  # layers with a sheet of their own, spread over the model
-_PANELS = 16  # of a sheet
+_SHEETS = 6  # layers with a sheet, spread over the model
+_PANELS = 16  # panels per sheet
 _CELLS = 160  # rows and columns of a panel
 _NAME = 24  # characters of a folder's name in a title
-_ROWS, _COLUMNS = 60, 64  # of the picture of a comparison
+_ROWS, _COLUMNS = 60, 64  # of a comparison's picture
 
 
 class CapturePictures:
-    """Draws into `folder` while a capture runs. names: the files so far."""
+    """Draws into `folder` during a capture. names: the files so far."""
 
     def __init__(self, folder: Path, title: str, layers: Sequence[int]):
         self.names: list[str] = []
@@ -197,7 +197,7 @@ class CapturePictures:
 
 
 def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
-    """One row per tensor name within a layer, one column per layer; returns the file's name."""
+    """Draw one row per tensor name within a layer, one column per layer; returns the file's name."""
     layers = sorted({one.layer for one in found.differences if one.layer is not None})
     layers = evenly(layers, _COLUMNS)
     rows: dict[str, dict[int, float]] = {}
@@ -216,15 +216,15 @@ def draw_comparison(folder: Path, found: CaptureComparison) -> list[str]:
 
 
 def _within_layer(name: str) -> str:
-    """What follows the layer's number in a full name."""
+    """The part of a full name after the layer's number."""
     parts = name.split(".")
     number = next(place for place, part in enumerate(parts) if part.isdigit())
     return ".".join(parts[number + 1 :])
 
 
 def _worth_a_panel(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names, the most telling first: attention, the stream, matrices, what they give, what norms give. Of what is fused
-    the parts alone."""
+    """Names, most informative first: attention, residual stream, matrices, their outputs, norms' outputs. For fused
+    modules only the parts."""
     order = ("attention", "residual_out", "weight", "output", "residual_in", "input")
 
     def rank(name: str) -> tuple[int, bool]:
@@ -246,7 +246,7 @@ def _panel(name: str, tensor: torch.Tensor) -> Panel:
 
 
 def block_rms(matrix: torch.Tensor, cells: int = _CELLS) -> np.ndarray:
-    """[rows, columns] as at most cells x cells blocks, each the root of its mean square."""
+    """Reduce [rows, columns] to at most cells x cells blocks, each the root of its mean square."""
     size = min(matrix.shape[0], cells), min(matrix.shape[1], cells)
     squares = matrix.float().square()[None, None]
     return torch.nn.functional.adaptive_avg_pool2d(squares, size)[0, 0].sqrt().numpy()

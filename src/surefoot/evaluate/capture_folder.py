@@ -1,4 +1,4 @@
-"""Read a capture back: its index, and its tensors one at a time; and find room for one. torch comes with a tensor."""
+"""Read a capture: its index, and its tensors one at a time; and check the output folder. torch is imported lazily."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FORMAT = "surefoot capture 1"
 class Capture:
     """A capture on disk.
 
-    name: as a reader would recognise it.
-    index: as `index.json` holds it.
+    name: for messages.
+    index: the content of `index.json`.
     entries: its tensors by name, in the order of the model.
     """
 
@@ -42,7 +42,7 @@ class Capture:
         return self.index["layers"]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Raises InputError where its file is damaged or gone."""
+        """Load a tensor. Raises InputError if its file is damaged or missing."""
         from safetensors import SafetensorError, safe_open
 
         entry = self.entries[name]
@@ -55,7 +55,7 @@ class Capture:
                 Fault(str(path), f"cannot be read: {error}", "capture again", code="SF-FILE-UNREADABLE")
             ) from None
         if list(tensor.shape) != entry["shape"]:
-            what = f"{name} is {list(tensor.shape)}, and the index says {entry['shape']}"
+            what = f"{name} is {list(tensor.shape)}, but the index says {entry['shape']}"
             raise InputError(Fault(str(path), what, "capture again", code="SF-EVALUATE"))
         return tensor
 
@@ -70,13 +70,13 @@ def is_capture(folder: Path) -> bool:
 
 
 def open_capture(folder: Path) -> Capture:
-    """Raises InputError for a folder that is none."""
+    """Raises InputError for a folder that is not a capture."""
     if not is_capture(folder):
         raise InputError(
             Fault(
                 str(folder),
-                f"is not a capture: it has no {INDEX} of one",
-                "name a folder of `capture`",
+                f"is not a capture: it has no {INDEX} of a capture",
+                "name a folder written by `surefoot capture`",
                 code="SF-USE-FOLDER",
             )
         )
@@ -89,7 +89,7 @@ def make_capture(folder: Path, name: str, index: dict[str, Any]) -> Capture:
 
 
 def require_room(out: Path, overwrite: bool, against: Path | None = None) -> None:
-    """Raises InputError unless a capture may be put there, EnvironmentFault where the disk does not take it."""
+    """Raises InputError unless a capture may be written there, EnvironmentFault if the folder is not writable."""
 
     def written(index: Any) -> set[str]:
         if index["format"] != FORMAT:
@@ -101,13 +101,13 @@ def require_room(out: Path, overwrite: bool, against: Path | None = None) -> Non
     require_replaceable(out, overwrite, INDEX, "capture", written)
     if against is not None and out.resolve() == against.resolve():
         raise InputError(
-            Fault("--out", f"{out} is what it would be compared with", "choose another folder", code="SF-EVALUATE")
+            Fault("--out", f"{out} is the capture to compare with", "choose another folder", code="SF-EVALUATE")
         )
     durable.require_writable(out)
 
 
 def require_room_to_compare(out: Path, overwrite: bool) -> None:
-    """The same for a comparison by itself. A capture may hold one, and is no less a capture."""
+    """The same check for a comparison alone. A capture may contain a comparison and still counts as a capture."""
 
     def written(comparison: Any) -> set[str]:
         if is_capture(out):

@@ -1,16 +1,16 @@
 """Write the tensors of a forward pass to disk, one file per decoder layer, with an index and statistics.
 
-A `CaptureWriter` is what `models.instrument.watched` calls. It copies the tensors of one layer, writes them when that
-layer is through, and forgets them: memory is bounded by one layer, whatever the model's depth. What several modules
-share (q, k and v read the same input) is stored once, under its first name; the index says where each name is.
+A `CaptureWriter` is the callback of `models.instrument.watched`. It copies the tensors of one layer, writes them when
+the layer is complete, and frees them, so memory is bounded by one layer. A tensor shared by several modules (q, k and v
+read the same input) is stored once, under its first name; the index says where each name is.
 
     layer-00000.safetensors …   a tensor per name        final.safetensors   the final norm
     index.json                  ids, and per tensor: name, shape, dtype, layer, kind, role, file, statistics
 
-Statistics are computed in float64, a piece at a time. Values that are not finite are counted and left out of everything
-else, so that one of them does not hide the rest.
+Statistics are computed in float64, in pieces. Non-finite values are counted and left out of all other statistics, so
+that one of them does not hide the rest.
 
-Shapes: T tokens, h heads. Activations are [T, width], attention maps [h, T, T], matrices as the model holds them.
+Shapes: T tokens, h heads. Activations are [T, width], attention maps [h, T, T], matrices as in the model.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ Finished = Callable[[int | None, Mapping[str, torch.Tensor]], None]
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor that is held, under `name`, for as long as its layer runs. version: it was not written to since."""
+    """A tensor stored under `name` while its layer runs. version: torch's version counter, to detect in-place
+    writes."""
 
-    # Weak, and not by address: a tensor that is freed leaves its address to the next one.
+    # A weak reference, not an address: a freed tensor's address is reused.
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -50,15 +51,15 @@ class _Seen:
 
 
 class CaptureWriter:
-    """Writes what `models.instrument.watched` shows it, layer by layer.
+    """Writes the tensors that `models.instrument.watched` reports, layer by layer.
 
-    folder: to be filled.
+    folder: output folder.
     tokens: T.
-    dtype: to store in; None as the model computes.
-    finished: is shown each layer's tensors before they are forgotten.
+    dtype: type to store in; None as computed.
+    finished: called with each layer's tensors before they are freed.
 
-    After the forward pass `entries` are the index's rows, `non_finite` the names of tensors with values that are not
-    finite, `overflown` those that became so by the dtype, `peak_bytes` the most that was held at once.
+    After the forward pass `entries` are the index's rows, `non_finite` the names of tensors with non-finite values,
+    `overflown` those that overflowed in the stored dtype, `peak_bytes` the most memory used at once.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class CaptureWriter:
                 self._store(f"{place.module}.{role}.output", place, piece, role, asdict(split_first(piece)))
 
     def through(self, layer: int | None) -> None:
-        """All of this layer was seen: its matrices are added, and it is written."""
+        """Add the layer's matrices and write it; called when all of the layer was seen."""
         prefix = f"{self._parts.layers}.{layer}."
         final = [self._parts.final_norm] if self._parts.final_norm else []
         for part in final if layer is None else self._parts.of_layer(self._model, layer):
@@ -109,9 +110,9 @@ class CaptureWriter:
             save_file(self._held, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise EnvironmentFault(
-                Fault(str(path), f"cannot be written: {error}", "look at the disk", code="SF-FILE-WRITE")
+                Fault(str(path), f"cannot be written: {error}", "check the disk", code="SF-FILE-WRITE")
             ) from error
-        # Only now may the layer be forgotten: the pictures are drawn of what is held.
+        # Freed only now, because the pictures are drawn from these tensors.
         self._finished(layer, self._held)
         self._held, self._seen = {}, []
 
@@ -159,13 +160,13 @@ class CaptureWriter:
         )
 
     def _known(self, tensor: torch.Tensor) -> str | None:
-        """The name under which this very tensor is already held."""
+        """The name under which this same tensor is already stored."""
         matches = (one.name for one in self._seen if one.tensor() is tensor and one.version == tensor._version)
         return next(matches, None)
 
 
 def _split(tensor: torch.Tensor, part: Part, axis: int) -> Sequence[tuple[str, torch.Tensor]]:
-    """(role, its share) of what several share; nothing for what belongs to one."""
+    """(role, part) of a fused tensor; empty for an unfused one."""
     if len(part.roles) < 2:
         return ()
     return tuple(zip(part.roles, tensor.split(list(part.sizes), dim=axis), strict=True))
@@ -180,11 +181,11 @@ _PIECE = 1 << 20  # values in float64 at once
 
 @dataclass(frozen=True)
 class Summary:
-    """A tensor in a few numbers.
+    """Statistics of a tensor.
 
-    std: of the population.
+    std: population standard deviation.
     zeros: share of values that are exactly 0.
-    non_finite: how many are NaN or infinite. All 0.0 where no value is finite.
+    non_finite: number of NaN and infinite values. The others are 0.0 if no value is finite.
     """
 
     count: int
@@ -198,8 +199,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class Split:
-    """The first position of a text against those after it. norm: length of a position's vector, meaned over positions;
-    rms, abs_max: over values. None after it: the text has one token."""
+    """The first position of a text compared with the rest. norm: length of a position's vector, mean over positions;
+    rms,
+    abs_max: over values. None for the rest of a text with one token."""
 
     first: dict[str, float]
     rest: dict[str, float] | None
@@ -225,7 +227,7 @@ def summarise(tensor: torch.Tensor) -> Summary:
 
 
 def split_first(activation: torch.Tensor) -> Split:
-    """activation: [T, width] of one text."""
+    """Split an activation [T, width] of one text into first position and rest."""
     norms = activation.double().norm(dim=-1)
     parts = [_part(activation[:1], norms[:1])]
     if len(activation) > 1:
@@ -234,7 +236,7 @@ def split_first(activation: torch.Tensor) -> Split:
 
 
 def relative_difference(new: torch.Tensor, old: torch.Tensor) -> float | None:
-    """|new - old| / |old|. 0.0 where both are zero, None where only the old is or where one is not finite."""
+    """|new - old| / |old|. 0.0 if both are zero, None if only the old is or if one is not finite."""
     difference, length = 0.0, 0.0
     for one, other in zip(_pieces(new), _pieces(old), strict=True):
         difference += float((one - other).square().sum())
@@ -247,13 +249,13 @@ def relative_difference(new: torch.Tensor, old: torch.Tensor) -> float | None:
 
 
 def first_mass(attention: torch.Tensor) -> float | None:
-    """Share of attention on the first position, [h, T, T] meaned over heads and the queries after the first, which has
-    nothing else to look at. None: there are none."""
+    """Share of attention on the first position; [h, T, T] averaged over heads and over queries after the first, which
+    can only attend to itself. None if there are none."""
     return float(attention[:, 1:, 0].double().mean()) if attention.shape[1] > 1 else None
 
 
 def as_json(value: Any) -> Any:
-    """Floats that JSON cannot hold become None."""
+    """Replace floats that JSON cannot represent by None."""
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -265,7 +267,7 @@ def _part(values: torch.Tensor, norms: torch.Tensor) -> dict[str, float]:
 
 
 def _spread(tensor: torch.Tensor, mean: float) -> float:
-    """Sum of squared distances from the mean, in a second pass: from the sums alone it would be lost to rounding."""
+    """Sum of squared deviations from the mean, in a second pass: a single pass would lose it to rounding."""
     return sum(float((piece[piece.isfinite()] - mean).square().sum()) for piece in _pieces(tensor))
 
 

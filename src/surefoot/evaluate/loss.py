@@ -1,10 +1,11 @@
 """`surefoot evaluate loss`: loss, perplexity and token accuracy on data that the model may never have seen.
 
-The data comes the way it comes in training: same sources, same layouts, same template, same label mask, same cutting.
-The model computes as in the evaluations of its run: rows are packed and the output head is chunked where the run's plan
-says so. So the number for a run and its evaluation file is the eval_loss of the run. On another device, with data
-longer than a family's window, or with a model that a fast path does not fit, rows are padded and the head is the
-model's own; the numbers are then the same up to rounding.
+The data is prepared as in training: same sources, formats, template, label mask and truncation. The model computes as
+in
+the evaluations of its run: with packed rows and a chunked output head if the run's plan says so. So the number for a
+    run and its evaluation file equals the run's eval_loss. On another device, with data longer than a family's window,
+    or with a model that a fast path does not fit, rows are padded and the model's own head is used; the numbers then
+    agree up to rounding.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class MeasuredLoss:
     """Losses of every side on one data set.
 
     results: by side, the base first.
-    audit: what the data turned out to be.
+    audit: of the data.
     template, max_length: as used.
     """
 
@@ -65,11 +66,11 @@ class MeasuredLoss:
 def read_evaluation_data(
     opened: OpenModel, request: DataRequest, *, any_layout: bool = False, stage: str | None = None
 ) -> tuple[PreparedData, int]:
-    """The examples (as `train`) and the most tokens that one may have.
+    """Return the examples (as `train`) and the maximum length of one in tokens.
 
-    any_layout: what the run's template cannot lay out, such as a plain text, is laid out as in a new run, not refused.
-        for measurements that only need a text.
-    stage: what the records are read for; None: for answers, or for texts where the run learned these.
+    any_layout: format data that the run's template cannot format, such as plain text, as a new run would, instead of
+        refusing it; for measurements that only need a text.
+    stage: stage to read the records for; None reads answers, or texts if the run learned texts.
     """
     run = saved_config(opened.trained)
     stage = stage or (run.stage if run and run.method.plain_texts else "sft")
@@ -87,15 +88,15 @@ def read_evaluation_data(
 
 
 def without_pictures(data: PreparedData) -> PreparedData:
-    """The data, for what gives a model token ids alone. Raises InputError for examples with pictures."""
+    """Return the data, for code that gives the model only token ids. Raises InputError for examples with pictures."""
     if data.audit.pictures:
-        what = f"has {data.audit.pictures:,} pictures, and this looks at texts"
+        what = f"has {data.audit.pictures:,} pictures, but this measurement uses only text"
         raise InputError(Fault(data.audit.source.file, what, "name data without pictures", code="SF-DATA-PICTURE"))
     return data
 
 
 def held_out_data(opened: OpenModel) -> PreparedData | None:
-    """What the run evaluated on, in place of what it learned from; None where `opened` is no run that held data out."""
+    """The run's held-out data as training data; None if `opened` is not a run that held data out."""
     config, run = saved_config(opened.trained), run_of(opened.trained)
     if config is None or run is None or config.data.eval == "none":
         return None
@@ -115,10 +116,10 @@ def measure_loss(
     only: Only | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> MeasuredLoss:
-    """Mean loss per supervised token, of the base and of the adapter.
+    """Measure the mean loss per supervised token, of the base and of the adapter.
 
     rows: examples per forward pass; None takes the run's micro-batch.
-    on_progress: called with a line on how far it is.
+    on_progress: called with progress messages.
 
     Raises InputError for anything wrong with the data, before the model runs.
     """
@@ -144,7 +145,7 @@ def measure_loss(
 
 
 def progress(on_progress: Callable[[str], None], of: str, total: int, unit: str) -> Callable[[int], None]:
-    """Tells how many of all are done."""
+    """Return a callback that reports how many are done."""
     return lambda done: on_progress(f"{of}{done:,} of {total:,} {unit}")
 
 
@@ -153,8 +154,7 @@ def evaluation_settings(opened: OpenModel) -> StepSettings:
 
 
 def as_evaluated(opened: OpenModel) -> OpenModel:
-    """The same, computing as the evaluations of its run did and saying so; as it is where there was none on a device
-    like this one."""
+    """Return the model computing as in the evaluations of its run; unchanged if there was none on such a device."""
     device = next(opened.model.parameters()).device
     plan = opened.plan
     if plan is None or plan.device.value != device.type:
@@ -166,7 +166,7 @@ def as_evaluated(opened: OpenModel) -> OpenModel:
 
 
 def _own_template(opened: OpenModel) -> str:
-    """A run's evaluation takes the template that trained, and no other."""
+    """Refuse any template but the run's own, which its evaluation used."""
     if opened.plan is None:
         return "auto"
     name = opened.tokens.dialogues or opened.tokens.template.value
@@ -187,7 +187,7 @@ def _tokens(opened: OpenModel, request: DataRequest) -> TokenizerPlan:
 
 
 def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
-    """Plain values; a number that is not finite is null."""
+    """JSON values; a non-finite number is null."""
     audit = measured.audit
     return {
         "data": {
@@ -214,14 +214,14 @@ def loss_to_json(measured: MeasuredLoss) -> dict[str, Any]:
     }
 
 
-ROWS = 8  # examples or pairs of a forward pass where no run says how many fit
+ROWS = 8  # examples or pairs per forward pass without a run's micro-batch size
 
 
 @contextmanager
 def as_the_run_evaluates(opened: OpenModel, data: PreparedData, most: int | None) -> Iterator[Layout]:
-    """Inside, the model takes micro-batches of the layout that is yielded, of all of `data.train`.
+    """Context manager: prepare the model for micro-batches of `data.train` in the yielded layout.
 
-    most: examples or pairs of one; None: as many as in the run.
+    most: examples or pairs per micro-batch; None: as in the run.
     """
     plan = opened.plan
     with ExitStack() as undone:

@@ -1,18 +1,18 @@
-"""`surefoot evaluate norms`: lengths of vectors and attention on the first token, layer by layer, base beside adapter.
+"""`surefoot evaluate norms`: norms of vectors and attention on the first token, layer by layer, for base and adapter.
 
     measured = measure_model_norms("models/base", adapter="runs/tuned", out=Path("norms"), generate_samples=True)
 
-Both sides see the same token ids: the texts as the adapter's run lays them out. The base is the base alone, without the
-adapter and without the run's BOS scaling.
+Both sides get the same token ids: the texts formatted as in the adapter's run. The base is used without the adapter and
+without the run's BOS scaling.
 
-Language models treat the first token apart: its residual stream is far longer than the others and gets much of the
+Language models treat the first token specially: its residual stream is far longer than the others and gets much of the
 attention. So every figure is given for the first position and for the rest. "First" is the first attended token of a
-text, not padding in front of it. Only sums in float64 are kept, so memory does not grow with the number of texts.
+text, not padding before it. Only sums in float64 are kept, so memory does not grow with the number of texts.
 
     norm       |x| of a position's vector, mean over positions (first: one per text; rest: all others of all texts)
-    rms        norm / sqrt(width), what an RMSNorm divides by, with the same mean
-    attention  the share that a query gives to the first position, mean over heads and over all queries after the first
-               position, which has nothing else to look at
+    rms        norm / sqrt(width), by which an RMSNorm divides, averaged in the same way
+    attention  a query's share on the first position, mean over heads and over all queries after the first position,
+               which can only attend to itself
 
 Shapes: B texts, T tokens, h heads.
 """
@@ -54,10 +54,10 @@ _PICTURES = {
     "norm_by_layer.png": layer_picture,
     "attention_on_first.png": attention_picture,
 }
-_TEXTS = 32  # texts measured unless more are asked for
-_LONGEST = 512  # tokens of a text
+_TEXTS = 32  # texts measured by default
+_LONGEST = 512  # maximum tokens per text
 _ROWS = 4  # texts per forward pass
-_ANSWER = 64  # tokens
+_ANSWER = 64  # maximum tokens per answer
 _PROMPTS = (
     "Name three birds that live near water.",
     "Explain in two sentences why the sky is blue.",
@@ -69,10 +69,10 @@ _PROMPTS = (
 class MeasuredNorms:
     """Norms and attention of every side.
 
-    reports: by side, "base" and "adapter", or "model" alone.
+    reports: by side, "base" and "adapter", or only "model".
     samples: per prompt, the answer of each side.
-    origin: where the texts come from.
-    pictures: files in the folder that was asked for.
+    origin: source of the texts.
+    pictures: files in the output folder.
     """
 
     reports: Mapping[str, NormReport]
@@ -94,16 +94,16 @@ def measure_model_norms(
     max_samples: int = _TEXTS,
     overwrite: bool = False,
 ) -> MeasuredNorms:
-    """Measure `model`, and the adapter over it, on texts.
+    """Measure `model`, and the adapter on it, on texts.
 
-    data: what data.train takes, its first `max_samples` records laid out as in training, or by `template`; None takes a
-        built-in text, a paragraph each.
-    bos: whether each text begins with it; None as the model was trained.
-    out: norms.json and pictures go there.
-    generate_samples: also answers to three fixed prompts.
-    overwrite: findings of another request in `out` may go.
+    data: data as in data.train; its first `max_samples` records are formatted as in training, or by `template`; None
+        takes a built-in text, one paragraph each.
+    bos: whether each text begins with BOS; None as the model was trained.
+    out: folder for norms.json and pictures.
+    generate_samples: also answer three fixed prompts.
+    overwrite: replace findings of a different request in `out`.
 
-    Raises InputError for anything wrong with model or data or in the way, EnvironmentFault for the disk.
+    Raises InputError for an invalid model, data or output folder, EnvironmentFault for disk errors.
     """
     request = norms_request(
         model, adapter, data, template, max_samples=max_samples, generate_samples=generate_samples, bos=bos
@@ -182,7 +182,7 @@ def _sequences(opened: OpenModel, data: DataRequest | None, texts: int) -> tuple
 def _batches(
     sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Longest first, so that little is padding and what does not fit is known at once."""
+    """Batches, longest first, so that there is little padding and lack of memory shows at once."""
     ordered = sorted(sequences, key=len, reverse=True)
     for start in range(0, len(ordered), _ROWS):
         yield left_padded(ordered[start : start + _ROWS], pad_id, device)
@@ -204,7 +204,7 @@ def _answers(opened: OpenModel) -> list[str]:
 
 @dataclass(frozen=True)
 class FirstRest:
-    """Mean length and rms of the vectors at the first position and at the others; None: no text has others."""
+    """Mean norm and rms of the vectors at the first position and at the others; None if no text has others."""
 
     first_norm: float
     rest_norm: float | None
@@ -214,7 +214,7 @@ class FirstRest:
 
 @dataclass(frozen=True)
 class NormFacts:
-    """One norm. weight: None where it has none. In Gemma 1 is added to the weight that is stored."""
+    """One norm layer. weight: None if it has none; for Gemma, 1 is added to the stored weight."""
 
     name: str
     layer: int | None
@@ -225,8 +225,8 @@ class NormFacts:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """A decoder layer: the stream into and out of it, and the attention on the first position (None: one token, or no
-    attention in this layer)."""
+    """A decoder layer: the residual stream into and out of it, and the attention on the first position (None: one
+    token, or no attention in this layer)."""
 
     layer: int
     residual_in: FirstRest
@@ -238,10 +238,10 @@ class LayerFacts:
 class NormReport:
     """Norms of one model, by layer and by position.
 
-    texts, tokens: how much was measured.
+    texts, tokens: numbers measured.
     norms: of all layers, the final one last.
-    by_position: [layers + 1, longest], mean length of the stream into each layer and out of the last, over the texts
-        that reach the position.
+    by_position: [layers + 1, longest], mean norm of the stream into each layer and out of the last, over the texts that
+        reach the position.
     """
 
     texts: int
@@ -260,17 +260,17 @@ def measure_norms(
     layers: int,
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> NormReport:
-    """Run the model over the batches and add up norms and attention.
+    """Run the model over the batches and accumulate norms and attention.
 
-    batches: ids[B, T] and mask[B, T] of real tokens, padded on either side, every row with one at least.
-    layers: how many the model has. The model runs with eager attention, in evaluation mode, and is then as it was.
+    batches: ids[B, T] and mask[B, T] of real tokens, padded on either side, at least one token per row.
+    layers: number of decoder layers. The model runs with eager attention in evaluation mode, and is restored.
     """
     meter = _Meter()
     texts, tokens = 0, 0
     with eval_mode(model), watched(model, parts, range(layers), meter.see, attention=True):
         for ids, mask in batches:
             meter.mask = mask.bool()
-            # Logits of one position alone: those of all would take vocabulary x tokens, and nobody looks at them.
+            # Logits of only one position: all would take vocabulary x tokens, and none are used.
             last = torch.tensor([ids.numel() - 1], device=ids.device)
             inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_from_mask(mask)}
             with context():
@@ -280,7 +280,7 @@ def measure_norms(
 
 
 class _Meter:
-    """Sums by what was seen where. mask: of the batch that runs."""
+    """Sums by place. mask: of the current batch."""
 
     def __init__(self) -> None:
         self.mask = torch.empty(0)
@@ -299,7 +299,7 @@ class _Meter:
             found.add(row[real].double().norm(dim=-1).cpu().numpy())
 
     def _see_attention(self, layer: int | None, maps: torch.Tensor) -> None:
-        """Queries and keys that are padding count for nothing."""
+        """Padding queries and keys are not counted."""
         total, count = self.attention.get(layer, (0.0, 0))
         for heads, real in zip(maps, self.mask, strict=True):
             attended = real.nonzero().flatten()
@@ -309,7 +309,7 @@ class _Meter:
 
 
 class _Lengths:
-    """Sum and number of vectors by position, from the first attended token on."""
+    """Sum and number of vectors by position, counted from the first attended token."""
 
     def __init__(self, width: int) -> None:
         self.width = width

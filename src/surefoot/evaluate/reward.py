@@ -1,8 +1,6 @@
-"""`surefoot evaluate reward`: how well a reward model ranks pairs of answers, and how far its confidence may be
-believed.
+"""`surefoot evaluate reward`: how well a reward model ranks pairs of answers, and how well calibrated it is.
 
-The data comes the way it comes in training, so the numbers for a run and its evaluation file are those of the run's own
-evaluation.
+The data is prepared as in training, so the numbers for a run and its evaluation file equal the run's own evaluation.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from surefoot.training.report import EvalReport
 class MeasuredReward:
     """How a reward model ranked pairs.
 
-    loss: the run's, as `reward.loss` names it.
+    loss: the run's `reward.loss`.
     audit: of the data.
     """
 
@@ -52,7 +50,7 @@ class MeasuredReward:
 
     @property
     def sums(self) -> Sequence[Sequence[float]]:
-        """Pairs, right ones and confidence by bin."""
+        """[BINS][pairs, right, confidence], see `calibration_sums`."""
         return self.report.tables[CALIBRATION]
 
 
@@ -65,9 +63,9 @@ def measure_reward(
 ) -> MeasuredReward:
     """Score the pairs with the run's own loss.
 
-    request: None takes the pairs that the run held out.
-    pairs: of a forward pass; None takes the run's micro-batch.
-    on_progress: called with a line on how far it is.
+    request: None takes the run's held-out pairs.
+    pairs: per forward pass; None takes the run's micro-batch.
+    on_progress: called with progress messages.
 
     Raises InputError for anything wrong with the data, before the model runs.
     """
@@ -76,14 +74,14 @@ def measure_reward(
         config = saved_config(opened.trained)
         held_out = held_out_data(opened) if config and config.method.scores else None
         if held_out is None:
-            what = "is needed: MODEL is not a run that held pairs out"
+            what = "is needed, because MODEL is not a run with held-out pairs"
             raise InputError(Fault("DATA", what, "name preference records", code="SF-USE-FLAG"))
         data, max_length = held_out, opened.tokens.max_length.value
     else:
         data, max_length = read_evaluation_data(opened, request, stage="reward")
     plan = opened.plan
     planned = plan.reward if plan else None
-    # A reward model of another tool names no loss; its score is read at the last token.
+    # Reward models of other tools name no loss; their score is read at the last token.
     loss = planned.loss.value if planned else "last"
     device = scorer.model.v_head.summary.weight.device
     objective = reward_objective(loss)
@@ -104,7 +102,7 @@ def measure_reward(
 
 
 def reward_to_json(measured: MeasuredReward) -> dict[str, Any]:
-    """Plain values; a number that is not finite is null."""
+    """JSON values; a non-finite number is null."""
     audit, report = measured.audit, measured.report
     metrics = report.metrics
     return {

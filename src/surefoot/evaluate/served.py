@@ -1,14 +1,14 @@
-"""`surefoot verify --served`: is what a server answers with the model that was trained?
+"""`surefoot verify --served`: check that a server answers with the model that was trained.
 
-An adapter that a server accepts need not be applied: vLLM takes one whose keys have another prefix than its modules,
-says that it was added, and answers as the base (vllm#34186). So held-out texts go through the server as token ids, and
-the log-probability that it gives to each token is compared with the trained model's and with the base's.
+A server that accepts an adapter may still not apply it: vLLM accepts one whose keys have another prefix than its
+modules, reports that it was added, and answers like the base (vllm#34186). So held-out texts are sent to the server as
+token ids, and its log-probability of each token is compared with the trained model's and with the base's.
 
-How far two right programs may be apart is measured, not guessed: the trained model once in fp32 and once in bf16 (or
-fp16, where its base is stored so). A server that computes in fp32 is within 1e-4 nats, one that computes in 16 bits
+The difference allowed between two correct programs is measured: the trained model runs once in fp32 and once in bf16
+(or fp16, if its base is stored so). A server that computes in fp32 is within 1e-4 nats, one that computes in 16 bits
 within a few times that rounding.
 
-Shapes: N tokens of all texts that have one before them.
+Shapes: N tokens of all texts, without each text's first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from surefoot.system import hardware
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted, size_text
 
-# In nats. Another program's fp32 was 3e-6 off at most (vLLM 0.32 on a CPU, 2026-11).
+# In nats. Another program's fp32 differed by at most 3e-6 (vLLM 0.32 on a CPU, 2026-11).
 FP32 = 1e-4
-# Times what rounding to 16 bits does to the trained model: a server rounds in other places, and its own model too.
+# Factor on the effect of rounding the trained model to 16 bits: a server rounds in other places, and the model too.
 LARGEST, MEAN = 4.0, 2.0
 TEXTS, LONGEST = 16, 512  # texts, and tokens of each
 _DIALOGUES = (
@@ -58,15 +58,15 @@ def measure_served(
     threshold: float | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> ServedReport:
-    """Compare what is served with the model at `path`.
+    """Compare a served model with the model at `path`.
 
     path: a run, checkpoint, adapter, export or model.
-    data: other texts than those that the run held out.
-    texts: how many.
+    data: texts to use instead of the run's held-out ones.
+    texts: number of texts.
     threshold: nats by which any token may differ; None: see the head of this module.
-    on_progress: called with a line on how far it is.
+    on_progress: called with progress messages.
 
-    Raises InputError where rounding cannot be measured here, EnvironmentFault for a server that does not answer.
+    Raises InputError if rounding cannot be measured here, EnvironmentFault if the server does not answer.
     """
     on_progress("opening the model")
     opened = open_for_use(path)
@@ -105,25 +105,25 @@ def measure_served(
 
 
 def _texts(opened: OpenModel, request: DataRequest | None, most: int, room: int | None) -> tuple[list[list[int]], str]:
-    """Token ids, and where they come from: of DATA, else what the run held out, else a text of surefoot's own.
+    """Token ids and their origin: DATA, the run's held-out data, or else a built-in text.
 
-    most: texts.
-    room: tokens of a prompt and one more that the server takes.
+    most: number of texts.
+    room: the server's maximum of prompt tokens plus one.
     """
     data = read_evaluation_data(opened, request, any_layout=True)[0] if request else held_out_data(opened)
     longest = min(LONGEST, opened.positions, (room or LONGEST + 1) - 1)
     if data is None:
-        return [last_tokens(raw_ids(opened, TEXT), longest, opened.bos_id)], "a text of surefoot's own"
+        return [last_tokens(raw_ids(opened, TEXT), longest, opened.bos_id)], "a built-in text"
     without_pictures(data)
     ids = (data.train[place].ids.tolist()[:longest] for place in range(len(data.train)))
     found = list(itertools.islice((one for one in ids if len(one) > 1), most))
-    return found, request.source if request else "texts that the run held out"
+    return found, request.source if request else "the run's held-out texts"
 
 
 @torch.no_grad()
 def text_logprobs(model: nn.Module, texts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Of every token but the first of each text, given those before it: [N] float64. One text at a time: padding would
-    be one more thing that could differ."""
+    """Log-probability of every token but the first of each text: [N] float64. One text at a time, because padding could
+    add a difference."""
     device = next(model.parameters()).device
     found = []
     for ids in texts:
@@ -135,12 +135,12 @@ def text_logprobs(model: nn.Module, texts: Sequence[Sequence[int]]) -> np.ndarra
 
 @dataclass(frozen=True)
 class _Own:
-    """Log-probabilities by surefoot, [N] each.
+    """Log-probabilities computed by surefoot, [N] each.
 
-    trained: in fp32; with a threshold as the model is held.
-    base: None where there is none, or it is not found.
+    trained: in fp32; with a threshold in the model's own type.
+    base: None if there is none, or it is not found.
     rounded: of the trained model in 16 bits; None with a threshold.
-    narrow: which 16 bits.
+    narrow: the 16-bit type.
     """
 
     trained: np.ndarray
@@ -150,7 +150,7 @@ class _Own:
 
 
 def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | None) -> _Own:
-    """The model's weights are in another type afterwards. Its values in fp32 are asked for while they are whole."""
+    """Compute them. Converts the model's weights to another type, after computing the fp32 values."""
     model = opened.model
     held = causal_model(model).get_input_embeddings().get_parameter("weight").dtype
     if threshold is not None:
@@ -159,13 +159,15 @@ def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | No
     if held == torch.float32:
         trained, base = text_logprobs(model, ids), _of_base(opened, ids)
         return _Own(trained, base, text_logprobs(model.to(torch.bfloat16), ids), "bf16")
-    # The weights are converted in place: a second copy would need more memory than the check of room counts.
+    # Convert in place: a second copy would need more memory than was checked for.
     wanted = 4 * sum(one.numel() for one in model.parameters())
     packed = any(map(is_quantised, model.modules()))
     free = hardware.detect().free
     if packed or (free is not None and wanted > free):
-        why = "is quantised" if packed else f"takes {size_text(wanted)} in fp32, and {size_text(free or 0)} are free"
-        fix = "give --threshold, by how many nats a token may differ: 0.3 for a server that computes in 16 bits"
+        why = (
+            "is quantised" if packed else f"needs {size_text(wanted)} in fp32, but only {size_text(free or 0)} are free"
+        )
+        fix = "give --threshold in nats per token, such as 0.3 for a server that computes in 16 bits"
         raise InputError(Fault(str(opened.trained), f"{why}: rounding cannot be measured", fix, code="SF-MEMORY"))
     with opened.context():
         rounded = text_logprobs(model, ids)
@@ -174,7 +176,7 @@ def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | No
 
 
 def _of_base(opened: OpenModel, ids: list[list[int]]) -> np.ndarray | None:
-    """Of the base below the adapter; of a run that trained all weights, of the model that it began with."""
+    """Log-probabilities of the base below the adapter, or of the model that a full fine-tuning started from."""
     if isinstance(opened.model, PeftModel):
         with adapter_off(opened), opened.context() if opened.plan is None else nullcontext():
             return text_logprobs(opened.model, ids)
@@ -184,12 +186,12 @@ def _of_base(opened: OpenModel, ids: list[list[int]]) -> np.ndarray | None:
     try:
         return text_logprobs(open_for_use(str(run.model.path), held="fp32").model, ids)
     except SurefootError:
-        return None  # it is no longer where it was
+        return None  # it was moved or deleted
 
 
 @dataclass(frozen=True)
 class _Limit:
-    """name: what is allowed for. largest, mean: nats."""
+    """An allowed difference. name: what it allows for. largest, mean: nats."""
 
     name: str
     largest: float
@@ -200,7 +202,7 @@ class _Limit:
 
 
 def _limits(own: _Own, threshold: float | None) -> list[_Limit]:
-    """The narrowest first."""
+    """The limits to try, narrowest first."""
     if threshold is not None:
         return [_Limit("the threshold", threshold, threshold)]
     assert own.rounded is not None
@@ -215,7 +217,7 @@ def _distance(first: np.ndarray, second: np.ndarray) -> Distance:
 
 
 def _strength(answers: np.ndarray, trained: np.ndarray, base: np.ndarray) -> float | None:
-    """Least squares of served = base + strength (trained - base); None where training changed nothing."""
+    """Least squares of served = base + strength (trained - base); None if training changed nothing."""
     changed = trained - base
     size = float(changed @ changed)
     return float((answers - base) @ changed) / size if size else None
@@ -235,7 +237,7 @@ def _first_difference(
 
 
 def _dialogues(opened: OpenModel, served: ServedModel) -> tuple[Dialogue, ...]:
-    """None for a model that learned texts, not answers, and where the template cannot lay them out."""
+    """Empty for a model that learned texts, and if the template cannot format these dialogues."""
     run = saved_config(opened.trained)
     if run is not None and run.method.plain_texts:
         return ()
@@ -262,7 +264,7 @@ def _compared(opened: OpenModel, turns: int, theirs: list[int] | int | None, own
 
 
 def _stops(opened: OpenModel, served: ServedModel, ids: list[list[int]]) -> dict[str, bool]:
-    """Of the stop tokens those that the texts end answers with, else the first."""
+    """Test the stop tokens with which the texts end answers, else the first."""
     tokens = opened.tokens.stop.value
     learned = [token for token in tokens if any(token in one for one in ids)] or tokens[:1]
     return {

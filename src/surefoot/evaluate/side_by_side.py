@@ -1,7 +1,7 @@
-"""Base and adapter side by side: one set of weights in memory, run with the adapter switched off and on.
+"""Base and adapter from one set of weights in memory, run with the adapter switched off and on.
 
-With its adapters off a model computes what the base alone computes, bit for bit: `tests/evaluate/test_side_by_side.py`
-compares that with the base opened by itself. A scaled BOS is then as in the base.
+With its adapter off, a model computes bit for bit what the base computes: `tests/evaluate/test_side_by_side.py`
+compares it with the separately loaded base. BOS scaling is then as in the base.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from surefoot.models.peft import PeftModel
 
 @dataclass(frozen=True)
 class Side:
-    """One of the models that are compared.
+    """One of the compared models.
 
-    name: "base" and "adapter", or "model" where there is no adapter.
-    entered: to be entered around every use.
+    name: "base" and "adapter", or "model" without an adapter.
+    entered: context manager factory for every use.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Side:
 
 
 def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
-    """What there is to compare, the base first. Raises InputError where `only` asks for a part of what has none."""
+    """The sides to compare, the base first. Raises InputError if `only` names a side that does not exist."""
     if not isinstance(opened.model, PeftModel):
         require_side(only, adapted=False)
         return (Side("model", nullcontext),)
@@ -40,7 +40,7 @@ def sides(opened: OpenModel, only: Only | None = None) -> tuple[Side, ...]:
 
 @contextmanager
 def adapter_off(opened: OpenModel) -> Iterator[None]:
-    """The base model alone, inside. opened: one with an adapter."""
+    """Context manager that switches the adapter of `opened` off."""
     model = opened.model
     assert isinstance(model, PeftModel)
     alone = saved_bos_scale(opened.base, opened.base, saved_plan(opened.base))

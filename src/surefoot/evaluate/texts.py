@@ -1,8 +1,8 @@
-"""The built-in text of `capture`, `evaluate norms` and `verify --served`, and how texts are cut with BOS in front.
+"""The built-in text of `capture`, `evaluate norms` and `verify --served`, and truncation of texts that keeps BOS.
 
-A model that was trained with BOS in front of everything gets it in front of everything, also in front of what is left
-of a text that its positions do not hold: otherwise another token would come first each time, and the first embedding is
-the one that a scaled BOS multiplies. BOS itself is never predicted, because no training text contains it as a label.
+A model trained with BOS at the start of every text gets it at the start of every window of a long text. Otherwise
+another token would come first, and a scaled BOS multiplies the first embedding. BOS itself is never predicted, because
+it is never a label in training.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ box, and writes the rest under the first number. Then the ferry turns its lights
 
 
 def with_bos(opened: OpenModel, bos: bool | None) -> OpenModel:
-    """The same with BOS before every text, or without; None leaves it as the model was trained. Raises InputError where
-    the tokenizer has none."""
+    """Return the model with BOS before every text, or without; None changes nothing. Raises InputError if the tokenizer
+    has no BOS."""
     if bos is None:
         return opened
     number = opened.encoder.tokenizer.bos_token_id
     if bos and not isinstance(number, int):
-        raise InputError(Fault("--bos", "this model's tokenizer has no BOS", "leave it out", code="SF-BOS"))
+        raise InputError(Fault("--bos", "this model's tokenizer has no BOS token", "leave it out", code="SF-BOS"))
     tokens = replace(opened.tokens, bos=Choice(bos, "asked for", "user"), bos_id=number)
     return replace(opened, tokens=tokens, bos_id=number if bos else None)
 
 
 def about_bos(opened: OpenModel, bos: bool | None) -> list[str]:
-    """A sentence where texts begin without a BOS that the tokenizer has, and nobody asked for that."""
+    """A caution if texts begin without the tokenizer's BOS although nobody asked for that."""
     if bos is not None or opened.bos_id is not None or opened.encoder.tokenizer.bos_token is None:
         return []
     token = opened.encoder.tokenizer.bos_token
     return [
-        f"the text begins without {token}, with which a model of bos.scale begins, so its ids stand one place later "
-        f"there: --bos begins with {token} here too"
+        f"the text begins without {token}; a model with bos.scale begins with it, so its ids are shifted by one "
+        f"there: use --bos to begin with {token} here too"
     ]
 
 
 def last_tokens(ids: list[int], room: int, bos_id: int | None) -> list[int]:
-    """At most `room` tokens, the last ones; BOS stays in front where it is there. bos_id: None without one."""
+    """The last `room` tokens; a leading BOS is kept. bos_id: None without one."""
     if len(ids) <= room:
         return ids
     front = ids[:1] if ids[0] == bos_id else []
@@ -68,16 +68,16 @@ def last_tokens(ids: list[int], room: int, bos_id: int | None) -> list[int]:
 def rolling_windows(
     ids: list[int], positions: int, *, prefix: int, bos_id: int | None
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(context, continuation) after (context, continuation): each token is predicted once, from as many before it as
-    fit into `positions`, which are at least 2.
+    """Yield (context, continuation) pairs: each token is predicted once, from as many tokens before it as fit into
+    `positions` (at least 2).
 
-    prefix: what the first token is predicted from.
-    bos_id: in front of every window, and never predicted; None for a model without one, whose later windows begin in
-        the middle of the text.
+    prefix: the token from which the first one is predicted.
+    bos_id: put before every window and never predicted; None for a model without BOS, whose later windows begin in the
+        middle of the text.
     """
     ids = ids[1:] if bos_id is not None and ids[:1] == [bos_id] else ids
     front = [] if bos_id is None else [bos_id]
-    width = positions - len(front)  # tokens of the text that a later window puts in
+    width = positions - len(front)  # tokens of the text in a later window
     if ids:
         yield front or [prefix], ids[:positions]
     for done in range(positions, len(ids), width):

@@ -1,1 +1,1 @@
-"""Eight question sets, asked and scored as in their papers' code."""
+"""Eight question sets, asked and scored as in the published code."""

@@ -1,11 +1,11 @@
-"""`surefoot evaluate commonsense`: the eight sets, answered as published or by the likeliest option.
+"""`surefoot evaluate commonsense`: the eight sets, answered as published or by the most likely option.
 
-published: four beams, 32 new tokens, no sampling, the legacy prompt. The originals hand the model no mask, so pads of a
-shorter prompt were attended; here they are masked, which is what their scripts' batch size of 1 comes to.
-fast: each option is scored as the answer that training writes, "the correct answer is …".
+published: four beams, 32 new tokens, no sampling, the legacy prompt. The original code passes no mask, so padding of
+shorter prompts was attended; here it is masked, which equals the batch size of 1 in the published scripts.
+fast: each option is scored as the answer used in training, "the correct answer is …".
 
-Every check comes before the first question. After every batch the file of a set is on the disk; a second start finds
-it, checks that it belongs to the same questions, model and method, and goes on.
+All checks come before the first question. After every batch the set's file is written; a second start finds it, checks
+that it belongs to the same questions, model and method, and continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.folders import own_findings
 
 BEAMS, NEW_TOKENS = 4, 32
-OPTION_TOKENS = 16  # room that the longest option certainly fits into
+OPTION_TOKENS = 16  # an upper bound for the longest option
 
 
 def conversation(record: Record, answer: str | None = None) -> Conversation:
@@ -92,7 +92,7 @@ def likeliest(
 
 
 def option_ids(opened: OpenModel, template: Template, record: Record, option: str) -> list[int]:
-    """The answer's tokens as training wrote them, without what ends an answer."""
+    """Token ids of the answer as in training, without the end of the answer."""
     segments = template.segments(conversation(record, SENTENCE.format(option)))
     answer = [segment for segment in segments if segment.answer]
     last = max(place for place, segment in enumerate(answer) if segment.content)
@@ -107,12 +107,12 @@ LEGACY = "commonsense-eval"
 
 @dataclass(frozen=True)
 class CommonsenseRequest:
-    """What to ask of a model, and where the answers go.
+    """What to ask a model, and where to write the answers.
 
-    data: holds `dataset/<set>/test.json`.
-    rows: questions at once.
+    data: folder with `dataset/<set>/test.json`.
+    rows: questions per forward pass.
     out: folder of the files.
-    names: of the model and of the adapter, for the files; None: the folders' own.
+    names: names of the model and of the adapter for the files; None: the folders' names.
     """
 
     data: Path
@@ -132,9 +132,9 @@ class _Questions:
     """One set with its prompts.
 
     prompts: token ids of each record.
-    room: the longest prompt that leaves positions for an answer; a longer one is skipped.
+    room: length of the longest prompt that leaves room for an answer; longer ones are skipped.
     sha256: of the records and prompts.
-    identity: what else the answers depend on.
+    identity: everything else that the answers depend on.
     """
 
     set: AnswerSet
@@ -150,7 +150,7 @@ class _Questions:
 
 @dataclass(frozen=True)
 class _Task:
-    """One side on one set. done: records that an earlier start has answered."""
+    """One side on one set. done: records answered by an earlier start."""
 
     side: Side
     questions: _Questions
@@ -164,9 +164,9 @@ class CommonsenseFound:
     """Scores of every side on every set.
 
     scores: side -> set -> score.
-    labels: side -> name of its rows and files.
-    files: all that were written.
-    too_long: set -> records that were skipped and count as wrong, where there are any.
+    labels: side -> name in tables and files.
+    files: all files written.
+    too_long: set -> number of records that were skipped and count as wrong, if any.
     otherwise: see `template_caution`.
     """
 
@@ -183,23 +183,23 @@ def evaluate_commonsense(
     """Answer and score.
 
     model, adapter: as the user named them.
-    say: gets `test:i/total | accuracy …` after each batch.
+    say: called with `test:i/total | accuracy …` after each batch.
 
-    A record whose prompt leaves no room for an answer counts as wrong, as one whose answer names no option does: left
-    out, it would make the set another one for a model with fewer positions.
+    A record whose prompt leaves no room for an answer counts as wrong, like an answer that names no option. Skipping it
+    would give models with fewer positions a different set.
 
-    Raises InputError for a record or set that is not right, a set of which no prompt fits, and a file in the way.
+    Raises InputError for an invalid record or set, a set of which no prompt fits, and a foreign file in the way.
     """
     template = chosen_template(opened, request.template)
     questions = [_questions(opened, template, one, request) for one in request.sets]
-    # Of both sides even with --only: a name that both would get is refused either way.
+    # For both sides even with --only, so that a common name is always refused.
     every = side_labels(opened, sides(opened), request.names, model, adapter)
     compared = sides(opened, request.only)
     labels = {side.name: every[side.name] for side in compared}
     identities = {side.name: model_identity(opened, side) for side in compared}
     tasks = [
         _task(request, side, labels[side.name], identities[side.name], one) for side in compared for one in questions
-    ]  # whatever is in the way is found before the first answer
+    ]  # files in the way are found before the first answer
     summary = summary_file(request.out, labels)
     own_findings(summary, "sides", [summary.with_suffix(".png").name])
     durable.make_folders(request.out)
@@ -215,7 +215,7 @@ def evaluate_commonsense(
 
 
 def chosen_template(opened: OpenModel, name: str) -> Template:
-    """Raises InputError for a name that is not in the table or that this tokenizer cannot write."""
+    """Raises InputError for an unknown name or a template that this tokenizer cannot use."""
     if name == TRAINED:
         return opened.template
     row = named_row(name, lambda text: text in opened.encoder.control.values())
@@ -225,12 +225,12 @@ def chosen_template(opened: OpenModel, name: str) -> Template:
 
 
 def template_caution(opened: OpenModel, name: str) -> str:
-    """A sentence where the run that made the model trained with another prompt than the template `name`; else empty."""
+    """A caution if the model was trained with another prompt than the template `name`; else empty."""
     if opened.plan is None or chosen_template(opened, name).identity == opened.template.identity:
         return ""
     return (
-        f"asked by the template {name}, and trained with {opened.tokens.template.value}: "
-        f"--template {TRAINED} asks as training did"
+        f"evaluated with the template {name}, but trained with {opened.tokens.template.value}: "
+        f"--template {TRAINED} uses the template of training"
     )
 
 
@@ -249,7 +249,7 @@ def _questions(opened: OpenModel, template: Template, one: AnswerSet, request: C
 
 
 def _identity_of(opened: OpenModel, template: Template, one: AnswerSet, record: Record, mode: Mode) -> dict[str, Any]:
-    """The prompts do not tell where an answer ends, nor of which tokens an option is made."""
+    """What the prompts do not show: the end of an answer, and the tokens of an option."""
     if mode == "published":
         return {"beams": BEAMS, "new tokens": NEW_TOKENS, "stop tokens": sorted(template.stop_ids)}
     return {"option tokens": {answer: option_ids(opened, template, record, answer) for answer in one.answers}}
@@ -277,9 +277,9 @@ def _run(
     texts = [json.dumps(one, indent=2, ensure_ascii=False) for one in graded]
     total = len(questions.records)
     if graded:
-        say(f"{len(graded)} of {total} were answered before: going on in {task.file}")
+        say(f"{len(graded)} of {total} were answered before: continuing {task.file}")
     else:
-        durable.remove(task.file)  # first: a kill between the two must not leave old answers under a new identity
+        durable.remove(task.file)  # removed first: a kill in between must not leave old answers with a new identity
         durable.make_folders(identity_file(task.file).parent)
         durable.write_json(identity_file(task.file), task.identity)
     answer = generated if request.mode == "published" else likeliest
@@ -293,7 +293,7 @@ def _run(
             found = _unanswered(prompt) if questions.is_too_long(prompt) else next(answers)
             graded.append({**record, **found, "flag": found["pred"] == record["answer"]})
             texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))
-        # Rewritten whole after each batch: the file is a JSON list, as the original scripts leave it, at any moment.
+        # Rewritten completely after each batch, so that it is always a JSON list as in the original scripts.
         durable.write_text(task.file, "[\n" + ",\n".join(texts) + "\n]\n")
         correct = sum(one["flag"] for one in graded)
         say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")

@@ -1,7 +1,7 @@
-"""The files of answers: their names, and whether the answers in one belong to the evaluation that is run now.
+"""The files of answers: their names, and whether existing ones belong to the current evaluation.
 
-A set's file is a plain list of records, as the original scripts write it. What it belongs to (questions, model, and
-whatever else an answer depends on) stands in a file of its own.
+A set's file is a plain list of records, as in the original scripts. Its identity (questions, model, and everything else
+that an answer depends on) is in a separate file.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def side_labels(
     model: str,
     adapter: str | None,
 ) -> dict[str, str]:
-    """Side -> name of its rows and files. Raises InputError where two would write the same ones."""
+    """Side -> name in tables and files. Raises InputError if two sides would write the same files."""
     labels = {side.name: _side_label(opened, side, names, model, adapter) for side in compared}
     if len(set(labels.values())) < len(labels):
-        what = f"the base and the adapter would both be called {labels['adapter']}, and write the same files"
+        what = f"the base and the adapter would both be called {labels['adapter']} and write the same files"
         raise InputError(Fault("--label", what, "give the adapter another name with --label", code="SF-EVALUATE"))
     return labels
 
@@ -44,8 +44,8 @@ def side_labels(
 def _side_label(
     opened: OpenModel, side: Side, names: tuple[str | None, str | None], model: str, adapter: str | None
 ) -> str:
-    """<model>-<adapter>, as the files begin. The base alone is called base, whether or not an adapter stands beside it:
-    its answers are the same, and are not asked for twice."""
+    """<model>-<adapter>, the start of the file names. The base is called base with and without an adapter, because its
+    answers are the same and are computed only once."""
     settings = read_json(opened.trained / ADAPTER_CONFIG) if opened.trained != opened.base else {}
     of_model = names[0] or _last_word(settings.get("base_model_name_or_path") or model if adapter is None else model)
     if side.name != "adapter":
@@ -88,24 +88,23 @@ def identity_file(file: Path) -> Path:
 
 
 def summary_file(out: Path, labels: Mapping[str, str]) -> Path:
-    """The findings on all sets; their picture has the same name. labels: as `side_labels` returns them."""
+    """The file with the results on all sets; the picture has the same stem. labels: from `side_labels`."""
     return out / f"{list(labels.values())[-1]}-commonsense.json"
 
 
 def answered(file: Path, identity: Mapping[str, Any], records: Sequence[Record], overwrite: bool) -> list[Record]:
-    """What an earlier start has answered, nothing where it is to be answered again. Raises InputError where the file is
-    another's."""
+    """Answers of an earlier start, empty with `overwrite`. Raises InputError if the file belongs to something else."""
     if not os.path.lexists(file):
         return []
     if not identity_file(file).is_file():
-        what = "is in the way, and was not written by `surefoot evaluate commonsense`"
+        what = "already exists and was not written by `surefoot evaluate commonsense`"
         raise InputError(Fault(str(file), what, "name another --out or --label, or move it away", code="SF-EVALUATE"))
     if overwrite:
         return []
-    anew = "name another --out or --label, or start anew with --overwrite"
+    anew = "name another --out or --label, or discard it with --overwrite"
     then = read_json(identity_file(file))
     if changed := [key for key in {**then, **identity} if then.get(key) != identity.get(key)]:
-        what = f"holds answers of another evaluation (not the same: {', '.join(changed)})"
+        what = f"contains answers of another evaluation (different: {', '.join(changed)})"
         raise InputError(Fault(str(file), what, anew, code="SF-EVALUATE"))
     done: list[Any] = []
     try:

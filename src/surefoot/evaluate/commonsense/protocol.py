@@ -1,11 +1,11 @@
-"""The eight commonsense sets of LLM-Adapters: their questions, how an answer is read, the published results.
+"""The eight commonsense sets of LLM-Adapters: their questions, how answers are parsed, the published results.
 
-Reading an answer is the published rule, its weakness included: the first of the set's answers that occurs anywhere in
-the response, case-sensitive; where none does, the answer is wrong. So "not answer1 but answer2" is answer1.
+Parsing follows the published rule with its weakness: the first of the set's answers that occurs anywhere in the
+response, case-sensitive; if none does, the answer is wrong. So "not answer1 but answer2" is answer1.
 
-The published accuracies (per cent) are of models that were fine-tuned on the 170k mixture and decoded with four beams:
-Hu et al., "LLM-Adapters", EMNLP 2023, and Liu et al., "DoRA", ICML 2024, both from the tables of their repositories.
-Repetitions differ by several points between seeds, batch sizes and PEFT versions, more than the two methods do.
+The published accuracies (per cent) are of models fine-tuned on the 170k mixture and decoded with four beams: Hu et al.,
+"LLM-Adapters", EMNLP 2023, and Liu et al., "DoRA", ICML 2024, both from the tables of their repositories. Repetitions
+differ by several points between seeds, batch sizes and PEFT versions, more than the two methods do.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from surefoot.report.intervals import wilson
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 
-Record = dict[str, Any]  # of a question file, or an answer to one
+Record = dict[str, Any]  # a record of a question file, with or without an answer
 FILE = "test.json"
-TRAINED = "trained"  # as --template: what the model was trained with
+TRAINED = "trained"  # value of --template: the template of training
 _LAYOUTS = f"dataset/SET/{FILE} or SET/{FILE}"
 MARKER = "### Response:"
-SENTENCE = "the correct answer is {}"  # what the training data answer
+SENTENCE = "the correct answer is {}"  # the answer's form in the training data
 _FORMAT = re.compile(r"Answer format: ?([\w/]+)")
 
 
@@ -39,9 +39,9 @@ class AnswerSet:
     """One question set.
 
     label: the column's heading.
-    answers: what an answer may be.
+    answers: the possible answers.
     size: records of the published test set.
-    chance: share that guessing gets right.
+    chance: accuracy of guessing.
     """
 
     name: str
@@ -78,23 +78,23 @@ class Score:
 
     @property
     def standard_error(self) -> float:
-        """Of a binomial share: sqrt(p (1 - p) / n)."""
+        """Standard error of a binomial share: sqrt(p (1 - p) / n)."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.total)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 %."""
+        """95 % interval."""
         return wilson(self.accuracy, self.total)
 
 
 def average(scores: Sequence[Score]) -> tuple[float, float]:
-    """The mean accuracy, each set counting the same, and its standard error."""
+    """The mean accuracy, with equal weight per set, and its standard error."""
     mean = sum(score.accuracy for score in scores) / len(scores)
     return mean, math.sqrt(sum(score.standard_error**2 for score in scores)) / len(scores)
 
 
 def average_interval(scores: Sequence[Score]) -> tuple[float, float]:
-    """95 % for the mean accuracy, from the sets' own intervals: each end's squared distances are added (Zou and Donner,
+    """95 % interval of the mean accuracy from the sets' own intervals, by adding squared distances (Zou and Donner,
     2008)."""
     mean, _ = average(scores)
     below, above = (
@@ -104,7 +104,7 @@ def average_interval(scores: Sequence[Score]) -> tuple[float, float]:
 
 
 def choose_sets(request: str) -> tuple[AnswerSet, ...]:
-    """The sets that `request` names: "all", or names with commas between them. Raises InputError for an unknown one."""
+    """Parse "all" or comma-separated set names. Raises InputError for an unknown one."""
     if request == "all":
         return SETS
     names = [name.strip() for name in request.split(",") if name.strip()]
@@ -113,23 +113,23 @@ def choose_sets(request: str) -> tuple[AnswerSet, ...]:
         if name not in known:
             near = nearest_word(name, known)
             fix = f"did you mean {near}?" if near else f"known: {', '.join(known)}, or all"
-            raise InputError(Fault("--sets", f"there is no set {name!r}", fix, code="SF-EVALUATE"))
+            raise InputError(Fault("--sets", f"unknown set {name!r}", fix, code="SF-EVALUATE"))
     if not names:
         raise InputError(Fault("--sets", "names no set", f"known: {', '.join(known)}, or all", code="SF-EVALUATE"))
     return tuple(one for one in SETS if one.name in names)
 
 
 def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[str, Any]]:
-    """The records of a set, as they stand in the file.
+    """Read the records of a set.
 
-    data: the folder that holds `dataset/`, or that one itself.
-    limit: only the first so many.
+    data: the folder that contains `dataset/`, or that folder itself.
+    limit: use only the first N records.
 
-    Raises InputError: no such folder or file, a record that is not one of this set.
+    Raises InputError for a missing folder or file, and for an invalid record.
     """
     path = set_file(data, one)
     if not data.is_dir():
-        layouts = f"the sets lie in a folder as {_LAYOUTS}"
+        layouts = f"expected a folder with {_LAYOUTS}"
         if data.exists():
             fix = f"give the folder: {data.parent}"
             raise InputError(Fault(str(data), f"is a file; {layouts}", fix, code="SF-USE-FOLDER"))
@@ -139,8 +139,8 @@ def read_set(data: Path, one: AnswerSet, limit: int | None = None) -> list[dict[
         raise InputError(
             Fault(
                 str(path),
-                f"there is no such file for the set {one.name}",
-                f"DATA holds {_LAYOUTS}",
+                f"no such file for the set {one.name}",
+                f"DATA must contain {_LAYOUTS}",
                 code="SF-FILE-MISSING",
             )
         )
@@ -158,26 +158,26 @@ def _checked(row: Row, one: AnswerSet) -> dict[str, Any]:
     optional(row.value, "input")
     answer = filled(row.value, "answer")
     if answer not in one.answers:
-        raise RowFault(f"its answer is {answer!r}, and those of {one.name} are {', '.join(one.answers)}")
+        raise RowFault(f"its answer is {answer!r}, but those of {one.name} are {', '.join(one.answers)}")
     if answer not in options_of(row.value, one):
-        raise RowFault(f"its answer is {answer!r}, which is none of those that its instruction offers")
+        raise RowFault(f"its answer is {answer!r}, which its instruction does not offer")
     return row.value
 
 
 def options_of(record: Mapping[str, Any], one: AnswerSet) -> tuple[str, ...]:
-    """The answers that the instruction offers; all of the set's where it does not say."""
+    """The answers that the instruction offers; all of the set's if it names none."""
     found = _FORMAT.search(record["instruction"])
     offered = found[1].split("/") if found else []
     return tuple(word for word in one.answers if word in offered) or one.answers
 
 
 def response_of(text: str) -> str:
-    """What counts as the response in a text that the model wrote behind the prompt: all before it begins another."""
+    """The part of a generated text before it begins another prompt."""
     return text.partition(MARKER)[0].strip()
 
 
 def extract(response: str, one: AnswerSet) -> str:
-    """The first of the set's answers in the response, "" where there is none."""
+    """The first of the set's answers in the response, "" if there is none."""
     found = re.search("|".join(one.answers), response)
     return found[0] if found else ""
 

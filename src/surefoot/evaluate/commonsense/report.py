@@ -1,4 +1,4 @@
-"""What an evaluation on the commonsense sets found, as rows beside the published ones, as JSON, and as a picture."""
+"""Results on the commonsense sets as table rows next to the published ones, as JSON, and as a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surefoot.report.tables.evaluation import Cell, ScoreRow
 
 
 def score_rows(found: CommonsenseFound, sets: Sequence[AnswerSet]) -> list[ScoreRow]:
-    """What was measured, then what was published, over the same sets."""
+    """Measured rows, then published ones, over the same sets."""
     measured = [_measured(found.labels[side], scores, sets) for side, scores in found.scores.items()]
     return [*measured, *(_published(row, sets) for row in PUBLISHED)]
 
@@ -44,7 +44,7 @@ def _published(row: PublishedRow, sets: Sequence[AnswerSet]) -> ScoreRow:
 
 
 def cautions(found: CommonsenseFound, request: CommonsenseRequest) -> Iterator[str]:
-    """What a reader must know before comparing the rows."""
+    """Cautions for a comparison of the rows."""
     if found.otherwise:
         yield found.otherwise
     counts = next(iter(found.scores.values()))
@@ -58,14 +58,14 @@ def cautions(found: CommonsenseFound, request: CommonsenseRequest) -> Iterator[s
         yield f"samples of the published test sets ({listed}): read the 95 % interval under each number"
     if found.too_long:
         listed = ", ".join(f"{name} {count:,} of {counts[name].total:,}" for name, count in found.too_long.items())
-        yield f"records whose prompt leaves no room for an answer in the model's positions count as wrong ({listed})"
+        yield f"records whose prompt leaves no room for an answer count as wrong ({listed})"
     if request.mode == "fast":
-        yield "fast mode compares how likely the options are; the published numbers are of generated answers"
-    yield "published rows are of 7B and 8B models fine-tuned on 170k records; repetitions differ by several points"
+        yield "fast mode compares the likelihoods of options; the published numbers are for generated answers"
+    yield "published rows are for 7B and 8B models fine-tuned on 170k records; repetitions differ by several points"
 
 
 def found_to_json(found: CommonsenseFound, request: CommonsenseRequest) -> dict[str, Any]:
-    """Plain values. Accuracies from 0 to 1, published ones in per cent as they were printed."""
+    """JSON values. Accuracies from 0 to 1; published ones in per cent, as printed."""
     method: dict[str, Any] = {"mode": request.mode, "template": request.template, "max_samples": request.max_samples}
     if request.mode == "published":
         method |= {"beams": BEAMS, "new_tokens": NEW_TOKENS, "sampling": False}

@@ -1,1 +1,1 @@
-"""A model of ours behind the interface of lm-evaluation-harness."""
+"""surefoot models behind the interface of lm-evaluation-harness."""

@@ -1,8 +1,7 @@
-"""An opened model as lm-evaluation-harness sees one: likelihoods, rolling likelihoods, generation.
+"""An opened model with the interface of lm-evaluation-harness: likelihoods, rolling likelihoods, generation.
 
-What runs is what `surefoot generate` runs: the adapter, a scaled BOS, the dtype, left padding that is masked, and no
-setting from the model's generation_config. Import this only where lm-eval is installed
-(`surefoot.evaluate.harness.tasks`).
+It runs like `surefoot generate`: adapter, scaled BOS, dtype, masked left padding, and nothing from the model's
+generation_config. Import this only if lm-eval is installed (`surefoot.evaluate.harness.tasks`).
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from surefoot.models.continuations import continuation_scores
 from surefoot.models.generate import Decoding, decode
 from surefoot.system.errors import Fault, InputError
 
-_NEW_TOKENS = 256  # where a task does not say; what the harness' own models take
+_NEW_TOKENS = 256  # default of the harness' own models
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _NO_PENALTY = ("repetition_penalty", 1)
 
 
 class SurefootLM(TemplateLM):
-    """rows: sequences per forward pass."""
+    """A surefoot model for the harness. rows: sequences per forward pass."""
 
     def __init__(self, opened: OpenModel, rows: int):
         super().__init__()
         self._opened, self._rows = opened, rows
         self.tokenizer = opened.tokenizer
-        self.batch_size = rows  # the harness writes it into its results
+        self.batch_size = rows  # the harness records it in its results
 
     @property
     def eot_token_id(self) -> int:
@@ -62,7 +61,7 @@ class SurefootLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """BOS stands once at the front where the model uses one, whether or not the text spells it out."""
+        """Tokenize with a single BOS at the start if the model uses one, whether or not the text contains it."""
         bos_id = None if add_special_tokens is False else self._opened.bos_id
         return text_ids(string, self._opened.encoder, bos_id)
 
@@ -72,17 +71,17 @@ class SurefootLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Log-likelihood of each continuation, and whether it is the greedy one.
 
-        requests: ((context, continuation), their ids). What does not fit loses its beginning behind BOS.
+        requests: ((context, continuation), their ids). A too long context loses its beginning, after BOS.
         """
         pairs = []
         for _, context, continuation in requests:
             room = self.max_length + 1 - len(continuation)
             if room < 1:
-                what = f"a continuation has {len(continuation)} tokens, and the model {self.max_length} positions"
+                what = f"a continuation has {len(continuation)} tokens, but the model only {self.max_length} positions"
                 raise InputError(Fault("--tasks", what, "leave the task out", code="SF-DATA-LENGTH"))
             pairs.append((last_tokens(context, room, self._opened.bos_id), continuation))
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(pairs)
-        # Longest first: little padding in a batch, and what does not fit the memory fails at once.
+        # Longest first: little padding, and lack of memory shows at once.
         order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
         for start in range(0, len(order), self._rows):
             places = order[start : start + self._rows]
@@ -95,7 +94,8 @@ class SurefootLM(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
-        """Of whole texts, window after window: each token is predicted once, from as much as fits before it."""
+        """Log-likelihood of whole texts in rolling windows: each token is predicted once, from as much context as
+        fits."""
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -148,7 +148,7 @@ class SurefootLM(TemplateLM):
             )
 
     def _until(self, prompts: Sequence[list[int]], decoding: Decoding, until: Sequence[str]) -> list[str]:
-        """Ends with the last prompt whose answer holds none of the texts yet."""
+        """Generate until every answer contains one of the stop texts."""
         ids: list[list[int]] = [[] for _ in prompts]
         texts = [""] * len(prompts)
         ended = [False] * len(prompts)
@@ -168,14 +168,14 @@ class SurefootLM(TemplateLM):
 
 
 def _before(text: str, until: Sequence[str]) -> str:
-    """The text up to the first of these."""
+    """The text before the first of these stop texts."""
     for stop in until:
         text = text.partition(stop)[0]
     return text
 
 
 def _settings(generation: dict[str, Any]) -> dict[str, Any]:
-    """What a task's generation_kwargs ask for. Raises InputError for what surefoot's decoding does not have."""
+    """Convert a task's generation_kwargs. Raises InputError for settings that surefoot's decoding does not have."""
     rest = dict(generation)
     until = rest.pop("until", None) or []
     lengths = [rest.pop(name) for name in _LENGTHS if name in rest]
@@ -184,9 +184,9 @@ def _settings(generation: dict[str, Any]) -> dict[str, Any]:
     beams = int(rest.pop("num_beams", 1))
     unknown = [name for name, value in rest.items() if (name, value) != _NO_PENALTY]
     if unknown or (sampled and beams > 1):
-        what = f"generation_kwargs ask for {', '.join(unknown) or 'beams that are sampled'}, which surefoot does not do"
+        what = f"generation_kwargs has {', '.join(unknown) or 'sampling with beams'}, which surefoot does not support"
         raise InputError(
-            Fault("--tasks", what, "leave the task out, or take it out of a copy of the task", code="SF-EVALUATE")
+            Fault("--tasks", what, "leave the task out, or remove it from a copy of the task", code="SF-EVALUATE")
         )
     return {
         "until": [stop for stop in ([until] if isinstance(until, str) else until) if stop],

@@ -1,4 +1,4 @@
-"""Whether the harness can be called at all. Apart from it, because this needs no torch."""
+"""Checks before the harness is used; a separate module, because they need no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from surefoot.system.libraries import is_installed
 
 
 def require_harness() -> None:
-    """EnvironmentFault where lm-eval is not installed."""
+    """Raises EnvironmentFault if lm-eval is not installed."""
     if not is_installed("lm_eval"):
         fix = "pip install 'surefoot[eval]'"
         raise EnvironmentFault(
@@ -16,7 +16,7 @@ def require_harness() -> None:
 
 
 def task_names(written: str) -> tuple[str, ...]:
-    """The names in --tasks."""
+    """Parse the names in --tasks."""
     names = tuple(name.strip() for name in written.split(",") if name.strip())
     if not names:
         raise InputError(Fault("--tasks", "names no task", "write it like arc_easy,piqa", code="SF-EVALUATE"))

@@ -1,4 +1,4 @@
-"""`surefoot evaluate harness`: tasks of lm-evaluation-harness, its own or those of a folder, on an opened model."""
+"""`surefoot evaluate harness`: run tasks of lm-evaluation-harness, built-in ones or those of a folder, on a model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from surefoot.report.tables.evaluation import Cell, ScoreRow
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.messages import nearest_word
 
-_BOOTSTRAP = 1000  # draws for the standard error of what is no mean
-_SHOTS_SEED = 1234  # the harness' own default, so that it draws the same examples
+_BOOTSTRAP = 1000  # bootstrap draws for standard errors of metrics that are not means
+_SHOTS_SEED = 1234  # the harness' default, so that it draws the same examples
 _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
@@ -26,9 +26,9 @@ class HarnessRequest:
 
     tasks: names of tasks, groups or tags.
     include: a folder of task YAML files.
-    limit: documents of each task.
-    shots: examples before each question; None: as the task says.
-    chat: through the tokenizer's chat template.
+    limit: documents per task.
+    shots: examples before each question; None: the task's default.
+    chat: format with the tokenizer's chat template.
     """
 
     tasks: tuple[str, ...]
@@ -41,8 +41,7 @@ class HarnessRequest:
 
 
 def known_tasks(request: HarnessRequest) -> Any:
-    """The harness' TaskManager, which knows all that is asked for: no model is needed to say so. Raises InputError for
-    an unknown task."""
+    """Return the harness' TaskManager; needs no model. Raises InputError for an unknown task."""
     require_harness()
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]  # an extra
 
@@ -53,11 +52,11 @@ def known_tasks(request: HarnessRequest) -> Any:
 
 
 def run_harness(opened: OpenModel, request: HarnessRequest, manager: Any = None) -> dict[str, dict[str, Any]]:
-    """Side -> what the harness found.
+    """Return side -> the harness' results.
 
-    manager: of `known_tasks`; None asks it.
+    manager: from `known_tasks`; None creates it.
 
-    Raises InputError for an unknown task, EnvironmentFault for one whose data cannot be had.
+    Raises InputError for an unknown task, EnvironmentFault if a task's data is not available.
     """
     compared = sides(opened, request.only)
     tasks = _load(known_tasks(request) if manager is None else manager, request)
@@ -84,11 +83,11 @@ def run_harness(opened: OpenModel, request: HarnessRequest, manager: Any = None)
 def measured(
     compared: Sequence[Side], tasks: Iterable[Any], measure: Callable[[], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Side -> what `measure` finds on it. A task draws the examples before its questions from one stream of random
-    numbers, which begins anew here: each side gets the same ones."""
+    """Return side -> result of `measure`. A task draws its few-shot examples from one random stream, which is reset for
+    each side, so that all sides get the same examples."""
     tasks, found = tuple(tasks), {}
     for side in compared:
-        for task in tasks:  # else the second side would be shown the examples that follow in the stream
+        for task in tasks:  # otherwise the second side would get the next examples of the stream
             task.set_fewshot_seed(seed=_SHOTS_SEED)
         with side.entered():
             found[side.name] = measure()
@@ -100,20 +99,20 @@ def check_tasks(request: Sequence[str], known: Sequence[str]) -> None:
     for name in request:
         if name not in known:
             near = nearest_word(name, known)
-            fix = f"did you mean {near}?" if near else "a folder with your own goes into --include-path"
-            raise InputError(Fault("--tasks", f"there is no task {name!r}", fix, code="SF-EVALUATE"))
+            fix = f"did you mean {near}?" if near else "name a folder with your own tasks by --include-path"
+            raise InputError(Fault("--tasks", f"unknown task {name!r}", fix, code="SF-EVALUATE"))
 
 
 def _load(manager: Any, request: HarnessRequest) -> dict[str, dict[str, Any]]:
-    """The tasks with their data, and their groups. Libraries fail here in their own ways: no network, no file, code
-    that is to be trusted."""
+    """Load the tasks with their data, and their groups. Libraries raise many kinds of errors here: no network, no file,
+    code that needs trust."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in request.tasks:
         try:
             found = manager.load(name)
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            fix = "its data set must be on this machine or the hub within reach"
+            fix = "its data set must be on this machine, or the hub reachable"
             raise EnvironmentFault(
                 Fault(f"task {name}", f"cannot be loaded: {text}", fix, code="SF-EVALUATE")
             ) from error
@@ -122,14 +121,19 @@ def _load(manager: Any, request: HarnessRequest) -> dict[str, dict[str, Any]]:
     for name, task in loaded["tasks"].items() if request.shots is not None else ():
         if task.get_config("num_fewshot") == 0 != request.shots:
             raise InputError(
-                Fault("--num-fewshot", f"the task {name} says that it takes none", "leave it out", code="SF-EVALUATE")
+                Fault(
+                    "--num-fewshot",
+                    f"the task {name} does not allow few-shot examples",
+                    "leave it out",
+                    code="SF-EVALUATE",
+                )
             )
         task.set_config(key="num_fewshot", value=request.shots)
     return loaded
 
 
 def metrics_of(found: Mapping[str, Any]) -> dict[str, Cell]:
-    """ "task metric" -> value and standard error, in the harness' order. found: of one side."""
+    """Return "task metric" -> value and standard error, in the harness' order. found: results of one side."""
     cells = {}
     for task, values in found["results"].items():
         for key, value in values.items():
