@@ -27,7 +27,7 @@ def left(monkeypatch, tmp_path) -> list[int | None]:
 
     monkeypatch.setattr(launching.subprocess, "Popen", start)
     monkeypatch.setattr(started, "kill", lambda process: threading.Timer(0.5, killed, [process]).start())
-    monkeypatch.setattr(launching, "_TOLD", 0.2)
+    monkeypatch.setattr(launching, "_AFTER_ERROR", 0.2)
     assert launching.start_ranks(2, [], tmp_path / "run") == 3
     return [rank.returncode for rank in ranks]
 

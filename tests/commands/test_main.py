@@ -34,7 +34,8 @@ SURFACE = {
     "explain": "key",
     "export": "model --adapter --out --merge --dtype --max-shard-size --device "
     "--gguf --modelfile --drop-bos-scale --prompts --threshold --overwrite",
-    "generate": "model --adapter --prompt --file --system --raw --max-new-tokens --temperature --top-p --seed --json",
+    "generate": "model --adapter --prompt --file --image --system --raw "
+    "--max-new-tokens --temperature --top-p --seed --json",
     "init": "model data --out --stage",
     "tune": "config overrides --out --seconds --json",
     "migrate": "config overrides --to --out --hardware --try --json",

@@ -83,7 +83,7 @@ def test_a_step_fails_as_the_page_has_it_and_is_run_again(place):
     exact, plain = (CliRunner().invoke(main, words) for words in tries)
     assert (exact.exit_code, plain.exit_code) == (0, 0)
     assert "reproduced: the same value at the same module, bit for bit" in exact.output
-    assert "goes wrong at the same module" in plain.output
+    assert "fails at the same module" in plain.output
     sound = [word for word in words if not word.startswith(("optim.lr", "output"))]  # twin
     assert CliRunner().invoke(main, [*sound, "output=runs/sound"]).exit_code == 0
     assert not list((place / "runs" / "sound").glob("failure-*"))

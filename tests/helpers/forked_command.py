@@ -84,7 +84,7 @@ def _command(words: list[str], log: Path, environment: dict[str, str], told: flo
     kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
     launching.subprocess = SimpleNamespace(Popen=_rank_of(words, log), **kept)  # type: ignore[attr-defined]
     if told is not None:
-        launching._TOLD = told
+        launching._AFTER_ERROR = told
     with blank_pictures(), unflushed():
         os._exit(_main(words))
 

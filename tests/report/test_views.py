@@ -170,7 +170,7 @@ def test_a_crash_is_run_again_and_gone_on_from(tmp_path):
     record = boom(tmp_path, "failure-9")
     append_event(record.run, "failed", 8, "RuntimeError: x")
     told = [what for what, _ in views.commands(read_run(record.run), "failed")]
-    assert told == ["run the failed step again, to see what is to blame", "continue", "check its checkpoints"]
+    assert told == ["repeat the failed step to find the cause", "continue", "check its checkpoints"]
 
 
 def test_a_loss_of_a_python_callers_own_stays_in_python(tmp_path):

@@ -70,7 +70,7 @@ def test_a_native_library_that_does_not_load_is_named(monkeypatch):
 def test_wrong_numbers_are_noticed(monkeypatch):
     functional = import_bitsandbytes().functional
     monkeypatch.setattr(functional, "dequantize_4bit", lambda packed, state: torch.zeros(64, 64))
-    assert "does not give back" in bitsandbytes_obstacle("cpu")
+    assert "does not return" in bitsandbytes_obstacle("cpu")
 
 
 @pytest.mark.parametrize("backend", representatives(["eager", "inductor"], "eager"))

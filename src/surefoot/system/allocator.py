@@ -1,23 +1,22 @@
-"""The C library's allocator, where torch takes the CPU's tensors from.
+"""Settings of glibc's allocator, from which torch gets the CPU's tensors.
 
     keep_freed_memory()               # once, before a model is loaded
     kept = KeptMemory(planned)        # then, after every step:
     kept.after_step()
 
-glibc gives what is freed at the end of its heap back to the system, and takes blocks above a size that it moves about
-from the system one by one. Every page of them is cleared by the kernel when it is first written: in a training step,
-which frees and asks for the same memory again and again, that was up to a seventh of the processor's time. So nothing
-is given back between one step and the next, and only blocks of at least `LARGE` bytes come from the system.
+By default glibc returns freed memory at the end of its heap to the system, and gets blocks above a dynamic threshold
+from the system one by one. The kernel clears each of their pages at the first write. A training step frees and requests
+the same memory again and again, and spent up to a seventh of its processor time on this. So nothing is returned between
+steps, and only blocks of at least `LARGE` bytes come from the system.
 
-torch asks for blocks at addresses divisible by 64. glibc looks for a hole that is larger by that much and more, before
-it cuts the rest off (sourceware bug 14581): a hole that such a block left is too small for another of its size, until
-what lies beside it is free as well. What was cut off is small, and each thread keeps small blocks for itself when they
-are freed: then it never is. A decoder layer asks for the same few sizes over and over, so a step takes more than what
-is alive in it. Where threads keep none (`NO_THREAD_CACHE`, which glibc reads when a program starts, see
-`surefoot.system.process`), that is a third of what it would be and nearly the same in every start.
-`surefoot.planning.memory` counts it. Where each step has sizes of its own, as with packed
-rows, holes of one step are no use to the next, and the heap grows from step to step. Once it holds more than was
-planned, all that is free goes back, for one step at the price above.
+Fragmentation: torch requests blocks aligned to 64 bytes. glibc searches a hole larger by more than the alignment before
+it cuts off the rest (sourceware bug 14581), so the hole of a freed block is too small for another block of its size
+until a neighbour is free as well. The rest cut off is small, and each thread caches freed small blocks, so that it
+never becomes free. A decoder layer requests the same few sizes over and over, so a step takes more memory than is alive
+in it. Without the thread cache (`NO_THREAD_CACHE`, which glibc reads at program start, see `surefoot.system.process`)
+this is a third as much and nearly the same in every process. `surefoot.planning.memory` counts it. If each step has its
+own sizes, as with packed rows, holes of one step do not fit the next, and the heap grows. Once it exceeds the plan, all
+free memory is returned, which costs one slow step.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-# Holes that a step leaves: many where each thread keeps small blocks, few where none does.
+# Fragmentation after a step: "many" with glibc's thread cache, "few" without it.
 Holes = Literal["none", "few", "many"]
-NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"  # of GLIBC_TUNABLES
-LARGE = 32 << 20  # bytes; glibc's own upper limit for the size that it moves about
+NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"  # value for GLIBC_TUNABLES
+LARGE = 32 << 20  # bytes; glibc's upper limit of the dynamic threshold
 # From malloc.h.
 _MXFAST = 1
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _NEVER = 2**31 - 1
-# Where one step alone takes more than was planned, so much may stay above it, as a share of what was planned.
+# If a single step needs more than planned, the limit rises to this share of the plan above it.
 _ROOM = 0.05
 
 
@@ -48,33 +47,34 @@ def is_glibc() -> bool:
 
 
 def keep_freed_memory() -> str:
-    """Returns in words what the allocator does from here on; empty where it is as the system has it."""
+    """Configure the allocator. Returns a description of the change for messages, empty if nothing was changed."""
     if not is_glibc():
         return ""
     library = ctypes.CDLL(None)
-    # _MXFAST: bins that keep small blocks apart from what is free beside them, as each thread's own do.
+    # _MXFAST: bins that do not merge freed small blocks with free neighbours, like the thread cache.
     settings = {_MMAP_THRESHOLD: LARGE, _TRIM_THRESHOLD: _NEVER, _MXFAST: 0}
     done = [library.mallopt(*setting) for setting in settings.items()]
     return f"freed memory is kept; blocks of {LARGE >> 20} MiB and more come from the system" if all(done) else ""
 
 
 class KeptMemory:
-    """Gives freed memory back after a step that left more than `limit` bytes here that were not here when this began.
-    planned: the limit at first. Pages of files are not counted; weights that are such pages are part of what was
-    planned, and have to be told: see `without`.
+    """Returns freed memory to the system after a step in which this process grew by more than `limit` bytes.
 
-    A step that passes the limit although all was given back before it takes as much by itself: the limit rises to a
-    little above that, or every step would pay for its pages anew. glibc alone.
+    planned: the initial limit. Pages of files are not counted; weights that are mapped files are part of the plan and
+        must be subtracted with `without`.
+
+    If a step exceeds the limit although everything was returned before it, it needs that much: the limit rises to a
+    little above it, or every step would pay for its pages again. glibc only.
     """
 
     def __init__(self, planned: int) -> None:
         self.limit = planned
         self._before = private_bytes()
         self._room = int(_ROOM * planned)
-        self._empty = False  # whether all was given back before the step
+        self._empty = False  # whether free memory was returned before the step
 
     def without(self, mapped: int) -> None:
-        """mapped: bytes of the plan that lie in files, see `mapped_bytes`."""
+        """mapped: bytes of the plan that are mapped files, see `mapped_bytes`."""
         self.limit -= mapped
 
     def after_step(self) -> None:
@@ -93,14 +93,14 @@ def _give_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Resident memory of this process in bytes."""
     import psutil
 
     return psutil.Process().memory_info().rss
 
 
 def private_bytes() -> int:
-    """Of this process, now, without pages of files: code of libraries that is read in the first steps, mapped data."""
+    """Resident memory of this process in bytes without pages of files (libraries' code, mapped data)."""
     import psutil
 
     memory = psutil.Process().memory_info()
@@ -108,10 +108,10 @@ def private_bytes() -> int:
 
 
 def mapped_bytes(blocks: Iterable[tuple[int, int]]) -> int:
-    """How many bytes of these blocks (address, size) are pages of a mapped file, as weights are that were not cast when
-    they were read. Linux alone."""
+    """How many bytes of these blocks (address, size) are mapped files, such as weights that were not cast when loaded.
+    Linux only."""
     starts, ends = [], []
-    for line in Path("/proc/self/maps").read_text().splitlines():  # in the order of addresses
+    for line in Path("/proc/self/maps").read_text().splitlines():  # sorted by address
         place, *rest = line.split(maxsplit=5)
         if len(rest) == 5 and rest[4].startswith("/"):
             start, end = place.split("-")

@@ -1,10 +1,10 @@
-"""What the system has counted so far: processor time, faults, throttling. Two readings tell what lay between them.
+"""Counters of the system: processor time, page faults, throttling. The difference of two readings covers a period.
 
     before = read_counters()
     ...
     between = read_counters().since(before)
 
-Reading takes some tenths of a millisecond. What a system does not count stays 0.
+Reading takes some tenths of a millisecond. Counters that a system does not have stay 0.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from pathlib import Path
 import psutil
 
 _TASKS = Path("/proc/self/task")
-_NEARLY = 0.25  # of a core: what a system itself does meanwhile
+_NEARLY = 0.25  # of a core: background work of the system
 _CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Totals since some moment, or what was added between two.
+    """Totals, or the difference of two readings.
 
-    seconds: on the clock.
+    seconds: wall-clock time.
     own: processor seconds of this process, all threads; busy: of all processes of the machine; steal: that the host of
         a virtual machine gave to others.
-    waited: seconds for which threads of this process (those that are still there) were ready and others ran, which
-        Linux counts.
-    throttled: seconds for which this container was held back by its own limit.
-    major_faults: pages of this process that had to come from a disk; swapped: bytes that the machine moved to and from
-        swap.
-    recompiles: graphs of torch.compile.
-    alloc_retries: times at which the GPU's memory had to be emptied to go on.
+    waited: seconds in which threads of this process (those still alive) were ready but had no processor (Linux).
+    throttled: seconds in which this container was stopped by its CPU limit.
+    major_faults: pages of this process read from a disk; swapped: bytes that the machine moved to and from swap.
+    recompiles: graphs compiled by torch.compile.
+    alloc_retries: how often the GPU's cache had to be freed for an allocation.
     """
 
     seconds: float = 0.0
@@ -51,23 +49,23 @@ class Counters:
     alloc_retries: int = 0
 
     def since(self, before: Counters) -> Counters:
-        """What was added."""
+        """The difference to an earlier reading."""
         return Counters(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
 
     def left(self, cores: float) -> bool:
-        """Of what was added: whether other programs, and the host, left this process so many cores, nearly. Of less
-        than a tenth of a second nobody can tell, because a system counts in hundredths."""
+        """Whether other programs and the host left this process nearly that many cores in the period. Undefined below a
+        tenth of a second, because systems count in hundredths."""
         others = self.busy + self.steal - self.own
         return self.seconds < 0.1 or others / self.seconds + cores <= (os.cpu_count() or 1) + _NEARLY
 
 
 def is_quiet(cores: float) -> bool:
-    """Whether so many cores of this machine had nothing to do in the last minute, nearly."""
+    """Whether nearly that many cores of this machine were idle in the last minute."""
     return psutil.getloadavg()[0] + cores <= (os.cpu_count() or 1) + _NEARLY
 
 
 def read_counters(device: str = "cpu") -> Counters:
-    """device: kind of the one that trains."""
+    """Read the counters. device: kind of the training device."""
     times = psutil.cpu_times()
     own = os.times()
     swap = psutil.swap_memory()
@@ -86,9 +84,9 @@ def read_counters(device: str = "cpu") -> Counters:
 
 
 def busiest_others(seconds: float, *, siblings: bool = True) -> list[tuple[str, int, float]]:
-    """Other processes by the cores that they take while this one sleeps for so long: name, process id, cores; those
-    that take a tenth of a core or more, busiest first. siblings: False leaves out those that the same parent started,
-    as ranks are. What this process started is its own."""
+    """Sleep, and return other processes by the cores that they used meanwhile: (name, process id, cores) for a tenth of
+    a core or more, busiest first. Children of this process are its own work. siblings: False also leaves out processes
+    with the same parent, such as ranks."""
     own = {os.getpid()} if siblings else {os.getpid(), os.getppid()}
     found = []
     for process in psutil.process_iter(["name"]):
@@ -117,7 +115,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 def _waited() -> float:
     total = 0
     for task in _TASKS.glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # it may have ended in this moment
+        with suppress(OSError, ValueError, IndexError):  # the thread may have just ended
             total += int(task.read_text().split()[1])
     return total / 1e9
 
@@ -139,7 +137,7 @@ def _major_faults() -> int:
 
 
 def _recompiles() -> int:
-    """Only where torch.compile is in use already: importing it takes seconds."""
+    """Count only if torch.compile is already imported, since importing it takes seconds."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 

@@ -1,7 +1,7 @@
-"""The operations that change a disk, one function each. `durable` is made of them, and nothing else calls them.
+"""All operations that change a disk, one function each. Only `durable` calls them.
 
-They are as thin as the system's own calls so that a test can put its own in their place: to record them, to refuse
-the n-th one, to take only a part of what is written, or to end there as a kill would. Nothing here knows of that.
+They are as thin as the system calls, so that a test can replace them: to record calls, to fail the n-th one, to write
+only a part, or to end the process as a kill would.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import stat
 from io import FileIO
 from pathlib import Path
 
-# What is not a file is told without waiting for a FIFO's other end; Windows knows neither.
+# Do not follow links, and do not wait for a FIFO's other end. Windows has neither flag.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def create(path: Path) -> FileIO:
-    """A new file, open for writing. OSError where there is one."""
+    """Create a file and open it for writing. Raises OSError if it exists."""
     return open(path, "xb", buffering=0)
 
 
 def open_end(path: Path) -> FileIO:
-    """A file, made if missing, open for writing at its end. OSError for a link and for what is no file."""
+    """Open a file for appending, creating it if missing. Raises OSError for a link or anything but a regular file."""
     return open(path, "ab", buffering=0, opener=open_itself)
 
 
 def open_itself(path: str | Path, flags: int) -> int:
-    """The handle of a file under its own name: OSError for a link, behind which another's file could lie, and for a
-    FIFO or a device. flags: of `os.open`. Children do not inherit it."""
+    """Open a file without following links, and return its handle. Raises OSError for a link, a FIFO or a device. flags:
+    of `os.open`. Children do not inherit the handle."""
     name = os.path.basename(path)
     try:
         handle = os.open(path, flags | _NO_LINK, 0o666)
     except OSError as error:
         if os.path.islink(path):
             raise OSError(errno.ELOOP, f"{name} is a link") from None
-        if error.errno == errno.ENXIO:  # a FIFO that nobody reads, or a socket
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, or a socket
             raise OSError(errno.ELOOP, f"{name} is not a regular file") from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -46,7 +46,7 @@ def open_itself(path: str | Path, flags: int) -> int:
 
 
 def write(file: FileIO, data: memoryview) -> int:
-    """How many bytes were taken; fewer than there are where the disk is about to be full."""
+    """Write and return the number of bytes written, which can be fewer on a nearly full disk."""
     return file.write(data)
 
 
@@ -55,13 +55,13 @@ def truncate(file: FileIO, size: int) -> None:
 
 
 def sync_file(file: FileIO) -> None:
-    """Return when its content is on the disk."""
+    """Flush a file's content to the disk."""
     os.fsync(file.fileno())
 
 
 def sync(path: Path) -> None:
-    """Return when a file's content, or a folder's names, are on the disk. Windows cannot open folders; it flushes
-    renames by itself."""
+    """Flush a file's content or a folder's entries to the disk. Windows cannot open folders and flushes renames
+    itself."""
     if os.name == "nt" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -76,7 +76,7 @@ def chmod(path: Path, mode: int) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """A folder that has something in it is not replaced."""
+    """Rename; does not replace a non-empty folder."""
     os.rename(source, target)
 
 
@@ -93,10 +93,10 @@ def make_folder(path: Path, exist_ok: bool = False) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """An empty one."""
+    """Remove an empty folder."""
     path.rmdir()
 
 
 def remove_tree(path: Path, ignore_errors: bool = False) -> None:
-    """A folder and all that is in it, one after another. ignore_errors: what cannot be removed stays."""
+    """Remove a folder with its content. ignore_errors: skip what cannot be removed."""
     shutil.rmtree(path, ignore_errors=ignore_errors)

@@ -1,10 +1,10 @@
-"""Every persistent write of the package: whole or absent after a kill, on the disk when the call returns.
+"""All persistent writes of the package: complete or absent after a kill, and on the disk when the call returns.
 
-A file is written under a hidden temporary name beside its place, flushed to the disk, moved there by one rename, and
-the folder is flushed as well, so that a reader sees the old content or the new and a power failure loses neither.
-`staged_folder` does the same for a folder. The trade-off: a flush costs milliseconds, so nothing here belongs in an
-inner loop. Failures of the disk are EnvironmentFaults that name the path and leave no temporary file behind. All that
-changes the disk goes through `disk`, where tests make it fail.
+A file is written under a hidden temporary name in the same folder, flushed, and renamed; then the folder is flushed. So
+a reader sees the old content or the new one, and a power failure loses neither. `staged_folder` does the same for a
+folder. The trade-off: a flush costs milliseconds, so nothing here belongs in an inner loop. Disk errors are
+EnvironmentFaults that name the path and leave no temporary file. All changes go through `disk`, where tests make them
+fail.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from surefoot.system import disk
 from surefoot.system.errors import EnvironmentFault, Fault
 
 LOCK = ".lock"
-_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # what `_hidden_beside` makes
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)  # names made by `_hidden_beside`
 _REPLACED = ".replaced-"
 _CHUNK = 1 << 20  # bytes per read when hashing
-_ABANDONED = 3 * 24 * 3600  # seconds without a change after which nobody is at work any more
-_unfinished: set[Path] = set()  # hidden files and folders that this process is filling
+_ABANDONED = 3 * 24 * 3600  # seconds without a change after which a file counts as abandoned
+_unfinished: set[Path] = set()  # hidden files and folders that this process is writing
 _ADVICE = {
     errno.ENOSPC: "free some space or write to another disk",
     errno.EDQUOT: "your disk quota is used up: free some space or write to another disk",
@@ -39,41 +39,41 @@ _ADVICE = {
     errno.EPERM: "choose a folder that you may write to",
     errno.EROFS: "choose a folder that you may write to",
     errno.ELOOP: "remove it, or name another folder",
-    errno.EEXIST: "it exists already: choose another name or remove it",
-    errno.ENOTEMPTY: "it exists already: choose another name or remove it",
+    errno.EEXIST: "it already exists: choose another name or remove it",
+    errno.ENOTEMPTY: "it already exists: choose another name or remove it",
 }
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of `path`. The mode obeys umask. Raises EnvironmentFault; the old content then stands."""
+    """Replace the content of `path`, with a mode by umask. Raises EnvironmentFault; the old content is then kept."""
     with _replacement(Path(path)) as file:
         write_all(file, data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` in UTF-8, line ends as they are."""
+    """Like `write_bytes`, encoded as UTF-8, with line ends unchanged."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def make_executable(path: Path) -> None:
-    """Whoever may read a file may start it."""
+    """Make a file executable for everyone who may read it."""
     with faults_named(path):
         mode = path.stat().st_mode
         disk.chmod(path, mode | (mode & 0o444) >> 2)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, UTF-8, keys in the order given. NaN and infinity raise ValueError: they are not JSON."""
+    """Write indented JSON as UTF-8, with keys in the given order. Raises ValueError for NaN and infinity."""
     write_text(path, json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """What `write_json` writes."""
+    """The text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """`write_bytes` with the content of `source`, a piece at a time."""
+    """Like `write_bytes` with the content of `source`, in chunks."""
     with open(source, "rb") as original, _replacement(Path(path)) as file:
         while chunk := original.read(_CHUNK):
             write_all(file, chunk)
@@ -202,7 +202,7 @@ def remove(path: Path) -> None:
 
 
 def move(path: Path, target: Path) -> None:
-    """Give a file or folder another name, in place of what has that name now."""
+    """Rename a file or folder, replacing the target."""
     with faults_named(path):
         if _is_folder(target):
             disk.remove_tree(target)
@@ -211,10 +211,10 @@ def move(path: Path, target: Path) -> None:
 
 
 def empty_folder(folder: Path, last: str, ours: Callable[[str], bool]) -> None:
-    """Delete what is ours in a folder, which itself stays, with its lock.
+    """Delete surefoot's files in a folder, but not the folder itself or its lock.
 
-    last: the file that stands until all else is gone.
-    ours: whether a file or folder of this name may go.
+    last: the file that is deleted last.
+    ours: whether a file or folder of this name may be deleted.
     """
     with faults_named(folder):
         trash = _hidden_beside(folder / "emptied")
@@ -226,13 +226,12 @@ def empty_folder(folder: Path, last: str, ours: Callable[[str], bool]) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a name is one that only work in progress, or a kill in the middle of it, leaves."""
+    """Whether a name is that of an unfinished write, in progress or interrupted by a kill."""
     return path.name == LOCK or _TEMPORARY.fullmatch(path.name) is not None
 
 
 def discard_unfinished() -> None:
-    """Remove what this process has begun to write and not finished; for a thread that is about to end the process by
-    `os._exit`."""
+    """Remove this process's unfinished writes; for a thread that is about to call `os._exit`."""
     for path in list(_unfinished):
         if path.is_dir():
             disk.remove_tree(path, ignore_errors=True)
@@ -242,7 +241,7 @@ def discard_unfinished() -> None:
 
 
 def clear_temporary(folder: Path) -> None:
-    """Remove the half-written files and folders of killed processes. Call it with the folder locked."""
+    """Remove the unfinished writes of killed processes. Call it with the folder locked."""
     with faults_named(folder):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
@@ -250,18 +249,18 @@ def clear_temporary(folder: Path) -> None:
 
 
 def clear_abandoned(folder: Path) -> None:
-    """Remove the half-written files and folders in it that nothing was written to for days: whoever began them was
-    killed, here or on another machine. For a folder that no process has to itself."""
+    """Remove unfinished writes that did not change for days: their process was killed, here or on another machine. For
+    folders that several processes share."""
     oldest = time.time() - _ABANDONED
     for path in folder.iterdir():
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another process removed it first
             parts = [path, *(path.iterdir() if _is_folder(path) else ())]
             if _TEMPORARY.fullmatch(path.name) and all(part.stat().st_mtime < oldest for part in parts):
                 disk.remove_tree(path) if _is_folder(path) else disk.unlink(path)
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path itself, absolute, or the nearest folder above it that is there and may be seen."""
+    """The absolute path itself, or its nearest existing and accessible parent."""
     place = path.absolute()
     while not os.path.exists(place):
         place = place.parent
@@ -269,8 +268,8 @@ def nearest_existing(path: Path) -> Path:
 
 
 def require_writable(folder: Path) -> None:
-    """EnvironmentFault unless a folder can be made where `folder` is or would be. Tried, for permission bits tell less:
-    they know nothing of read-only disks, of /proc, of quotas."""
+    """Raises EnvironmentFault unless a folder can be created at `folder`. Tests by creating one, because permission
+    bits do not show read-only disks, /proc or quotas."""
     probe = _hidden_beside(nearest_existing(Path(os.path.realpath(folder))) / "probe")
     with faults_named(folder):
         disk.make_folder(probe)
@@ -288,17 +287,17 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def _replacement(path: Path) -> Iterator[FileIO]:
-    """A hidden file to fill, which takes the place of `path` when the block ends and disappears when it raises."""
+    """Yield a hidden file that replaces `path` at the end of the block and is removed if the block raises."""
     staging = _hidden_beside(path)
     with faults_named(path), _filling(staging):
         try:
             with disk.create(staging) as file:
                 yield file
-                # Before the rename: else a power failure could leave the new name with nothing in it.
+                # Flush before the rename: otherwise a power failure could leave an empty file under the new name.
                 disk.sync_file(file)
             disk.replace(staging, path)
         except BaseException:
-            # The error that stopped the write is the one to tell, not that its rest stayed.
+            # Report the original error, not that the temporary file could not be removed.
             with suppress(OSError):
                 disk.unlink(staging)
             raise
@@ -306,11 +305,11 @@ def _replacement(path: Path) -> Iterator[FileIO]:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """All of the data, though a disk may take less than it is given, which is no error of its own."""
+    """Write all of the data, continuing after short writes."""
     rest = memoryview(data)
     while rest:
         taken = disk.write(file, rest)
-        if not taken:  # nor refused: this would go on for ever
+        if not taken:  # no error either: avoid an endless loop
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rest = rest[taken:]
 
@@ -325,18 +324,18 @@ def _filling(path: Path) -> Iterator[None]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Itself, and not by a link to one: what lies behind a link is another's."""
+    """Whether it is a real folder: a link could lead to somebody else's."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _hidden_beside(path: Path) -> Path:
-    """In the same folder, so that the rename stays within one file system; hidden, so that no reader picks it up."""
+    """A temporary name in the same folder, so that the rename stays in one file system; hidden from readers."""
     return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """What the disk refuses in the block, as an EnvironmentFault that names `path`."""
+    """Turn disk errors in the block into an EnvironmentFault that names `path`."""
     try:
         yield
     except OSError as error:

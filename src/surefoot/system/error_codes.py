@@ -1,7 +1,7 @@
-"""The kinds of faults that users meet, each with a stable code; `surefoot explain CODE` and docs/errors.md show them.
+"""The kinds of user errors, each with a stable code; `surefoot explain CODE` and docs/errors.md show them.
 
-A code names the kind of problem, not the place: `Fault.where` names the place and `Fault.what` the details. Messages
-may be reworded at any time; codes stay, so that scripts can rely on them and a search finds the same page tomorrow.
+A code names the kind of problem; `Fault.where` names the place and `Fault.what` the details. Messages may be reworded
+at any time; codes do not change, so that scripts and web searches can rely on them.
 """
 
 from __future__ import annotations
@@ -23,36 +23,34 @@ class ErrorCode(NamedTuple):
 CODES: dict[str, ErrorCode] = {
     # The command line
     "SF-USE-FLAG": ErrorCode(
-        "A flag, argument or key does not exist here, lacks its value or has a wrong one, or contradicts another.",
+        "A flag, argument or key does not exist, has no value or a wrong one, or contradicts another.",
         "Read the command's --help.",
     ),
     "SF-USE-OUTPUT": ErrorCode(
-        "The output path is taken, often by files that surefoot did not write. No flag replaces those.",
+        "The output path already exists, perhaps with files that surefoot did not write. No flag replaces those.",
         "Choose another path, or move the files away; --overwrite replaces only what surefoot wrote.",
     ),
     "SF-USE-FOLDER": ErrorCode(
-        "The folder is not what the command works on: a run, a checkpoint, a capture or a failure folder.",
-        "Name the folder that `surefoot train` (or capture) wrote; a run that is not finished goes on with --resume.",
+        "The folder is not of the kind that the command needs: a run, a checkpoint, a capture or a failure folder.",
+        "Name the folder that `surefoot train` (or capture) wrote; continue an unfinished run with --resume.",
     ),
     # The config
     "SF-CONFIG-FILE": ErrorCode("The config cannot be read.", "Check path, permissions and encoding (UTF-8)."),
     "SF-CONFIG-YAML": ErrorCode(
-        "The config is not YAML that surefoot reads: a syntax error, a key twice, several documents, or too deep.",
-        "Mend the line that is named; docs/configuration.md shows the form.",
+        "The config is not valid YAML for surefoot: a syntax error, a duplicate key, several documents, or too deep.",
+        "Fix the line that is named; docs/configuration.md shows the format.",
     ),
     "SF-CONFIG-KEY": ErrorCode(
         "The config has a key that surefoot does not know.",
-        "`surefoot explain` lists all keys; the message names near ones.",
+        "`surefoot explain` lists all keys; the message names similar ones.",
     ),
-    "SF-CONFIG-VALUE": ErrorCode(
-        "A key has a value that it cannot take.", "`surefoot explain KEY` says what may stand there."
-    ),
+    "SF-CONFIG-VALUE": ErrorCode("A key has an invalid value.", "`surefoot explain KEY` lists the allowed values."),
     "SF-CONFIG-CONFLICT": ErrorCode(
         "Two settings exclude each other, or a setting needs something that this model, data set or machine lacks.",
-        "Change one of the two; the message names both. Leave a key at `auto` to have it decided.",
+        "Change one of the two; the message names both. A key at `auto` is decided by surefoot.",
     ),
     "SF-CONFIG-OVERRIDE": ErrorCode(
-        "A key=value on the command line cannot be applied.", "Write it as the config does: optim.lr=1e-4."
+        "A key=value on the command line cannot be applied.", "Write it as in the config: optim.lr=1e-4."
     ),
     # Files and the disk
     "SF-FILE-MISSING": ErrorCode(
@@ -60,67 +58,67 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-FILE-UNREADABLE": ErrorCode(
         "A file cannot be read: no permission, not the expected format, not UTF-8, or damaged.",
-        "Get the file again, or mend the place that is named.",
+        "Get the file again, or fix the place that is named.",
     ),
     "SF-FILE-WRITE": ErrorCode(
-        "A file cannot be written.", "Check permissions and free space. What was there before is untouched."
+        "A file cannot be written.", "Check permissions and free space. The previous content is unchanged."
     ),
     "SF-DISK-FULL": ErrorCode(
-        "The disk has less room than is needed.",
-        "Free some, keep fewer checkpoints (checkpoint.keep), or use another disk.",
+        "The disk does not have enough free space.",
+        "Free some space, keep fewer checkpoints (checkpoint.keep), or use another disk.",
     ),
-    "SF-FOLDER-BUSY": ErrorCode("Another process uses the folder.", "Wait for it, or end it."),
+    "SF-FOLDER-BUSY": ErrorCode("Another process uses the folder.", "Wait for it to end, or stop it."),
     # Data
     "SF-DATA-FILE": ErrorCode(
         "A data file is not what its name says: an unknown kind, malformed JSON, CSV, Parquet or gzip, or not UTF-8.",
-        "Mend the line that is named; docs/sources.md lists the kinds.",
+        "Fix the line that is named; docs/sources.md lists the kinds of files.",
     ),
     "SF-DATA-FORMAT": ErrorCode(
-        "The records have a layout that surefoot does not know, or that this method cannot learn from.",
-        "docs/formats.md lists the layouts; name columns with data.columns, or read them with a function of your own.",
+        "The records have a format that surefoot does not know, or that this method cannot train on.",
+        "docs/formats.md lists the formats; name columns with data.columns, or write a function that reads them.",
     ),
     "SF-DATA-ROW": ErrorCode(
-        "A record is faulty.",
-        "Mend or remove it; the message names file, line and row. `surefoot data` shows all of them.",
+        "A record is invalid.",
+        "Fix or remove it; the message names file, line and row. `surefoot data` lists all of them.",
     ),
     "SF-DATA-PICTURE": ErrorCode(
-        "A picture is missing, damaged, too large, or named where none can be learned.",
-        "Mend the file or the record; docs/images.md says which pictures are read, and by which models.",
+        "A picture is missing, damaged, too large, or used with a model or method that takes none.",
+        "Fix the file or the record; docs/images.md lists the supported pictures and models.",
     ),
     "SF-DATA-EMPTY": ErrorCode(
-        "A file or a prompt is empty, or nothing to learn from is left of the data.",
-        "Check the file and the share that is taken of it.",
+        "A file or a prompt is empty, or no training data is left.",
+        "Check the file and the share of it that is used.",
     ),
     "SF-DATA-DESCRIPTION": ErrorCode(
-        "dataset_info.json describes a data set in a way that cannot be followed.",
-        "Mend the entry; docs/sources.md says what it may hold.",
+        "dataset_info.json has an invalid entry for a data set.",
+        "Fix the entry; docs/sources.md describes its keys.",
     ),
     "SF-DATA-HUB": ErrorCode(
-        "A data set of the hub has no such subset, split or data file, or is built by code, which is never run.",
-        "Name subset and split, or data files that can be read as they are.",
+        "A data set on the hub lacks the subset, split or data file, or needs code, which surefoot never runs.",
+        "Name an existing subset and split, or data files.",
     ),
     "SF-DATA-SHARES": ErrorCode(
-        "The parts that are asked for cannot be taken: weights, shares, samples or a held-out part leave nothing.",
+        "The requested parts of the data are impossible: weights, shares, samples or a held-out part leave nothing.",
         "Change data.eval, the weights or num_samples.",
     ),
     "SF-DATA-TEMPLATE": ErrorCode(
         "The chat template is missing, cannot be rendered, or does not fit the tokenizer.",
-        "Name another with data.template; docs/templates.md lists them.",
+        "Name another one with data.template; docs/templates.md lists them.",
     ),
     "SF-DATA-LENGTH": ErrorCode(
         "A text is longer than the model or the setting allows.", "Shorten it, or raise the limit that is named."
     ),
     "SF-LABEL-PAD": ErrorCode(
-        "PAD is a token that is learned, so answers would lose it.",
+        "PAD is a token that answers contain, so its labels would be masked.",
         "Choose another tokenizer.pad, or leave it at auto.",
     ),
     "SF-LABEL-STOP": ErrorCode(
-        "An answer does not end with a stop token that is learned, so the model would not learn to stop.",
-        "Use a template that ends each answer with the tokenizer's end of sequence.",
+        "An answer does not end with a trained stop token, so the model would not learn to stop.",
+        "Use a template that ends each answer with the tokenizer's EOS token.",
     ),
     # The hub and other servers
     "SF-HUB-ACCESS": ErrorCode(
-        "The hub refuses access: gated, private, no token, or a token without the right.",
+        "The hub denies access: gated, private, no token, or a token without permission.",
         "Accept the model's terms on its page, then `hf auth login`.",
     ),
     "SF-HUB-MISSING": ErrorCode(
@@ -128,18 +126,18 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-HUB-OFFLINE": ErrorCode(
         "Files are not in the cache, and the hub cannot be reached.",
-        "Download them where there is a network, or unset HF_HUB_OFFLINE.",
+        "Download them while online, or unset HF_HUB_OFFLINE.",
     ),
     "SF-HUB-PUSH": ErrorCode(
-        "A model cannot be uploaded as it is: its name, its visibility, or what its files hold.",
+        "A model cannot be uploaded because of its name, its visibility, or the content of its files.",
         "Do what the message names, then push again.",
     ),
     "SF-SERVER": ErrorCode(
-        "A server of yours (vLLM, a reward model) does not answer as expected.", "Check address, version and its log."
+        "A server of yours (vLLM, a reward model) does not answer as expected.", "Check its address, version and log."
     ),
     # Models, tokenizers and adapters
     "SF-MODEL-WEIGHTS": ErrorCode(
-        "Weight files are missing, damaged, pickled, or do not lie where the index says.",
+        "Weight files are missing, damaged, pickled, or not where the index says.",
         "Get the files again; `surefoot convert` reads pickled ones safely.",
     ),
     "SF-MODEL-KEYS": ErrorCode(
@@ -147,157 +145,159 @@ CODES: dict[str, ErrorCode] = {
         "`surefoot convert` recognises other layouts and renames them.",
     ),
     "SF-MODEL-KIND": ErrorCode(
-        "The model is of a kind that cannot be trained here, or that this command does not take.",
-        "docs/families.md lists what can.",
+        "Models of this kind cannot be trained, or not be used with this command.",
+        "docs/families.md lists the supported models.",
     ),
     "SF-MODEL-QUANTISED": ErrorCode(
-        "The model's weights are stored in a quantised form that is not read (bitsandbytes, NVFP4, 3 bits, ...).",
-        "Take the model that it was made from; precision.base: nf4 or int8 quantises that while it is loaded.",
+        "The model's weights are stored in an unsupported quantised format (bitsandbytes, NVFP4, 3 bits, ...).",
+        "Use the original model; precision.base: nf4 or int8 quantises it while loading.",
     ),
     "SF-MODEL-NUMBERS": ErrorCode(
         "Weights or logits are NaN, infinite or too large, or a position sees later tokens.",
-        "Get the model again; use another precision if its values need it.",
+        "Get the model again, or use another precision if its values need it.",
     ),
     "SF-TOKENIZER": ErrorCode(
-        "The tokenizer cannot be read, has no fast form, lacks a token, or differs from the one that is needed.",
-        "Use the tokenizer files that belong to the model.",
+        "The tokenizer cannot be read, has no fast version, lacks a token, or is not the expected one.",
+        "Use the model's own tokenizer files.",
     ),
     "SF-ADAPTER-TARGETS": ErrorCode(
         "adapter.targets or modules_to_save names modules that do not exist, or weights that cannot carry an adapter.",
-        "Use all-linear, or names of the message's list.",
+        "Use all-linear, or names from the list in the message.",
     ),
     "SF-ADAPTER-SHALLOW": ErrorCode(
-        "The adapter would leave most of the decoder's weights out, which nobody asked for (the experts of a mixture).",
-        "Take the way that the message names to reach them, or adapter.experts: false to leave them frozen.",
+        "The adapter would miss most of the decoder's weights, such as the experts of a mixture.",
+        "Follow the message to reach them, or set adapter.experts: false to leave them frozen.",
     ),
     "SF-ADAPTER-FIT": ErrorCode(
-        "The adapter does not fit: another base, vocabulary or shape, or settings that cannot be carried over.",
-        "Name the base that it was trained over.",
+        "The adapter does not fit: another base, vocabulary or shape, or settings that cannot be converted.",
+        "Name the base model that it was trained on.",
     ),
     "SF-ADAPTER-DORA": ErrorCode(
         "DoRA cannot be used for this weight: its rows have norm zero, or it is an embedding, expert or router.",
-        "Leave the module out, or use lora.",
+        "Remove the module from adapter.targets, or use lora.",
     ),
     "SF-BOS": ErrorCode(
-        "The scaled BOS embedding cannot be had with this model or tokenizer, or its factor is missing or wrong.",
-        "docs/bos.md says what it needs.",
+        "A scaled BOS embedding is not possible with this model or tokenizer, or its factor is missing or wrong.",
+        "docs/bos.md lists its requirements.",
     ),
     "SF-CONVERT-LAYOUT": ErrorCode(
-        "The weights cannot be turned into the layout that is asked for, or theirs is not clear.",
-        "docs/convert.md lists the layouts and what each needs (such as --base).",
+        "The weights cannot be converted to the requested layout, or their own layout is ambiguous.",
+        "docs/convert.md lists the layouts and their requirements (such as --base).",
     ),
     "SF-CONVERT-ZERO": ErrorCode(
-        "A DeepSpeed checkpoint is incomplete or was written in a way that cannot be put together.",
-        "Bring the files of all ranks together.",
+        "A DeepSpeed checkpoint is incomplete or has a format that cannot be merged.",
+        "Put the files of all ranks into one folder.",
     ),
     # A run
     "SF-PLAN-BROKEN": ErrorCode(
-        "What was built is not what the plan says (types, parameters, kernel, engine). The run stops before step 1.",
-        "This is a fault of surefoot or of a library: report it with plan.json and environment.json.",
+        "The model or engine does not match the plan (types, parameters, kernel). The run stops before step 1.",
+        "This is a bug of surefoot or of a library: report it with plan.json and environment.json.",
     ),
     "SF-FAST-PATH": ErrorCode(
-        "A fast path computes something else than the plain one on this model.",
-        "Turn it off; the message names the key.",
+        "A fast path computes other values than the plain code on this model.",
+        "Disable it; the message names the key.",
     ),
     "SF-MEMORY": ErrorCode(
-        "Memory ran out, or would by forecast.",
-        "Smaller batch.micro, gradient_checkpointing: on, shorter data.max_length, an adapter, or nf4.",
+        "Memory ran out, or would according to the forecast.",
+        "Lower batch.micro or data.max_length, set gradient_checkpointing: on, or use an adapter or nf4.",
     ),
-    "SF-DEVICE": ErrorCode("The device failed.", "Go on with --resume; if it fails again, test the device."),
+    "SF-DEVICE": ErrorCode("The device failed.", "Continue with --resume; if it fails again, test the device."),
     "SF-PARALLEL": ErrorCode(
-        "The processes of a run do not fit together (number, launcher's variables, engine) or cannot reach each other.",
+        "The processes of a run do not match (number, launcher's variables, engine) or cannot reach each other.",
         "docs/several-processes.md says how to start them.",
     ),
     "SF-RANKS-DIFFER": ErrorCode(
-        "Processes of one run hold different values or see different files, or a process is gone.",
-        "Give all machines the same files, then go on with --resume.",
+        "Processes of one run have different values or files, or a process has ended.",
+        "Give all machines the same files, then continue with --resume.",
     ),
     "SF-PACKAGE": ErrorCode(
-        "A package that this needs is not installed, or not usable here.", "Install what the message names."
+        "A required package is not installed, or does not work here.", "Install what the message names."
     ),
     "SF-OWN-FUNCTION": ErrorCode(
-        "A function of yours (loss, metric, reward, record reader) is missing, raised, or returned something else.",
-        "docs/python.md says what each is given and returns.",
+        "Your function (loss, metric, reward, record reader) is missing, raised, or returned a wrong value.",
+        "docs/python.md describes their arguments and return values.",
     ),
     "SF-DIVERGED": ErrorCode(
-        "The numbers went wrong and stayed wrong: loss, gradients or optimizer moments are NaN or infinite.",
-        "`surefoot replay` on the failure folder names the first module; lower the rate, or resume earlier.",
+        "The run diverged: loss, gradients or optimizer moments stayed NaN or infinite.",
+        "`surefoot replay` on the failure folder names the first module; lower the learning rate, or resume earlier.",
     ),
     "SF-PPO": ErrorCode(
-        "PPO cannot go on: answers are empty or not scored, or the policy left its bounds again and again.",
-        "docs/ppo.md, under When training is held back, says what each means.",
+        "PPO cannot continue: answers are empty or not scored, or the policy repeatedly left its bounds.",
+        "docs/ppo.md explains each under When training is held back.",
     ),
     "SF-GRPO": ErrorCode(
-        "GRPO cannot go on: answers are empty or not scored, no group's scores differ, or ratios left their bound.",
-        "docs/grpo.md, under what stops a run, says what each means.",
+        "GRPO cannot continue: answers are empty or not scored, no group's scores differ, or ratios left their bound.",
+        "docs/grpo.md explains each under what stops a run.",
     ),
     "SF-GRPO-MISMATCH": ErrorCode(
-        "The engine that draws GRPO's answers finds them more or less likely than the code that learns does.",
-        "See that it serves these weights in this type; docs/grpo.md, under engine and trainer, says what corrects it.",
+        "The engine that samples GRPO's answers gives them other log-probabilities than the trainer.",
+        "Check that it serves these weights in this type; see docs/grpo.md, under engine and trainer.",
     ),
     "SF-NOTHING-LEARNED": ErrorCode(
-        "A run on rewards learned nothing: no scores ever differed, every update was cut, or the adapter never moved.",
-        "docs/grpo.md, under a run that learns nothing, says what each means. Nothing was published.",
+        "A run on rewards learned nothing: scores never differed, every update was cut, or the adapter never moved.",
+        "docs/grpo.md explains each under a run that learns nothing. Nothing was published.",
     ),
     "SF-REWARD": ErrorCode(
-        "A reward of grpo.rewards is none that surefoot knows, lacks a key, or finds no right answer in a record.",
+        "A reward in grpo.rewards is unknown, lacks a key, or finds no reference answer in a record.",
         "docs/grpo.md lists the rewards and their keys.",
     ),
     # Checkpoints
     "SF-CHECKPOINT-DAMAGED": ErrorCode(
-        "A checkpoint, log or record is not what was written: bytes changed, files missing or added.",
-        "Use an older checkpoint; `surefoot verify` shows which verify.",
+        "A checkpoint, log or record is not as written: bytes changed, files missing or added.",
+        "Use an older checkpoint; `surefoot verify` shows which are intact.",
     ),
-    "SF-CHECKPOINT-NONE": ErrorCode("There is no checkpoint to go on from.", "Start the run without --resume."),
+    "SF-CHECKPOINT-NONE": ErrorCode("There is no checkpoint to resume from.", "Start the run without --resume."),
     "SF-SERVED-BASE": ErrorCode(
-        "A server answers with the base model: it took the adapter, or a model of that name, and does not apply it.",
-        "Name the adapter with --name; where it is named, its keys have another prefix than the server's modules.",
+        "A server answers like the base model: it accepted the adapter, or its name, but does not apply it.",
+        "Name the adapter with --name; if it is named, its keys and the server's modules have different prefixes.",
     ),
     "SF-SERVED-OTHER": ErrorCode(
-        "A server's log-probabilities are neither those of the trained model nor those of its base.",
-        "Check which adapter and base it serves, the adapter's scale, and whether it quantises.",
+        "A server's log-probabilities match neither the trained model nor its base.",
+        "Check its adapter, base, adapter scale and quantisation.",
     ),
     "SF-SERVED-UNDECIDED": ErrorCode(
-        "Training changed less than rounding does, so trained model and base cannot be told apart in what is served.",
+        "Training changed less than rounding, so the served model could be the trained one or its base.",
         "Serve in fp32, compare on data like the training's (--data), or give --threshold.",
     ),
     "SF-SERVED-TEMPLATE": ErrorCode(
-        "A server lays dialogues out in other tokens than training did.",
-        "Serve with the tokenizer and chat template that lie beside the trained model.",
+        "A server formats dialogues with other tokens than training.",
+        "Serve with the tokenizer and chat template in the trained model's folder.",
     ),
     "SF-SERVED-STOP": ErrorCode(
         "The token that ended answers in training does not end them on the server.",
         "Serve with the trained model's generation_config.json, or send stop_token_ids with every request.",
     ),
     "SF-VERIFY-DIFFERS": ErrorCode(
-        "Two runs or checkpoints are not identical.", "The table names the differences; `surefoot compare` says why."
+        "Two runs or checkpoints are not identical.",
+        "The table lists the differences; `surefoot compare` explains them.",
     ),
     "SF-RESUME-CHANGED": ErrorCode(
-        "What the run goes on from belongs to another config, model, data set, tokenizer or loss.",
-        "Restore it, or start another run.",
+        "The checkpoint belongs to another config, model, data set, tokenizer or loss.",
+        "Restore the original, or start another run.",
     ),
     # After training
     "SF-EVALUATE": ErrorCode(
         "An evaluation cannot be made or compared: unknown sets or tasks, other inputs, or another evaluation's files.",
-        "docs/evaluate.md says what goes together.",
+        "docs/evaluate.md describes each evaluation's requirements.",
     ),
     "SF-EXPORT": ErrorCode(
-        "The export cannot be made, or does not compute what the trained model computes. Nothing is left behind.",
-        "docs/export.md lists what can be exported in which form.",
+        "The export cannot be made, or does not compute the same as the trained model. Nothing was written.",
+        "docs/export.md lists what can be exported in which format.",
     ),
-    "SF-REPLAY": ErrorCode("The step cannot be taken again as it was.", "Restore the files that the message names."),
+    "SF-REPLAY": ErrorCode("The step cannot be repeated as it was.", "Restore the files that the message names."),
     "SF-TUNE": ErrorCode(
-        "No setting could be tried, or none passed.", "Mend what the message names; `surefoot plan` shows the forecast."
+        "No setting could be tried, or none passed.", "Fix what the message names; `surefoot plan` shows the forecast."
     ),
     # Other tools' configs and commands
     "SF-TRANSLATE-COMMAND": ErrorCode(
-        "The command or config is not one that surefoot reads.", "docs/dialects.md lists tools and commands."
+        "The command or config is not one that surefoot can translate.", "docs/dialects.md lists tools and commands."
     ),
     "SF-TRANSLATE-SETTING": ErrorCode(
-        "A setting of the other tool has no counterpart, or a value that cannot be read.",
-        "Take it out, or set the key of surefoot that comes nearest.",
+        "A setting of the other tool has no counterpart, or an invalid value.",
+        "Remove it, or set the closest key of surefoot.",
     ),
     "SF-TRANSLATE-SCRIPT": ErrorCode(
-        "The script does what cannot be read from its text.", "Write a config: `surefoot init MODEL DATA` begins one."
+        "The script does something that cannot be read from its text.",
+        "Write a config: `surefoot init MODEL DATA` begins one.",
     ),
 }

@@ -1,7 +1,7 @@
-"""What can go wrong, by whose hand, and the exit code that says so.
+"""Errors by cause, each with its exit code.
 
-Every error that a user can meet is a `SurefootError`. The command line prints its faults, one line each,
-and exits with its code; the traceback appears only with `--debug`.
+Every error that a user can meet is a `SurefootError`. The command line prints its faults, one line each, and exits with
+its code; the traceback appears only with `--debug`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NO_MEMORY = "SF-MEMORY"  # code of a fault: less memory than is needed, by forecast or as it ran out
+NO_MEMORY = "SF-MEMORY"  # code of faults about memory, forecast or actual
 
 
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong.
 
-    where: "file:line:column", a dotted key, a tensor name: what a reader can go to
-    what:  what is wrong there
-    fix:   what to do about it; may be empty where `what` already says it
-    code:  the kind of problem, a key of `surefoot.system.error_codes.CODES`
+    where: the place: "file:line:column", a dotted key, a tensor name.
+    what: what is wrong there.
+    fix: what to do about it; may be empty if `what` already says it.
+    code: the kind of problem, a key of `surefoot.system.error_codes.CODES`.
     """
 
     where: str
@@ -33,7 +33,7 @@ class Fault:
 
 
 class SurefootError(Exception):
-    """A failure with an exit code and one line per fault. Use a subclass."""
+    """A failure with an exit code and one line per fault. Raise a subclass."""
 
     exit_code = 1
 
@@ -45,40 +45,39 @@ class SurefootError(Exception):
 
 
 class InputError(SurefootError):
-    """The user's config, data, model files or flags."""
+    """Wrong user input: config, data, model files or flags."""
 
     exit_code = 2
 
 
 class EnvironmentFault(SurefootError):
-    """Disk, device, memory, network, missing gated access."""
+    """A problem of the environment: disk, device, memory, network, access to the hub."""
 
     exit_code = 3
 
 
 class IntegrityError(SurefootError):
-    """No checkpoint that verifies, or one that does not belong to this run."""
+    """No checkpoint verifies, or it does not belong to this run."""
 
     exit_code = 4
 
 
 class Diverged(SurefootError):
-    """The numbers went wrong and stayed wrong."""
+    """The run diverged: the loss, gradients or moments stayed non-finite."""
 
     exit_code = 5
 
 
 class NothingLearned(SurefootError):
-    """The run came to its end, and nothing was learned: there is nothing to publish."""
+    """The run finished but learned nothing, so nothing is published."""
 
     exit_code = 7
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust broke off on what it was given. That is no Exception, so nothing else takes it
-    up."""
+    """Whether a library written in Rust panicked. A panic is not an Exception, so `except Exception` misses it."""
     return type(error).__module__ == "pyo3_runtime"
 
 
-NOT_REPRODUCED_EXIT_CODE = 6  # a replay that does not find what was recorded
+NOT_REPRODUCED_EXIT_CODE = 6  # a replay that does not reproduce the recorded failure
 STOPPED_EXIT_CODE = 75  # stopped early and resumable (EX_TEMPFAIL: "try again later")

@@ -1,6 +1,6 @@
-"""Locks of run folders: one process works in a folder at a time.
+"""Locks of run folders: only one process works in a folder at a time.
 
-The kernel holds a lock and drops it with its process, however that ends; the lock's file says who holds it.
+The kernel holds the lock and releases it when the process ends; the lock file names the holder.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from surefoot.system.errors import EnvironmentFault, Fault
 if sys.platform != "win32":
     import fcntl
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that keep none
-_HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # what a lock file says
-_LONGEST = 200  # bytes of it
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # from file systems without locks
+_HOLDER = re.compile(rb"process ([0-9]{1,9}) on (.+)", re.DOTALL)  # content of a lock file
+_LONGEST = 200  # bytes read of a lock file
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only process that works in `folder` (made if missing) while the block runs.
+    """Context manager: be the only process that works in `folder` (created if missing).
 
-    The kernel holds the lock and drops it with the process, however that ends. Raises EnvironmentFault that names the
-    holder, and where the lock's name is that of a link, of no file or of a file that is no lock, which stays as it is.
-    Windows, and file systems that keep no locks, do without.
+    The kernel releases the lock when the process ends. Raises EnvironmentFault, naming the holder, if the folder is
+    locked, and if the lock file is a link, no regular file or somebody else's file, which is left unchanged. Without
+    effect on Windows and file systems without locks.
     """
     path = Path(folder) / LOCK
     with faults_named(Path(folder)):
@@ -45,13 +45,13 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             with suppress(OSError):
-                disk.unlink(path)  # before the lock is dropped: afterwards the file may be another's
+                disk.unlink(path)  # before releasing the lock: afterwards the file may belong to another process
             os.close(handle)
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process holds `locked(folder)`, by the name in its lock file: to try the lock would keep out a run that
-    starts in that moment. A process on another machine counts for as long as its file stands."""
+    """Whether a process holds `locked(folder)`, by the name in its lock file. Trying the lock could block a run that is
+    just starting. A process on another machine counts as long as its lock file exists."""
     path = Path(folder) / LOCK
     try:
         holder = _HOLDER.fullmatch(path.read_bytes()[:_LONGEST]) if path.is_file() and not path.is_symlink() else None
@@ -65,18 +65,18 @@ def is_in_use(folder: Path) -> bool:
         os.kill(int(holder[1]), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is there, and another user's
+    except PermissionError:  # it exists and belongs to another user
         return True
     return True
 
 
 def _lock(path: Path) -> int:
-    """The open lock file, locked and with the name of this process in it."""
+    """Open and lock the lock file and write this process's name into it."""
     while True:
-        # Opened and locked are two moments: in between the holder may remove the file, and another make it anew.
+        # Between opening and locking, the holder may remove the file and another process create it again.
         handle = disk.open_itself(path, os.O_RDWR | os.O_CREAT)
         try:
-            if os.fstat(handle).st_nlink > 1:  # what is written here would stand in another's file
+            if os.fstat(handle).st_nlink > 1:  # writing would change somebody else's file
                 raise OSError(errno.ELOOP, f"{path.name} is a second name of another file")
             _require_lock_file(handle, path)
             _flock(handle, path)
@@ -88,12 +88,12 @@ def _lock(path: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its holder removed it in between: this one would keep nobody out
+        os.close(handle)  # its holder removed it in between, so this lock would be useless
 
 
 def _require_lock_file(handle: int, path: Path) -> None:
-    """OSError for another program's file, whose content would be lost. Nothing, or zeros after a power failure, is what
-    a process leaves that ended before it wrote its name."""
+    """Raises OSError for another program's file, whose content would be lost. Empty files, or zeros after a power
+    failure, are left by processes that ended before they wrote their name."""
     found = os.pread(handle, _LONGEST + 1, 0)
     if found.strip(b"\0") and (len(found) > _LONGEST or _HOLDER.fullmatch(found) is None):
         raise OSError(errno.ELOOP, f"{path.name} is a file that surefoot did not write")

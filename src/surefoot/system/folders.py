@@ -1,9 +1,9 @@
-"""The folders that surefoot writes: which kind a folder is, and whether a command may write into it.
+"""The folders that surefoot writes: the kind of a folder, and whether a command may write into it.
 
-Commands call the `require_…` functions before they import anything heavy, so that a wrong folder is answered at once;
-the code that reads the folder calls them again for callers from Python. A command may write into an empty folder, and
-over an earlier result of its own where asked to; no flag lets it overwrite or remove a file that surefoot did not
-write. A run's folder, which can also be continued, has rules of its own (`surefoot.runs.run_folder`).
+Commands call the `require_…` functions before heavy imports, so that a wrong folder is reported at once; the code that
+reads the folder calls them again for Python callers. A command may write into an empty folder, and replace its own
+earlier result on request; no flag lets it overwrite or remove a file that surefoot did not write. Run folders, which
+can be resumed, have their own rules (`surefoot.runs.run_folder`).
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
-PLAN, CONFIG = "plan.json", "config.yaml"  # of a run; the plan is written first
+PLAN, CONFIG = "plan.json", "config.yaml"  # files of a run; the plan is written first
 MANIFEST = "MANIFEST.json"
 CERTIFICATE = "export.json"
 FAILURE, FAILED_BATCH = "failure.json", "batch.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-AVERAGE = "ema"  # in a run or a checkpoint of stage ppo: the moving average of the policy
-CRITIC_FOLDER = "critic"  # there as well
+AVERAGE = "ema"  # folder in a run or checkpoint of stage ppo: the moving average of the policy
+CRITIC_FOLDER = "critic"  # in the same place: the critic
 
 
 def require_run(folder: Path) -> None:
-    """Raises InputError for a folder that is no run."""
+    """Raises InputError for a folder that is not a run."""
     for name in (PLAN, CONFIG):
         if not (folder / name).is_file():
-            raise _wrong(folder, f"is not a run folder: it has no {name}", "name the output of a run")
+            raise _wrong(folder, f"is not a run folder: it has no {name}", "name the output folder of a run")
 
 
 def require_written(folder: Path) -> None:
-    """Raises InputError for a folder without anything that could be verified."""
+    """Raises InputError for a folder with nothing to verify."""
     if any((folder / name).is_file() for name in (CERTIFICATE, MANIFEST)) or is_checkpoint(folder):
         return
     if any(CHECKPOINT.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir()):
         return
     if is_run(folder):
         what = "is a run that has no checkpoint yet, so there is nothing to verify"
-        raise _wrong(folder, what, "where it died, the same command with --resume starts at step 0")
-    raise _wrong(folder, "is neither a run folder nor a checkpoint nor an export", "name one that surefoot wrote")
+        raise _wrong(folder, what, "if it was killed, the same command with --resume starts at step 0")
+    raise _wrong(folder, "is not a run folder, a checkpoint or an export", "name one that surefoot wrote")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """By its name."""
+    """Whether it is a checkpoint, by its name."""
     return folder.name.startswith("checkpoint-")
 
 
 def is_run(folder: Path) -> bool:
-    """A failure-STEP, which has plan and config as well, is none."""
+    """Whether it is a run folder. A failure-STEP folder, which also has plan and config, is not."""
     failure = any((folder / name).is_file() for name in (FAILURE, FAILED_BATCH))
     return not failure and all((folder / name).is_file() for name in (PLAN, CONFIG))
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run that wrote this folder: itself, or the one in which it lies as a checkpoint or as an average. None where
-    surefoot did not write it, or where it was taken out of its run."""
+    """The run that wrote this folder: the folder itself, or the run that contains the checkpoint or average. None if
+    surefoot did not write it, or it was moved out of its run."""
     for place in (folder, *folder.resolve().parents):
         if (place / PLAN).is_file():
             return place
@@ -70,35 +70,35 @@ def run_of(folder: Path) -> Path | None:
 
 
 def require_failure(folder: Path) -> None:
-    """Raises InputError for a folder that records no failure."""
+    """Raises InputError for a folder without a recorded failure."""
     if not folder.is_dir():
-        raise _wrong(folder, "is not a folder", "a failure lies in the run folder, as failure-STEP")
+        raise _wrong(folder, "is not a folder", "failures are in the run folder, as failure-STEP")
     if not (folder / FAILURE).is_file() and not (folder / FAILED_BATCH).is_file():
-        raise _wrong(folder, f"records no failure: it has no {FAILURE}", "give the folder failure-STEP of a run")
+        raise _wrong(folder, f"records no failure: it has no {FAILURE}", "name a failure-STEP folder of a run")
 
 
 def _wrong(folder: Path, what: str, fix: str) -> InputError:
-    """The folder is not what the command works on."""
+    """The folder is not of the kind that the command needs."""
     return InputError(Fault(str(folder), what, fix, code="SF-USE-FOLDER"))
 
 
 def _taken(place: object, what: str, fix: str) -> InputError:
-    """A command may not write there."""
+    """The command may not write there."""
     return InputError(Fault(str(place), what, fix, code="SF-USE-OUTPUT"))
 
 
-PICTURE_MARK = b"Software\0surefoot"  # in every PNG file of surefoot, as the format names its author
+PICTURE_MARK = b"Software\0surefoot"  # the Software field of surefoot's PNG files
 
 
 def require_replaceable(
     out: Path, overwrite: bool, mark: str, kind: str, written: Callable[[Any], Iterable[str]]
 ) -> None:
-    """Raises InputError where `out` holds anything but an earlier result that `overwrite` allows to replace.
+    """Raises InputError unless `out` is empty or an earlier result that `overwrite` allows to replace.
 
-    mark: the JSON file that tells such a result.
-    kind: what it is called, as export.
-    written: the names of all other files of the result from the content of `mark`; a KeyError, TypeError or
-        AttributeError of it says that it is none.
+    mark: the JSON file that identifies such a result.
+    kind: its name for messages, such as export.
+    written: returns the names of all other files from the content of `mark`; if it raises KeyError, TypeError or
+        AttributeError, `mark` is not from surefoot.
     """
     if out.is_file():
         raise _taken(out, "is a file", "choose another folder with --out")
@@ -107,51 +107,51 @@ def require_replaceable(
     try:
         names = {mark, *written(json.loads(plain_files.read_text(out / mark)))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        what = f"is not empty and no {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
+        what = f"is not empty and not an {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
         raise _taken(out, what, "choose another folder with --out") from None
     require_none_but(out, names)
     if not overwrite:
-        raise _taken(out, f"holds an earlier {kind}", "choose another --out, or give --overwrite")
+        raise _taken(out, f"contains an earlier {kind}", "choose another --out, or use --overwrite")
 
 
 def require_none_but(folder: Path, written: Container[str]) -> None:
-    """Raises InputError where a folder that is to be replaced holds more than what surefoot wrote. written: names.
-    Hidden files, as desktops leave them, are nobody's."""
+    """Raises InputError if a folder to be replaced contains files that surefoot did not write. written: names. Hidden
+    files, as left by desktops, are ignored."""
     others = sorted(path.name for path in folder.iterdir() if path.name not in written and path.name[0] != ".")
     if others:
-        what = f"holds {first_few(others, 3)}, which surefoot did not write there"
-        raise _taken(folder, what, "move it away, or choose another folder")
+        what = f"contains {first_few(others, 3)}, which surefoot did not write"
+        raise _taken(folder, what, "move this away, or choose another folder")
 
 
 def require_file_name(where: str, name: str) -> None:
-    """Raises InputError where `name`, which becomes part of a file's name, could lead out of its folder. where: what it
-    was given by."""
+    """Raises InputError if `name`, which becomes part of a file name, could lead out of its folder. where: its
+    option."""
     if not name.strip(" .") or any(letter in "/\\:" or not letter.isprintable() for letter in name):
         what = f"{name!r} cannot be part of a file's name"
-        raise _taken(where, what, "use a word such as dora-r16; the folder is named by --out")
+        raise _taken(where, what, "use a word such as dora-r16; --out names the folder")
 
 
 def require_same_request(
     file: Path, requested: Mapping[str, Any], overwrite: bool, pictures: Sequence[str] = ()
 ) -> None:
-    """Refuse to replace findings on another request, and files that surefoot did not write, by an InputError.
+    """Raises InputError rather than replace findings of another request, or files that surefoot did not write.
 
-    file: the findings, which keep their request under "asked".
-    requested: the request, plain values.
-    overwrite: whether findings on another request may go.
-    pictures: names of what is drawn beside `file`, after it.
+    file: the findings, which store their request under "asked".
+    requested: the request as plain values.
+    overwrite: whether findings of another request may be replaced.
+    pictures: names of pictures written next to `file`, after it.
     """
     earlier = own_findings(file, "asked", pictures)
     if overwrite or earlier in (None, dict(requested)):
         return
     changed = [key for key in {**earlier, **requested} if earlier.get(key) != requested.get(key)]
-    what = f"holds other findings (not the same: {', '.join(changed)})"
-    raise _taken(file, what, "choose another --out, or give --overwrite")
+    what = f"contains findings of another request (different: {', '.join(changed)})"
+    raise _taken(file, what, "choose another --out, or use --overwrite")
 
 
 def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str, Any] | None:
-    """What `file` holds under `key`, as all findings of its kind do; None where it is not there. Raises InputError
-    where surefoot did not write it, or not the pictures that are there without it."""
+    """The value of `key` in `file`, which all findings of its kind have; None if there is no file. Raises InputError if
+    surefoot did not write it, or if pictures exist without it."""
     if not os.path.lexists(file):
         for name in pictures:
             require_own_picture(file.with_name(name))
@@ -163,7 +163,7 @@ def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str
 
 
 def require_own_picture(file: Path) -> None:
-    """Raises InputError where `file` is there and no picture that says it is surefoot's."""
+    """Raises InputError if `file` exists and is not a picture of surefoot."""
     try:
         own = not os.path.lexists(file) or PICTURE_MARK in plain_files.read_bytes(file)
     except OSError:
@@ -173,4 +173,4 @@ def require_own_picture(file: Path) -> None:
 
 
 def _foreign(file: Path) -> InputError:
-    return _taken(file, "was not written by surefoot", "name another place, or move it away")
+    return _taken(file, "was not written by surefoot", "choose another path, or move it away")

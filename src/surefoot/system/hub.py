@@ -1,16 +1,15 @@
-"""Read a repository of the hub through huggingface_hub and its cache: its commit, its file list, the files themselves.
+"""Read a repository of the hub through huggingface_hub and its cache: its commit, its file list, and its files.
 
     repository = look_up("org/name", "model", None)
     folder = fetch(repository, ["config.json"])
 
-A revision is resolved to its commit once; everything after that is of this commit, however the branch moves. What the
-cache holds is not asked for again, so a known commit works without a network. Where the hub cannot be reached, a branch
-means the commit that the cache last saw for it, and a warning says so. Tokens stay with huggingface_hub.
+A revision is resolved to its commit once; everything later uses that commit, even if the branch moves. Cached content
+is not requested again, so a known commit works offline. If the hub cannot be reached, a branch means the commit that
+the cache last saw for it, with a warning. Tokens stay in huggingface_hub.
 
-Refusals become one line each, in the same words for models and data sets (`hub_faults`). The hub answers 401 and 403
-for several reasons: without a token it hides that a private repository exists, a token it does not know is an error of
-its own, a gated repository is listed but not handed out. Nothing that the hub or its client wrote is repeated where it
-could hold a token.
+Errors become one line each, in the same words for models and data sets (`hub_faults`). The hub answers 401 and 403 for
+several reasons: without a token it hides private repositories, an unknown token is its own error, a gated repository is
+listed but not downloadable. Messages of the hub or its client are not repeated if they could contain a token.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 NOUN = {"model": "model", "dataset": "data set"}
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _COMMIT = re.compile("[0-9a-f]{40}")
-_PATIENCE = 10.0  # seconds for an answer without which nothing goes on; the client itself would wait for ever
-_TIMEOUT = 4.0  # seconds until a silent hub counts as away while the cache may do instead
-_BUSY = 429  # besides 5xx the only status that says nothing of the name, the revision or the token
+_PATIENCE = 10.0  # seconds to wait for a required answer; the client itself has no limit
+_TIMEOUT = 4.0  # seconds to wait for an answer that the cache can replace
+_BUSY = 429  # like 5xx, a status that says nothing about name, revision or token
 _logger = logging.getLogger(__name__)
 
 
@@ -47,10 +46,10 @@ class Repository:
     """One commit of a repository.
 
     kind: model | dataset.
-    revision: as it was asked for.
-    folder: of the commit in the cache; not there before something is fetched.
-    files: their sizes in bytes, sorted by name.
-    caution: where the hub was away, which commit the cache had for the revision, and why.
+    revision: as requested.
+    folder: the commit's cache folder; does not exist before something is fetched.
+    files: file sizes in bytes, sorted by name.
+    caution: if the hub was unreachable, which cached commit is used, and why.
     """
 
     name: str
@@ -63,10 +62,10 @@ class Repository:
 
 
 def look_up(name: str, kind: str, revision: str | None) -> Repository:
-    """The commit that `revision` (a branch, tag or commit; None: main) means now, and its files.
+    """Resolve `revision` (a branch, tag or commit; None: main) to its commit and list its files.
 
-    Raises InputError for a name or revision that the hub does not have, EnvironmentFault where it denies access, and
-    where it is away and the cache does not help. Where the cache does, a warning is logged.
+    Raises InputError for an unknown name or revision, EnvironmentFault if access is denied, or if the hub is
+    unreachable and the cache does not help. If the cache helps, a warning is logged.
     """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -75,20 +74,20 @@ def look_up(name: str, kind: str, revision: str | None) -> Repository:
         folder, away = _listed(name, kind, revision)
         try:
             files = {file.path: file.size for file in get_cached_repo_tree(name, repo_type=kind, revision=folder.name)}
-        except CachedRepoTreeNotFoundError:  # put there by a tool that keeps no listing, and the hub is away
+        except CachedRepoTreeNotFoundError:  # cached by a tool without a file list, and the hub is unreachable
             files = _unlisted(name, kind, folder)
     caution = ""
     if away:
-        caution = f"{name}: {away}, so it is read at commit {folder.name}, the last that the cache knows as "
+        caution = f"{name}: {away}, so the cached commit {folder.name} is used, the last one seen for "
         caution += f"{revision or 'main'}"
         _logger.warning(caution)
     return Repository(name, kind, revision, folder.name, folder, dict(sorted(files.items())), caution)
 
 
 def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
-    """The commit's folder in the cache, which is named after it; the listing of its files lies in the cache, too.
+    """Return the commit's cache folder, which is named after it and whose file list is cached as well.
 
-    And why the cache had to say which commit it is: empty where the hub did, and where it was not to be asked.
+    Also return why the cache had to resolve the revision: empty if the hub did, or was not to be asked.
     """
     import httpx2
     from huggingface_hub import HfApi, snapshot_download
@@ -96,7 +95,7 @@ def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
 
     commit, away = revision if _COMMIT.fullmatch(revision or "") else None, None
     if commit is None:
-        try:  # snapshot_download asks the same, without a limit of time, and takes what is cached for any answer
+        try:  # snapshot_download would ask without a time limit and fall back to the cache on any error
             commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=_TIMEOUT).sha
         except HfHubHTTPError as error:
             if error.response.status_code < 500 and error.response.status_code != _BUSY:
@@ -104,11 +103,11 @@ def _listed(name: str, kind: str, revision: str | None) -> tuple[Path, str]:
             away = error
         except (httpx2.TransportError, OfflineModeIsEnabled) as error:
             away = error
-    # No pattern: the snapshot is asked for its commit and its list of files, not for a file.
+    # No patterns, because only the commit and its file list are wanted, no file.
     known = {"repo_type": kind, "allow_patterns": [], "local_files_only": away is not None}
     try:
-        found = Path(snapshot_download(name, revision=revision, **known))  # notes in the cache what a branch means
-        if commit not in (None, found.name):  # the hub went away, or the branch moved, between the two questions
+        found = Path(snapshot_download(name, revision=revision, **known))  # stores the branch's commit in the cache
+        if commit not in (None, found.name):  # the hub failed, or the branch moved, between the two requests
             found = Path(snapshot_download(name, revision=commit, **known))
     except LocalEntryNotFoundError as error:
         raise away or error from error.__cause__
@@ -128,18 +127,18 @@ def _why(away: Exception | None) -> str:
 
 
 def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
-    """The files of a commit of which the cache has no listing. Those of a model say themselves what belongs to them;
-    of data, a part looks like the whole."""
+    """Files of a cached commit without a file list. A model's files say which others belong to it; a part of a data set
+    would look complete."""
     if kind == "dataset":
-        what = f"the cache has files of this {NOUN[kind]} and no list of all its files, so some may be missing"
+        what = f"the cache has files of this {NOUN[kind]} but no list of all its files, so some may be missing"
         raise _away(name, what, "start again while the hub can be reached")
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
 
 
 def fetch(repository: Repository, paths: Collection[str]) -> Path:
-    """The folder of the commit with these of its files in it. Raises as `look_up` does, and EnvironmentFault where the
-    disk has no room, which is found before the download."""
+    """Download these files and return the commit's folder. Raises like `look_up`, and EnvironmentFault if the disk has
+    no room, which is checked before the download."""
     from huggingface_hub import snapshot_download
 
     missing = [path for path in paths if not (repository.folder / path).is_file()]
@@ -160,7 +159,7 @@ def fetch(repository: Repository, paths: Collection[str]) -> Path:
 
 def _check_room(repository: Repository, needed: int) -> None:
     if needed > (free := hardware.free_disk(durable.nearest_existing(repository.folder))):
-        what = f"{size_text(needed)} are to be downloaded, and the disk of the cache has {size_text(free)} free"
+        what = f"{size_text(needed)} have to be downloaded, but the cache's disk has only {size_text(free)} free"
         raise EnvironmentFault(
             Fault(repository.name, what, "make room, or set HF_HOME to a folder on a larger disk", code="SF-DISK-FULL")
         )
@@ -168,7 +167,7 @@ def _check_room(repository: Repository, needed: int) -> None:
 
 @contextmanager
 def bounded_client() -> Iterator[None]:
-    """Questions to the hub inside end within `_PATIENCE` seconds: the client has no limit for most of them."""
+    """Limit requests to the hub inside the block to `_PATIENCE` seconds; most have no limit by default."""
     import httpx2
     from huggingface_hub import get_session
 
@@ -183,7 +182,7 @@ def bounded_client() -> Iterator[None]:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Its warnings repeat what the faults say, and its bars redraw their line, which in a log is a mess."""
+    """Silence the client's warnings, which repeat the faults, and its progress bars, which clutter logs."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
     verbosity, silenced = logging.get_verbosity(), are_progress_bars_disabled()
@@ -200,14 +199,14 @@ def _quiet_client() -> Iterator[None]:
 
 @contextmanager
 def hub_faults(name: str, kind: str, revision: str | None) -> Iterator[None]:
-    """Errors of huggingface_hub inside become InputError (exit 2: name, revision, file) or EnvironmentFault (exit 3:
-    access, network, disk). kind: model | dataset."""
+    """Turn errors of huggingface_hub inside the block into InputError (exit 2: name, revision, file) or
+    EnvironmentFault (exit 3: access, network, disk). kind: model | dataset."""
     import httpx2
     from huggingface_hub.errors import LocalEntryNotFoundError, RevisionResolutionError
 
     try:
         yield
-    except (LocalEntryNotFoundError, RevisionResolutionError) as error:  # nothing cached either; the cause says why
+    except (LocalEntryNotFoundError, RevisionResolutionError) as error:  # not cached either; the cause has the reason
         raise _fault(name, kind, revision, error.__cause__ or error) from None
     except (OSError, httpx2.HTTPError) as error:
         raise _fault(name, kind, revision, error) from None
@@ -218,7 +217,7 @@ def _fault(name: str, kind: str, revision: str | None, error: BaseException) -> 
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     local = f"give a local {'folder' if kind == 'model' else 'file'}"
-    missing = "is not, or not wholly, in the cache, and"
+    missing = "is not completely cached, and"
     if isinstance(error, HfHubHTTPError):
         return _refusal(name, kind, revision, error)
     if isinstance(error, OfflineModeIsEnabled):
@@ -228,7 +227,7 @@ def _fault(name: str, kind: str, revision: str | None, error: BaseException) -> 
     if isinstance(error, httpx2.ConnectError | LocalEntryNotFoundError):
         return _away(name, f"{missing} the hub cannot be reached", f"check the network, or {local}")
     if isinstance(error, httpx2.TransportError):
-        return _away(name, "the download broke off", "check the network and start again")
+        return _away(name, "the download was interrupted", "check the network and start again")
     return _away(name, f"cannot be downloaded: {_first_line(error)}", "check the network and the disk")
 
 
@@ -237,7 +236,7 @@ def _away(name: str, what: str, fix: str) -> EnvironmentFault:
 
 
 def denied(name: str, what: str, fix: str) -> EnvironmentFault:
-    """The hub does not give access to the repository `name`."""
+    """Fault for denied access to the repository `name`."""
     return EnvironmentFault(Fault(name, what, fix, code="SF-HUB-ACCESS"))
 
 
@@ -254,10 +253,10 @@ def _refusal(name: str, kind: str, revision: str | None, error: HfHubHTTPError) 
     if gated and not signed_in:
         return denied(name, "is gated, and no token was sent", f"accept its terms at {page}, {_LOG_IN}")
     if status == 401 and signed_in:
-        what = "the hub does not accept the token that was sent: it is mistyped, expired or revoked"
-        return denied(name, what, f"make one at https://huggingface.co/settings/tokens, then {_LOG_IN}")
+        what = "the hub rejects the token: it is mistyped, expired or revoked"
+        return denied(name, what, f"create one at https://huggingface.co/settings/tokens, then {_LOG_IN}")
     if gated:
-        what = "is gated, and this account has no access: its terms are not accepted, or the request is still open"
+        what = "is gated, and this account has no access: its terms were not accepted, or the request is pending"
         return denied(name, what, f"accept its terms at {page}")
     if isinstance(error, errors.RevisionNotFoundError):
         return _missing(name, f"the {NOUN[kind]} has no revision {revision or 'main'!r}", f"see {page}/tree/main")
@@ -278,14 +277,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_signed_in() -> bool:
-    """A token is stored, or set in the environment."""
+    """Whether a token is stored, or set in the environment."""
     from huggingface_hub import get_token
 
     return get_token() is not None
 
 
 def hub_obstacle() -> str:
-    """Why nothing could be fetched now, empty where it could. One question, with the token if there is one."""
+    """Why nothing can be fetched now, or empty. Sends one request, with the token if there is one."""
     import httpx2
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -303,5 +302,5 @@ def hub_obstacle() -> str:
         return "it cannot be reached"
     except HfHubHTTPError as error:
         status = error.response.status_code
-        return "it does not accept the token that is stored" if status == 401 else f"it answered {status}"
+        return "it rejects the stored token" if status == 401 else f"it answered {status}"
     return ""

@@ -1,7 +1,7 @@
-"""Files into a model repository on the hub: one commit, private unless asked otherwise. Nothing is ever deleted there.
+"""Upload files to a model repository on the hub: one commit, private by default. Nothing is ever deleted there.
 
-A repository that exists and is public is not pushed to unless `public` is given: what was meant to be private must not
-appear in the open by a slip.
+Files are not pushed to an existing public repository unless `public` is given, so that nothing private becomes public
+by mistake.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ _TOKENS = "https://huggingface.co/settings/tokens"
 
 
 def require_right(name: str, *, public: bool) -> None:
-    """Ask the hub, before anything is made, whether the files may go there; nothing is written.
+    """Check with the hub, before training, that the files may be uploaded; writes nothing.
 
-    name: owner/name. Raises InputError for a name that the hub does not allow and for a repository that is public
-    against the request; EnvironmentFault without a token, for one that may not write there as far as the hub tells
-    (of a token with rights for single repositories it does not), and where the hub cannot be reached.
+    name: owner/name.
+
+    Raises InputError for an invalid name and for an existing public repository if `public` is not given;
+    EnvironmentFault without a token, for a token without write access (not detectable for fine-grained tokens), and if
+    the hub cannot be reached.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -34,9 +36,9 @@ def require_right(name: str, *, public: bool) -> None:
         validate_repo_id(name)
     except HFValidationError:
         fix = "use letters, digits, - _ . and at most 96 characters, without --, .. and .git at the end"
-        raise InputError(Fault(name, "is not a name that the hub allows", fix, code="SF-HUB-PUSH")) from None
+        raise InputError(Fault(name, "is not a valid name for the hub", fix, code="SF-HUB-PUSH")) from None
     if get_token() is None:
-        raise denied(name, "pushing needs a token, and there is none", "log in with `hf auth login`")
+        raise denied(name, "pushing needs a token, but none is set", "log in with `hf auth login`")
     api = HfApi()
     with hub_faults(name, "model", None), bounded_client():
         _require_owner(name, api.whoami())
@@ -44,9 +46,9 @@ def require_right(name: str, *, public: bool) -> None:
 
 
 def push_files(name: str, files: Mapping[str, Path | bytes], *, public: bool, message: str) -> str:
-    """Create the repository if need be and commit the files; returns the address of the commit.
+    """Create the repository if needed and commit the files; returns the address of the commit.
 
-    files: path there -> file here, or its content. Raises as `require_right` does.
+    files: path in the repository -> local file or content. Raises like `require_right`.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -72,8 +74,8 @@ def _require_owner(name: str, who: Mapping[str, Any]) -> None:
 
 
 def _may_not_write(name: str) -> EnvironmentFault:
-    fix = f"use one with write access to it, from {_TOKENS}"
-    return denied(name, "the token that was sent may not write there", fix)
+    fix = f"create one with write access at {_TOKENS}"
+    return denied(name, "the token has no write access", fix)
 
 
 def _require_visibility(api: HfApi, name: str, public: bool) -> None:
@@ -85,5 +87,5 @@ def _require_visibility(api: HfApi, name: str, public: bool) -> None:
         return
     if not public and not found.private:
         raise InputError(
-            Fault(name, "exists and is public", "push to another name, or give --public", code="SF-HUB-PUSH")
+            Fault(name, "exists and is public", "push to another name, or use --public", code="SF-HUB-PUSH")
         )

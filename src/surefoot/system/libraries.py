@@ -1,7 +1,7 @@
-"""Optional libraries and tools: whether they work on this machine, told by trying them, and imports without noise.
+"""Optional libraries and tools: whether they work on this machine, found out by trying; and quiet imports.
 
-An `…_obstacle` says why something cannot be used, as the end of a sentence, and is empty where it can. The plan asks
-before it promises; heavy imports happen only when somebody asks.
+An `…_obstacle` function says why something cannot be used, as the end of a sentence, or returns "". The plan calls it
+before it relies on the library; heavy imports happen only on demand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST = 160  # characters of a library's own message
 
 
 def is_installed(name: str) -> bool:
-    """Whether a package could be imported; nothing is."""
+    """Whether a package is installed, without importing it."""
     return importlib.util.find_spec(name) is not None
 
 
@@ -43,42 +43,42 @@ def import_bitsandbytes() -> Any:
 
 
 def require_deepspeed() -> None:
-    """Raises InputError where it is not installed; imports nothing."""
+    """Raises InputError if deepspeed is not installed; imports nothing."""
     if not is_installed("deepspeed"):
-        fix = "pip install 'surefoot[deepspeed]', or parallel.engine=fsdp2, which shares the same out"
+        fix = "pip install 'surefoot[deepspeed]', or set parallel.engine=fsdp2, which shards the same"
         raise InputError(Fault("parallel.engine", "deepspeed is not installed", fix, code="SF-PACKAGE"))
 
 
 def import_deepspeed(kind: str) -> Any:
-    """The module, set to the kind of device that the run is on. kind: cpu | cuda. Nothing is compiled by that. Raises
-    InputError where it is not installed."""
+    """Import DeepSpeed for this kind of device. kind: cpu | cuda. Compiles nothing. Raises InputError if it is not
+    installed."""
     require_deepspeed()
     with _silent("DeepSpeed"):
         deepspeed = importlib.import_module("deepspeed")
-        if kind == "cpu":  # it would take a GPU that is there and not asked for
+        if kind == "cpu":  # it would use a GPU although none was requested
             from deepspeed.accelerator import set_accelerator
             from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
             set_accelerator(CPU_Accelerator())
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, and gloo serves
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, and gloo is enough
     return deepspeed
 
 
 @functools.cache
 def bitsandbytes_obstacle(kind: str) -> str:
-    """kind: cpu | cuda | mps. Quantises a matrix and takes a step with 8-bit moments on that device."""
+    """Quantise a matrix and take a step with 8-bit moments to test it. kind: cpu | cuda | mps."""
     if not is_installed("bitsandbytes"):
         return "needs bitsandbytes, which is not installed"
     try:
         _try_bitsandbytes(import_bitsandbytes(), kind)
-    except Exception as error:  # a native library that does not load fails in its own ways
+    except Exception as error:  # a native library may fail with any exception
         version = importlib.metadata.version("bitsandbytes")
         return f"needs bitsandbytes, and version {version} does not work on this {kind}: {_one_line(error)}"
     return ""
 
 
 def import_torchao() -> Any:
-    """torchao.quantization, without what it says of kernels that this machine cannot load."""
+    """Import torchao.quantization without its messages about kernels that this machine cannot load."""
     with _silent(""), _silent("torch.utils._pytree"), _silent("torchao"):
         importlib.import_module("torchao.quantization.qat")
         return importlib.import_module("torchao.quantization")
@@ -86,12 +86,12 @@ def import_torchao() -> Any:
 
 @functools.cache
 def torchao_obstacle() -> str:
-    """Rounds a layer as training does, converts it, and compares the two."""
+    """Round a layer as in training, convert it, and compare the two."""
     if not is_installed("torchao"):
         return "needs torchao, which is not installed"
     try:
         _try_torchao(import_torchao())
-    except Exception as error:  # its own layers raise what they like
+    except Exception as error:  # its layers may raise anything
         version = importlib.metadata.version("torchao")
         return f"needs torchao, and version {version} does not work here: {_one_line(error)}"
     return ""
@@ -107,14 +107,14 @@ def _try_torchao(library: Any) -> None:
     rounded = layer(x)
     library.quantize_(layer, library.qat.QATConfig(config, step="convert"))
     if not torch.equal(rounded, layer(x)) or not rounded.requires_grad:
-        raise RuntimeError("a converted layer computes something else than it did in training")
+        raise RuntimeError("a converted layer computes other values than in training")
 
 
 @functools.cache
 def compiler_obstacle(kind: str) -> str:
-    """Compiles a function of one line for that device; a few seconds the first time.
+    """Compile a one-line function for that device; takes a few seconds the first time.
 
-    What torch keeps of earlier compilations, in memory and on disk, would answer for a compiler that is gone.
+    torch's caches of earlier compilations are bypassed, because they would hide a missing compiler.
     """
     import torch
     import torch._inductor.config as inductor
@@ -127,7 +127,7 @@ def compiler_obstacle(kind: str) -> str:
         with _silent("torch"), inductor.patch(force_disable_caches=True):
             torch.compile(unseen)(torch.ones(8, device=kind))
     except Exception as error:  # torch wraps what the compiler, or its absence, raised
-        return f"needs a compiler that works, and torch says: {_one_line(error)}"
+        return f"needs a working compiler, but torch says: {_one_line(error)}"
     return ""
 
 
@@ -137,10 +137,10 @@ def _try_bitsandbytes(library: Any, kind: str) -> None:
     matrix = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 64, device=kind).reshape(64, 64))
     packed, state = library.functional.quantize_4bit(matrix.data, quant_type="nf4", compress_statistics=True)
     if not torch.allclose(library.functional.dequantize_4bit(packed, state), matrix.data, atol=0.2):
-        raise RuntimeError("it does not give back the matrix that it quantised")
+        raise RuntimeError("dequantising does not return the quantised matrix")
     codes, scale, _ = library.functional.int8_vectorwise_quant(matrix.data.half())
     if not torch.allclose(codes * scale[:, None] / 127, matrix.data, atol=0.01):
-        raise RuntimeError("it does not give back the matrix that it quantised to 8 bits")
+        raise RuntimeError("dequantising does not return the matrix quantised to 8 bits")
     matrix.grad = torch.ones_like(matrix)
     library.optim.AdamW8bit([matrix], lr=1e-3).step()
     if not torch.isfinite(matrix).all():
@@ -149,7 +149,7 @@ def _try_bitsandbytes(library: Any, kind: str) -> None:
 
 @contextmanager
 def _silent(logger: str) -> Iterator[None]:
-    """No Python warnings and no log records of this library inside; the former settings afterwards."""
+    """Silence Python warnings and this library's log records inside the block."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -163,8 +163,8 @@ def _silent(logger: str) -> Iterator[None]:
 
 @contextmanager
 def left_alone(name: str) -> Iterator[None]:
-    """A package that nobody has imported passes for not installed inside. For libraries that import one wherever they
-    find it, needed or not, which can take seconds."""
+    """Make a package that is not imported yet look uninstalled inside the block, for libraries that import it whether
+    needed or not, which can take seconds."""
     if name in sys.modules:
         yield
         return
@@ -174,8 +174,7 @@ def left_alone(name: str) -> Iterator[None]:
 
 @contextmanager
 def _compiled_when_called() -> Iterator[None]:
-    """What is given to torch.compile inside is compiled at its first call: to set the compiler up takes a second of
-    processor time."""
+    """Delay torch.compile inside the block to the first call, because setting up the compiler takes a second."""
     import torch
 
     compile_now = torch.compile
@@ -195,7 +194,7 @@ def _compiled_when_called() -> Iterator[None]:
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
-    """An import of this package inside fails as if it were not installed."""
+    """Make imports of this package inside the block fail as if it were not installed."""
     former = sys.modules.get(name)
     sys.modules[name] = None  # type: ignore[assignment]  # what Python documents for blocking an import
     try:

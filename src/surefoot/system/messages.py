@@ -5,9 +5,9 @@
     nearest_word("adamv", ["adamw", "sgd"])            # "adamw"
     clean(line)                                        # no escape sequences, no control characters
 
-Names of files, configs and what a model says may hold escape sequences that move the cursor, overwrite what stood
-there, or set the window's title and the clipboard. The trade-off: marks of direction that languages need stay; those
-that force a direction, and so turn a name round, are removed.
+Names of files, configs and generated text may contain escape sequences that move the cursor, overwrite text, or set the
+window's title and the clipboard. The trade-off: direction marks that languages need are kept; those that force a
+direction, and so reverse a name, are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def first_few(names: Sequence[object], most: int) -> str:
-    """The names joined by commas: `3, 17, 20 and 5 more`.
+    """Join names by commas: `3, 17, 20 and 5 more`.
 
     names: all of them, in order.
     most: how many are written out.
@@ -30,7 +30,7 @@ def first_few(names: Sequence[object], most: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 step`, `1,200 steps`.
+    """Format a number with its noun: `1 step`, `1,200 steps`.
 
     number: the count.
     noun: the singular of a noun whose plural takes an s.
@@ -39,7 +39,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def was(number: int) -> str:
-    """ "was" for 1, else "were": the verb behind `counted`."""
+    """Return "was" for 1, else "were": the verb after `counted`."""
     return "was" if number == 1 else "were"
 
 
@@ -47,7 +47,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 
 def size_text(size: int) -> str:
-    """A size in words: 70.2 GiB, 320 MiB, 1.5 MiB, 12 KiB, 999 B.
+    """Format a size: 70.2 GiB, 320 MiB, 1.5 MiB, 12 KiB, 999 B.
 
     size: bytes; a negative size keeps its sign.
     """
@@ -62,17 +62,17 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-CLOSE = 0.65  # likeness (0 to 1) from which a name is suggested
+CLOSE = 0.65  # similarity (0 to 1) from which a name is suggested
 MOST = 100  # unknown names of one file that get a suggestion: each takes milliseconds, and a file may hold thousands
 
 
 def nearest_words(word: str, choices: Iterable[str], most: int, least: float = CLOSE) -> list[str]:
-    """The choices most like `word`, closest first.
+    """Return the choices most similar to `word`, closest first.
 
     word: the unknown name.
     choices: the known names.
-    most: how many are returned at most.
-    least: likeness (0 to 1) that a choice must have.
+    most: maximum number of results.
+    least: minimum similarity (0 to 1).
     """
     scored = [(likeness(plain_name(word), plain_name(choice)), choice) for choice in choices]
     close = sorted((pair for pair in scored if pair[0] >= least), key=lambda pair: -pair[0])
@@ -80,19 +80,19 @@ def nearest_words(word: str, choices: Iterable[str], most: int, least: float = C
 
 
 def nearest_word(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or None where no choice is close."""
+    """Return the choice most similar to `word`, or None if none is close."""
     return next(iter(nearest_words(word, choices, 1)), None)
 
 
 def likeness(a: str, b: str) -> float:
-    """Likeness of two names: 1 for equal names, 0 for nothing in common; swapped letters cost little."""
+    """Similarity of two names: 1 for equal names, 0 for nothing in common; swapped letters cost little."""
     if sorted(a) == sorted(b):
         return 1.0 if a == b else 0.9
     return SequenceMatcher(None, a, b).ratio()
 
 
 def plain_name(name: str) -> str:
-    """The name in lower case with underscores for dashes, which people write both ways."""
+    """Lower case with underscores for dashes, since people write both."""
     return name.lower().replace("-", "_")
 
 
@@ -112,12 +112,12 @@ _IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x202D, 0x20
 
 def clean(text: str) -> str:
     """Strip terminal escape sequences and control characters from untrusted text; line ends become line feeds."""
-    if text.isprintable():  # as nearly all is, and each cell of a table is asked several times
+    if text.isprintable():  # fast path: nearly all text is, and table cells are cleaned repeatedly
         return text
     return _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def shown_json(value: Any, indent: int | None = 2, **settings: Any) -> str:
-    """JSON to read, characters as they are, but for those that `clean` takes away: these are escapes, so that no value
-    is lost. settings: of `json.dumps`."""
+    """Readable JSON with Unicode characters, except those that `clean` would remove: these are escaped, so that no
+    value is lost. settings: of `json.dumps`."""
     return json.dumps(value, indent=indent, ensure_ascii=False, **settings).translate(_IN_JSON)

@@ -1,7 +1,7 @@
-"""Read a whole file with a limit on its size; refuse FIFOs and devices.
+"""Read a whole file with a size limit; refuse FIFOs and devices.
 
-A FIFO would block for ever, a device or a huge file would fill the memory; both are an OSError here. For texts and
-records: weights and data may be larger than any limit and are read in pieces elsewhere.
+A FIFO would block forever, and a device or huge file would fill the memory; both raise OSError. For texts and records;
+weights and data may be larger and are read in chunks elsewhere.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import os
 import stat
 from pathlib import Path
 
-MOST = 512 << 20  # bytes: of a tokenizer some tens of millions, of a log of a million steps 400 million
+MOST = 512 << 20  # bytes: a tokenizer has some tens of millions, a log of a million steps 400 million
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """Of a regular file, which a link may lead to. Raises OSError for anything else and for more than `most` bytes."""
+    """Read a regular file, following links. Raises OSError for anything else and for more than `most` bytes."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
         content = file.read(most + 1) if status.st_size <= most else b""
-        if status.st_size > most or len(content) > most:  # it may have grown in between
+        if status.st_size > most or len(content) > most:  # the file may have grown in between
             raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB")
     return content
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """`read_bytes` in UTF-8, ends of lines as line feeds. Raises UnicodeDecodeError, a ValueError, as well."""
+    """Read as UTF-8 with line ends as line feeds. Raises like `read_bytes`, and UnicodeDecodeError (a ValueError)."""
     return read_bytes(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,8 +1,8 @@
-"""Ask a server that the user named: JSON there and back, with time limits, retries and one-line faults.
+"""Send JSON requests to a server that the user named, with time limits, retries and one-line faults.
 
-Only the address given is asked: redirects are not followed and proxies of the environment are not used, so that texts
-and weights' names go nowhere else. An answer that is no answer (500, 502, 503, 504, 429, silence, a broken
-connection) is asked for again; a refusal (400, 404 …) is not.
+Only the given address is contacted: redirects are not followed and proxies of the environment are not used, so that
+texts and weight names go nowhere else. Temporary failures (500, 502, 503, 504, 429, no answer, a broken connection) are
+retried; a refusal (400, 404 …) is not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from urllib.parse import urlsplit
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _AGAIN = frozenset({429, 500, 502, 503, 504})
-_LARGEST = 256 * 2**20  # bytes of an answer
-_SHOWN = 160  # characters of what a server said
+_LARGEST = 256 * 2**20  # maximum bytes of an answer
+_SHOWN = 160  # characters shown of a server's message
 
 
 @dataclass(frozen=True)
 class Server:
-    """An HTTP server that takes and answers JSON.
+    """An HTTP server that takes and returns JSON.
 
     address: http(s)://host[:port][/path].
     timeout: seconds without a byte.
-    tries: requests in all.
-    pause: seconds before the second one, doubled before each further one.
+    tries: number of requests in total.
+    pause: seconds before the second request, doubled before each further one.
     """
 
     address: str
@@ -39,8 +39,8 @@ class Server:
     pause: float = 1.0
 
     def post(self, path: str, body: Any) -> Any:
-        """The JSON value that the server answers; None where it answers with no JSON at all. Raises EnvironmentFault
-        (exit 3) where it cannot be had."""
+        """Return the JSON value of the answer, None if the answer is not JSON. Raises EnvironmentFault (exit 3) if the
+        request fails."""
         return _ask(self, path, json.dumps(body).encode())
 
     def get(self, path: str) -> Any:
@@ -48,18 +48,14 @@ class Server:
 
 
 def server(address: str, key: str, **limits: Any) -> Server:
-    """Raises InputError, naming `key`, for anything that is no http address."""
+    """Create a `Server`. Raises InputError, naming `key`, for anything but an http address."""
     try:
         parts = urlsplit(address)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         usable = False
     if "@" in address:
-        raise InputError(
-            Fault(
-                key, "an address with a user or password in it is not asked", "leave them out", code="SF-CONFIG-VALUE"
-            )
-        )
+        raise InputError(Fault(key, "must not contain a user name or password", "remove them", code="SF-CONFIG-VALUE"))
     if not usable:
         raise InputError(
             Fault(key, f"{address!r} is not an address such as http://127.0.0.1:8000", code="SF-CONFIG-VALUE")
@@ -87,7 +83,7 @@ def _ask(server: Server, path: str, body: bytes | None) -> Any:
                 return _value(where, answer.read(_LARGEST + 1))
         except urllib.error.HTTPError as error:
             trouble = _refusal(error)
-            # A refusal (a wrong model name, say) comes again however often it is asked.
+            # A refusal, such as a wrong model name, would only be repeated.
             if error.code not in _AGAIN:
                 break
         except TimeoutError:
@@ -96,7 +92,7 @@ def _ask(server: Server, path: str, body: bytes | None) -> Any:
             reason = getattr(error, "reason", error)
             silent = isinstance(reason, TimeoutError)
             trouble = f"does not answer within {server.timeout:g} s" if silent else f"cannot be reached: {reason}"
-    raise EnvironmentFault(Fault(where, trouble, "see that the server runs and what its log says", code="SF-SERVER"))
+    raise EnvironmentFault(Fault(where, trouble, "check that the server runs, and its log", code="SF-SERVER"))
 
 
 def _value(where: str, answer: bytes) -> Any:
@@ -111,7 +107,7 @@ def _value(where: str, answer: bytes) -> Any:
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:
-    """What the server says of it, in one line."""
+    """The server's error message in one line."""
     try:
         said = " ".join(error.read(4096).decode("utf-8", "replace").split())
     except (OSError, http.client.HTTPException):

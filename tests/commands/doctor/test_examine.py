@@ -154,7 +154,7 @@ def test_attention_is_asked_for_as_the_plan_asked(tmp_path, base, monkeypatch):
     ("max_length", "fix"),
     [
         (64, "raise data.max_length"),
-        (512, "shorten or leave out long answers, or take a model with more positions"),  # all that the model has
+        (512, "shorten or drop long answers, or use a model with more positions"),  # all that the model has
     ],
 )
 def test_answers_that_are_cut_get_a_fix_that_can_be_followed(tmp_path, base, max_length, fix):

@@ -28,7 +28,7 @@ def test_what_nobody_could_look_at_is_no_finding_and_not_in_order():
     found = exam(unknown("FAST-PATH", "there is no room"))
     assert (found.findings, found.exit_code) == ((), 0)
     (line,) = to_json(found)["checks"]
-    assert (line["verdict"], line["value"]) == ("unknown", "not looked at: there is no room")
+    assert (line["verdict"], line["value"]) == ("unknown", "not checked: there is no room")
 
 
 def test_a_code_without_a_row_is_a_mistake():
@@ -112,7 +112,7 @@ def test_nothing_found():
 @pytest.mark.parametrize(
     ("fix", "told"),
     [
-        ("look at it with `surefoot data`", "look at it with `surefoot data 'my run.yaml' seed=1`"),
+        ("see `surefoot data`", "see `surefoot data 'my run.yaml' seed=1`"),
         ("`surefoot plan` shows all", "`surefoot plan 'my run.yaml' seed=1` shows all"),
         ("set data.packing: off", "set data.packing: off"),
     ],

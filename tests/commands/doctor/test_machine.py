@@ -277,7 +277,7 @@ def test_flash_attn_that_cannot_be_imported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "accelerators", "words"), [(False, 2, "build for CPUs"), (True, 2, "does not see"), (False, 0, "")]
+    ("built", "accelerators", "words"), [(False, 2, "CPU build"), (True, 2, "does not see"), (False, 0, "")]
 )
 def test_builds(monkeypatch, built, accelerators, words):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)

@@ -198,7 +198,7 @@ class TestRefusals:
         ("token", "code", "says"),
         [
             (None, 3, "is gated, and no token was sent"),
-            (BAD_TOKEN, 3, "does not accept the token"),
+            (BAD_TOKEN, 3, "rejects the token"),
             (OUTSIDER, 3, "accept its terms at https://huggingface.co/datasets/org/lines"),
         ],
     )

@@ -182,7 +182,7 @@ def test_a_registry_of_the_users_stays_and_stops_nothing(tmp_path, monkeypatch, 
     assert told.exit_code == 0, told.output
     assert registry.read_text() == '{"mine": {"file_name": "mine.json"}}'
     assert [line for line in told.stdout.splitlines() if compat.REGISTRY in line] == [
-        f"{compat.REGISTRY} was there and stays as it is"
+        f"{compat.REGISTRY} already exists and was not changed"
     ]
     assert os.access(tmp_path / "finetune.py", os.X_OK)
 

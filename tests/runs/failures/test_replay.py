@@ -184,7 +184,7 @@ def test_a_part_of_a_module_that_a_kernel_runs_whole_is_told_under_the_name_of_t
     module = read_failure(whole).failure.finding.origin.module
     code, said = run_again(whole, "--plain")
     assert code == 0, said
-    assert "it goes wrong at the same module" in said
+    assert "it fails at the same module" in said
     assert f"now: the output of {module} (its " in said
     found = json.loads(run_again(whole, "--plain", "--json")[1])
     assert found["now"]["module"] == "base_model.model.model.layers.1.mlp.up_proj.lora_B.default"  # in full

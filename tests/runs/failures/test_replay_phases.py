@@ -291,12 +291,12 @@ def test_by_the_plain_path_and_for_a_script(world, plant, phase):
     plant.patch.undo()
     code, said = call("replay", str(kept), "--plain")
     assert code == 6, said
-    assert "by the plain path in fp32 it goes through: the precision or a kernel" in said
+    assert "with --plain (fp32) it succeeds" in said
     code, said = again(plant, plain, kept, "--plain", "--json")
     assert code == 0, said
     told = json.loads(said)
     assert (told["phase"], told["kind"], told["same"], told["start"]) == (phase, "crash", True, None)
-    assert told["verdict"].startswith("by the plain path in fp32 it goes wrong at the same module")
+    assert told["verdict"].startswith("with --plain (fp32) it fails at the same module")
 
 
 def test_answers_that_fail_in_an_evaluation_are_asked_again(world, plant):

@@ -207,7 +207,7 @@ def test_twin_a_step_that_lives_is_not_the_same(killed, whole):
     told = json.loads(result.stdout)
     assert (told["step"], told["start"], told["then"]) == (STEP, 2, None)
     assert told["now"]["loss"] == line_of(whole, STEP)["loss"]
-    assert "somebody else ended the process" in told["verdict"]
+    assert "killed from outside" in told["verdict"]
 
 
 def test_a_crash_on_the_way_back_is_told_where(killed, server, tmp_path):
@@ -244,7 +244,7 @@ def test_a_resumed_run_says_how_the_last_process_died_and_ends_the_same(world, c
     assert server.run(words, tmp_path / "log.txt") == 0
     (said,) = [line for line in (tmp_path / "log.txt").read_text().splitlines() if "the last process" in line]
     assert said.startswith(f"the last process died during step {STEP} (SIGSEGV in string_at, line ")
-    assert said.endswith(f"checkpoint-2; should that step end it too, `surefoot replay {run}` runs it alone")
+    assert said.endswith(f"checkpoint-2; if that step ends it again, run `surefoot replay {run}`")
     assert compare_folders(whole, run) == []
     assert find_death(run) is None
     result = CliRunner().invoke(main, ["replay", str(run)])
