@@ -158,7 +158,7 @@ def test_the_times_add_up_and_the_last_lines_say_them(finished):
     assert took["whole_runtime"] > took["train_runtime"] > took["steps_runtime"] > 0
     assert min(took["evaluation_runtime"], took["saving_runtime"], took["setup_runtime"]) > 0
     assert re.search(r"^done: 6 steps in .*: .*in steps", log, flags=re.MULTILINE)
-    assert "this start" not in log
+    assert "this session" not in log
 
 
 def test_peft_loads_the_output_and_it_answers_as_trained(finished, base):

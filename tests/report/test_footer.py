@@ -54,8 +54,8 @@ def test_early_stopping_and_skipped_steps_are_said(tmp_path):
 def test_a_resumed_run_says_what_this_start_took_and_the_whole(tmp_path):
     lines = closing(tmp_path, here=TOOK | {"compile": 50.0})
     assert "12 min 05 s" in lines[0]
-    assert lines[1].startswith("this start: 2 min 05 s: 50 s compile, ")
-    assert not any(line.startswith("this start") for line in closing(tmp_path))  # the twin: there was one start alone
+    assert lines[1].startswith("this session: 2 min 05 s: 50 s compile, ")
+    assert not any(line.startswith("this session") for line in closing(tmp_path))  # the twin: there was one start alone
 
 
 def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):

@@ -84,7 +84,7 @@ def test_a_missing_compiler_is_one_line(monkeypatch, backend):
     compiler_obstacle.cache_clear()
     with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         said = compiler_obstacle("cpu")
-    assert said.startswith("needs a compiler that works, and torch says: InvalidCxxCompiler")
+    assert said.startswith("needs a working compiler, but torch says: InvalidCxxCompiler")
     assert "\n" not in said
 
 

@@ -92,7 +92,7 @@ def test_all_faults_of_a_refusal_are_said():
     assert [line.code for line in refusals(two, "CONFIG")] == ["DTYPE-CONFLICT", "CONFIG"]
 
 
-@pytest.mark.parametrize(("gain", "words"), [(None, "(gain not measured)"), (2.345, "2.3 x"), (213.4, "213 x")])
+@pytest.mark.parametrize(("gain", "words"), [(None, "(gain not measured)"), (2.345, "2.3 times"), (213.4, "213 times")])
 def test_advice_has_the_gain_where_it_was_measured(gain, words):
     line, total = [text for text, _ in advice(exam(caution("THREADS", "8", "do it", gain=gain)))]
     assert words in line
@@ -106,7 +106,7 @@ def test_advice_says_what_is_wrong_and_where():
 
 
 def test_nothing_found():
-    assert [text for text, _ in advice(exam(ok("DISK", "much")))] == ["nothing found: 1 checks"]
+    assert [text for text, _ in advice(exam(ok("DISK", "much")))] == ["no problems found by 1 checks"]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_a_variable_that_acts_below_the_config_one_that_is_no_more_than_a_choice
     ("value", "verdict", "fix"),
     [
         ("2", "ok", ""),
-        ("16", "caution", "unset OMP_NUM_THREADS: it is not followed"),
-        ("abc", "caution", "unset OMP_NUM_THREADS: it decides nothing"),
+        ("16", "caution", "unset OMP_NUM_THREADS: it is overridden"),
+        ("abc", "caution", "unset OMP_NUM_THREADS: it has no effect"),
     ],
 )
 def test_threads_that_were_asked_for_and_are_not_there_are_a_caution(value, verdict, fix):
@@ -135,7 +135,7 @@ def test_threads(threads, cores, rates, verdict, gain):
 
 def test_fewer_threads_than_cores_are_told_with_what_more_would_do():
     (line,) = thread_lines(1, 2, {1: 9.0, 2: 0.9})
-    assert line.value == "1 on 2 cores; 2 multiply 0.1 times as fast"
+    assert line.value == "1 on 2 cores; 2 would be 0.1 times as fast"
     (line,) = thread_lines(2, 2, {1: 1.0, 2: 1.9})
     assert line.value == "2 on 2 cores"
 
@@ -158,7 +158,7 @@ def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
     used, unused = kernel_lines(trials, ["flash"], "bf16")
     assert {used.verdict, unused.verdict} == {"ok"}
     assert used.value.endswith("error 0.0001 of 0.062 allowed")
-    assert unused.value == "not used, so nothing is wrong; its check: is not finite"
+    assert unused.value == "not used, so harmless; its check: is not finite"
     assert kernel_lines(trials, ["flash"], "fp32")[0].value.endswith("of 0.001 allowed")
 
 

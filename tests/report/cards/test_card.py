@@ -141,7 +141,7 @@ def test_empty_sections_are_left_out():
 def test_a_scaled_bos_is_told_with_the_line_that_applies_it():
     card = model_card(CASES["scaled BOS"])
     assert "**multiplied by 0.1** (`bos_zero_config.json`)" in card
-    assert "| first embedding times | 0.1 |" in card
+    assert "| scale of the first embedding | 0.1 |" in card
     for plan in (make_facts().plan, full_plan()):
         assert "surefoot.install_bos_scaling(model, 0.0)\n" in usage_code(make_facts(plan=with_scaled_bos(plan, 0.0)))
     assert "bos" not in usage_code(make_facts())  # twin: without a factor nothing is said
