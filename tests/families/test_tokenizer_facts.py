@@ -113,7 +113,7 @@ def test_of_named_templates_the_default_counts(tmp_path):
     [
         ("tokenizer.json", None, "does not exist"),
         ("tokenizer.json", '{"model": {"vocab": [["a", 0]]}}', "BPE"),
-        ("tokenizer.json", '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "unknown layout"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "unknown format"),
         ("tokenizer_config.json", "{,}", "not JSON"),
         ("generation_config.json", "[]", "not an object"),
     ],

@@ -1,4 +1,4 @@
-"""Everything that is known by a model's name stands here, one row per family. A new family is a new row."""
+"""All knowledge that depends on a model's name, one row per family. A new family is a new row."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find(model_type: str) -> Family | None:
-    """The family of config.json's `model_type`; None for one that nobody has described yet."""
+    """Return the family of a config.json's `model_type`; None if there is no row for it."""
     return next((family for family in FAMILIES if model_type in family.model_types), None)
 
 
 def counterpart(name: str, family: Family) -> str | None:
-    """What does in `family` the work of the linear layer that another family calls `name`; None if none calls so.
+    """Return the linear layer of `family` with the same role as `name` in another family; None if unknown.
 
-    Last components of module names: q_proj -> c_attn for GPT-2, whose q, k and v are one matrix.
+    Names are last components of module names: q_proj -> c_attn for GPT-2, whose q, k and v are one matrix.
     """
     roles = {
         role

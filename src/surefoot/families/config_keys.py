@@ -1,4 +1,4 @@
-"""Values of config.json as they are asked for: each is checked, and what is wrong with any of them is collected."""
+"""Read values of config.json with checks, collecting every fault."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STORED: dict[str, Stored] = {"float32": "fp32", "bfloat16": "bf16", "float16": 
 
 
 class ConfigKeys:
-    """Values of config.json, checked as they are asked for.
+    """Values of config.json, checked when they are read.
 
-    values: of the file, over `defaults`.
-    names: config.json's name for a key, where it has another.
+    values: the file's values; `defaults` fills in missing keys.
+    names: key -> the file's name for it, if different.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class ConfigKeys:
         return bool(self.values.get(key.name)) == key.on
 
     def positive(self, key: str, default: int | None = None, most: int | None = None) -> int:
-        """A whole number, up to `most`; `default` where there is none or null."""
+        """Read a positive integer, at most `most`; `default` if it is missing or null."""
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             if most is None or value <= most:
                 return value
-            self.fault(key, f"{value} is more than the {most:,} that are possible")
+            self.fault(key, f"{value} is above the maximum of {most:,}")
             return 1
         self.fault(key, "is missing" if value is None else f"{value!r} is not a positive whole number")
         return 1
@@ -71,7 +71,7 @@ class ConfigKeys:
         return str(value)
 
     def stored(self) -> Stored:
-        """`dtype`, called torch_dtype before transformers 5; without either, weights count as fp32."""
+        """Read `dtype`, called torch_dtype before transformers 5; fp32 if both are missing."""
         name = self.values.get("dtype") or self.values.get("torch_dtype") or "float32"
         if not isinstance(name, str) or name not in _STORED:
             self.fault("dtype", f"{name!r} is not one of {', '.join(_STORED)}")

@@ -1,8 +1,8 @@
-"""What is known of a model family, as one row of data.
+"""Describe a model family as one row of data.
 
-A row answers the questions that config.json and the tokenizer files cannot: which token may pad, what ends a turn, what
-is known to go wrong, and, for models whose layers are all alike, where everything is (`Structure`). Code asks the row,
-never the model's name.
+A row contains what config.json and the tokenizer files do not: which token may pad, what ends a turn, known problems,
+and, for models whose layers are all alike, the module structure (`Structure`). Code uses the row, never the model's
+name.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Sizes that config.json gives. embedding: of a token, where it differs from hidden; head: of one attention head.
+# Sizes from config.json. embedding: width of token embeddings if it differs from hidden; head: one attention head.
 Dimension = Literal["hidden", "query", "key_value", "head", "intermediate", "embedding"]
 
 
 @dataclass(frozen=True)
 class Key:
-    """True where config.json's `name` has the value `on`. What a missing key means stands in `Structure.defaults`."""
+    """A condition: config.json's `name` has the value `on`. `Structure.defaults` has the value of a missing key."""
 
     name: str
     on: bool = True
@@ -27,13 +27,13 @@ class Key:
 class Linear:
     """A linear layer.
 
-    path: within a decoder layer, or the full name outside of them.
-    outputs: several are fused in this order.
-    bias: always, never, or as the key says.
-    transposed: its weight is (inputs, outputs), transformers' Conv1D.
+    path: name within a decoder layer, or the full name outside of them.
+    outputs: output sizes; several are fused in this order.
+    bias: True, False, or the key that decides.
+    transposed: whether its weight is (inputs, outputs), as in transformers' Conv1D.
     """
 
-    role: str  # q, k, v, o, gate, up, down; those that share a matrix joined by +; in, out beside the layers
+    role: str  # q, k, v, o, gate, up, down; fused ones joined by +; in, out outside of the layers
     path: str
     inputs: Dimension
     outputs: tuple[Dimension, ...]
@@ -49,10 +49,10 @@ class Linear:
 class Norm:
     """A norm of a decoder layer, or the final one.
 
-    size: of its weight; of a norm over each head by itself "head" (Qwen3's q_norm).
-    over: the features of a token that it normalises, all heads together (q_norm: "query").
-    bias: LayerNorm has one, RMSNorm none.
-    when: it holds parameters only if all of these keys say so.
+    size: size of its weight; "head" for a norm of each head (Qwen3's q_norm).
+    over: features that it normalizes, over all heads (q_norm: "query").
+    bias: True for LayerNorm, False for RMSNorm.
+    when: it has parameters only if all of these conditions hold.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Positions:
-    """A learned embedding of positions. offset: rows in front that no position uses."""
+    """A learned position embedding. offset: unused rows at the start."""
 
     path: str
     offset: int = 0
@@ -74,9 +74,9 @@ class Positions:
 class Window:
     """Layers in which a token sees only the last `sliding_window` tokens.
 
-    when: the keys that switch it on.
-    from_layer: the key with the first such layer; without it there is always one. config.json's list `layer_types`,
-        where it has one, overrides both.
+    when: conditions that enable it.
+    from_layer: key with the number of the first such layer; None: from the first layer. config.json's list
+        `layer_types`, if present, overrides both.
     """
 
     when: tuple[Key, ...] = ()
@@ -85,7 +85,7 @@ class Window:
 
 @dataclass(frozen=True)
 class ReservedPad:
-    """A token that text cannot produce and that the family leaves free, so that it may stand for padding."""
+    """A token that text cannot produce and that the family does not use, so that it may serve as padding."""
 
     token: str
     reason: str
@@ -93,7 +93,7 @@ class ReservedPad:
 
 @dataclass(frozen=True)
 class ForbiddenPad:
-    """A token that must not stand for padding, even where a tokenizer names it. reason: follows "which"."""
+    """A token that must not serve as padding, even if a tokenizer names it as PAD. reason: continues "which"."""
 
     token: str
     reason: str
@@ -103,8 +103,8 @@ class ForbiddenPad:
 class UntrainedTurns:
     """Chat tokens whose embeddings certain base models never trained.
 
-    vocab: rows of those models' embedding.
-    told_by: EOS of their chat versions, which did train them.
+    vocab: number of embedding rows of those models.
+    told_by: EOS tokens of their chat versions, which did train them.
     """
 
     tokens: tuple[str, ...]
@@ -115,7 +115,7 @@ class UntrainedTurns:
 
 @dataclass(frozen=True)
 class Hazard:
-    """A sentence for the plan, with where it is known from. compute: only for runs that compute in this type."""
+    """A known problem as a sentence for the plan, with its source. compute: only for runs with this compute dtype."""
 
     sentence: str
     compute: Literal["fp16"] | None = None
@@ -123,7 +123,7 @@ class Hazard:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A variant that says the same model_type and is not the causal model that this row describes."""
+    """A variant with the same model_type that is not the causal model of this row."""
 
     key: Key
     reason: str
@@ -131,14 +131,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Structure:
-    """Where everything is in a model whose decoder layers are all alike, and what config.json says of its sizes: with
-    it a run is planned from config.json alone. Paths are module names in transformers' model; `layers` is the list
-    whose elements carry numbers.
+    """Module names and config keys of a model whose decoder layers are all alike, which allow planning a run from
+    config.json alone. Paths are module names in transformers' model; `layers` is the list of decoder layers.
 
-    keys: names in config.json that differ from Llama's (hidden_size, intermediate_size, num_hidden_layers,
-        num_attention_heads, max_position_embeddings, attention_dropout, hidden_act).
-    defaults: what transformers takes where config.json leaves a key out, under config.json's name; a size that is not
-        listed must be there.
+    keys: Llama's key -> this family's key in config.json, where they differ (hidden_size, intermediate_size,
+        num_hidden_layers, num_attention_heads, max_position_embeddings, attention_dropout, hidden_act).
+    defaults: config.json key -> transformers' default; a size that is not listed is required.
     """
 
     embedding: str
@@ -149,34 +147,34 @@ class Structure:
     head: str
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    intermediate_per_hidden: int | None = None  # width of the MLP where config.json gives none
+    intermediate_per_hidden: int | None = None  # MLP width as a multiple of hidden if config.json has none
     positions: Positions | None = None  # None: rotary
-    projections: tuple[Linear, ...] = ()  # beside the layers, where tokens are embedded narrower than hidden
+    projections: tuple[Linear, ...] = ()  # outside of the layers, if token embeddings are narrower than hidden
 
 
 @dataclass(frozen=True)
 class Family:
-    """One row: facts that are known by a model's name.
+    """One row: facts about a model family.
 
-    uses_bos: pretrained with BOS in front of every text. None where the family's models differ: BOS stands first where
-        the run's chat template writes it or, in a run without one, where the tokenizer adds it.
-    templates: rows of `families.templates` that lay dialogues out as its chat models know them. They stand in for the
-        tokenizer's own template on records that it cannot write; where it is empty, such records are refused.
-    without_adapter: names of linear layers whose weights fused kernels read past the module, so that an adapter on
-        them would act on some machines alone; PEFT refuses them.
-    structure: None where layers differ from each other (experts, state spaces, wrapped language models): it is then
-        read from the model, built without weights (`surefoot.models.facts`).
+    uses_bos: whether it is pretrained with BOS before every text. None if the family's models differ: BOS is then used
+        if the run's chat template writes it or, without a template, if the tokenizer adds it.
+    templates: rows of `families.templates` that its chat models know. They replace the tokenizer's own template for
+        records that it cannot render; if empty, such records are refused.
+    without_adapter: linear layers whose weights fused kernels read directly, so that an adapter on them would only work
+        on some machines; PEFT refuses them.
+    structure: None if layers differ from each other (experts, state spaces, wrapped language models); it is then read
+        from the model, built without weights (`surefoot.models.facts`).
     """
 
     name: str
     model_types: tuple[str, ...]  # config.json's model_type
     uses_bos: bool | None
     structure: Structure | None = None
-    dropouts: tuple[str, ...] = ()  # keys besides attention dropout
+    dropouts: tuple[str, ...] = ()  # config keys of dropouts other than attention dropout
     window: Window | None = None
-    without_sdpa: str = ""  # why transformers refuses SDPA, as the end of a sentence
-    beyond_head: str = ""  # what the model does to the output of its head, as a sentence
-    reserved_pads: tuple[ReservedPad, ...] = ()  # first that exists
+    without_sdpa: str = ""  # why transformers refuses SDPA, as part of a sentence
+    beyond_head: str = ""  # how the model changes the logits, as a sentence
+    reserved_pads: tuple[ReservedPad, ...] = ()  # the first that exists is used
     forbidden_pads: tuple[ForbiddenPad, ...] = ()
     turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates
     templates: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Reading JSON that came with a model: what is wrong with a file is said with its name, line and column."""
+"""Read files of a model folder; errors name the file, line and column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError
 
-# As far as a model has them.
+# Files of a tokenizer; a model may have only some of them.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -21,17 +21,17 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
-# Of a model that also sees or hears; what is trained on text goes on with the same ones.
+# Files of a multimodal processor; text training copies them unchanged.
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises InputError for a missing or unreadable file, bad JSON, or no object."""
+    """Read the object in a JSON file. Raises InputError if the file is missing, unreadable or not a JSON object."""
     try:
         value = json.loads(plain_files.read_text(path), object_hook=_as_float)
     except FileNotFoundError:
         raise InputError(
-            Fault(str(path), "file does not exist", "the folder of a model holds it", code="SF-FILE-MISSING")
+            Fault(str(path), "file does not exist", "a model folder must contain it", code="SF-FILE-MISSING")
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(
@@ -41,10 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             Fault(str(path), f"cannot be read: {error.strerror or error}", code="SF-FILE-UNREADABLE")
         ) from None
-    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, or an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of thousands of digits
         raise InputError(Fault(str(path), f"cannot be read: {error}", code="SF-FILE-UNREADABLE")) from None
     if not isinstance(value, dict):
-        raise InputError(Fault(str(path), f"holds {type(value).__name__}, not an object", code="SF-FILE-UNREADABLE"))
+        raise InputError(Fault(str(path), f"contains {type(value).__name__}, not an object", code="SF-FILE-UNREADABLE"))
     return value
 
 
@@ -52,17 +52,17 @@ _FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _as_float(value: dict[str, Any]) -> Any:
-    """transformers writes an infinite number as {"__float__": "Infinity"}, such as the limit of Mamba's time steps."""
+    """Convert {"__float__": "Infinity"}, transformers' form of infinity (e.g. the limit of Mamba's time steps)."""
     return _FLOATS.get(value.get("__float__", ""), value) if value.keys() == {"__float__"} else value
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """The same, and an empty object where there is no such file."""
+    """Read the object in a JSON file, or return an empty one if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-8. Raises InputError for a missing or unreadable one."""
+    """Read a UTF-8 text file. Raises InputError if it is missing or unreadable."""
     try:
         return plain_files.read_text(path)
     except FileNotFoundError:

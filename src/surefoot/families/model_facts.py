@@ -1,8 +1,7 @@
-"""The shape of a model, read from config.json alone: enough to plan precision, adapter targets and memory.
+"""Read a model's dimensions from config.json alone: enough to plan precision, adapter targets and memory.
 
-No weights, no torch. Counts are exact, and every fault of the file is collected before it is refused. Where no row has
-the family's structure, the caller gives what the model shows of itself when it is built without weights
-(`surefoot.models.facts`).
+No weights, no torch. Counts are exact, and every fault of the file is collected before it is refused. If no row has the
+family's structure, the caller passes the module tree of the model built without weights (`surefoot.models.facts`).
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from surefoot.families.files import read_json
 from surefoot.families.stored_forms import stored_form
 from surefoot.system.errors import InputError
 
-OPENED_BY = "AutoModelForCausalLM"  # what opens a model of text alone
-_SLIDING = "sliding_attention"  # in config.json's layer_types
-_MOST_LAYERS = 10_000  # many times any model's; each is written out, and a wrong number would take hours
+OPENED_BY = "AutoModelForCausalLM"  # transformers' class for text-only models
+_SLIDING = "sliding_attention"  # value in config.json's layer_types
+_MOST_LAYERS = 10_000  # far above any model's; each layer is expanded, and a wrong number would take hours
 
 
 @dataclass(frozen=True)
 class MatrixFact:
-    """A parameter that tokens are multiplied with outside of a linear layer: one matrix of each expert, or a router's.
+    """A matrix parameter outside of a linear layer: one matrix per expert, or a router's.
 
-    name: within its module. experts: how many matrices it holds.
+    name: name within its module. experts: number of matrices in it.
     """
 
     name: str
@@ -43,18 +42,18 @@ class MatrixFact:
 
     @property
     def sides(self) -> int:
-        """Inputs and outputs of all matrices: what an adapter has for each rank."""
+        """Sum of inputs and outputs of all matrices, the size of an adapter per rank."""
         return self.experts * (self.inputs + self.outputs)
 
 
 @dataclass(frozen=True)
 class ModuleFact:
-    """A module that holds parameters of its own.
+    """A module that directly has parameters.
 
     linear: (inputs, outputs) of a linear layer, else None.
-    matrices: those of its parameters that tokens are multiplied with, where it is no linear layer.
-    routes: it decides which experts a token goes to, or how much it takes of one that sees all of them.
-    as_parameter: a linear layer that PEFT adapts as it does experts, see `surefoot.models.adapter_targets`.
+    matrices: its matrix parameters, if it is not a linear layer.
+    routes: whether it is a router: it selects experts for a token, or weights a shared expert.
+    as_parameter: whether PEFT adapts it like experts, see `surefoot.models.adapter_targets`.
     """
 
     name: str  # full name in the transformers model
@@ -66,28 +65,28 @@ class ModuleFact:
 
     @property
     def in_layer(self) -> bool:
-        """Inside a decoder layer: these stand in a list, so that the name holds a number."""
+        """Whether it is inside a decoder layer: layers are in a list, so the name contains a number."""
         return any(part.isdigit() for part in self.name.split("."))
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is experts, all of them or one; not those that see every token."""
+        """Whether it contains routed experts, all of them or one; shared experts do not count."""
         return any(one.experts > 1 for one in self.matrices) or (".experts." in f"{self.name}." and not self.routes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a model shows of itself when it is built without weights; of families with a structure as the defaults say.
+    """Facts from the model built without weights; families with a structure use the defaults.
 
-    without_sdpa: why SDPA cannot run it, as the end of a sentence; empty where it can.
-    active: experts that a token goes to, 0 where there are none.
-    attends: some layer has attention over tokens (softmax); state spaces and linear attention alone have none.
-    recurrent: some layer carries a state, or a convolution, along the row.
-    wrapper_parameters: parameters that are not the language model's (a vision tower, what joins it), which stay frozen
-        unless `vision` says otherwise.
-    both_ways: the tokens of a picture see each other, later ones too.
-    sight: name and shape of what vision tower and projector hold, which are beside the language model.
-    opened_by: transformers' class that opens the checkpoint.
+    without_sdpa: why SDPA cannot run it, as part of a sentence; "" if it can.
+    active: experts per token, 0 without experts.
+    attends: whether some layer has softmax attention; state spaces and linear attention have none.
+    recurrent: whether some layer has a recurrent state or a convolution along the sequence.
+    wrapper_parameters: number of parameters outside the language model (vision tower, projector), which stay frozen
+        unless `vision` trains them.
+    both_ways: whether the tokens of an image attend to each other in both directions.
+    sight: (name, shape) of the parameters of vision tower and projector.
+    opened_by: transformers' class that loads the checkpoint.
     """
 
     without_sdpa: str = ""
@@ -103,11 +102,11 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTree(Shown):
-    """All that a model shows of itself where no row has its structure.
+    """The module tree of a model built without weights, for families without a structure.
 
-    config: its values, defaults included, under Llama's names.
-    modules: those that hold parameters; a tied head too.
-    dropouts: by config key.
+    config: config values with defaults, under Llama's names.
+    modules: modules with parameters, including a tied head.
+    dropouts: config keys of dropouts.
     text_type: model_type of the language model inside a wrapper.
     """
 
@@ -121,23 +120,23 @@ class ModuleTree(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts(Shown):
-    """What planning knows of a model: of the language model in it, where it is more than that.
+    """Facts about a model for planning; for a multimodal model, about its language model.
 
-    family: None for a model_type that no row describes.
-    vocab: rows of the embedding, each `embedding_width` wide.
-    window: tokens that a layer with a sliding window sees, None where no layer has one.
-    dropouts: shares above 0 besides attention's, by config key.
-    gated: the MLP has a gate.
-    activation: the MLP's, as config.json calls it.
-    norms: what the norms of one layer are applied to: hidden, query, key_value.
-    layer_norm: they are no RMSNorms.
-    fused_rotary: q, k and v come from one matrix, and q and k are turned afterwards.
-    rotary_switch: positions beyond which "longrope" takes its other table, for a whole micro-batch.
+    family: None if no row describes the model_type.
+    vocab: number of embedding rows, each `embedding_width` wide.
+    window: sliding window in tokens, None if no layer has one.
+    dropouts: (config key, probability) of dropouts above 0, without attention's.
+    gated: whether the MLP has a gate.
+    activation: activation of the MLP, as in config.json.
+    norms: inputs of the norms of one layer: hidden, query, key_value.
+    layer_norm: whether they are LayerNorms instead of RMSNorms.
+    fused_rotary: whether q, k and v come from one matrix before the rotary embedding.
+    rotary_switch: positions above which "longrope" uses its other table for the whole micro-batch.
     stored: dtype on disk.
-    stored_form: as `families.stored_forms.stored_form` names it; such weights are decoded while they are loaded.
-    balance: factor of the load-balancing loss that config.json names, None where the family has none.
-    balances: config.json says to train with it.
-    bos_scale: by what its BOS embedding was scaled in training, where a file beside it says so.
+    stored_form: quantization format from `families.stored_forms.stored_form`; such weights are decoded when loaded.
+    balance: factor of the load-balancing loss in config.json, None if the family has none.
+    balances: whether config.json enables that loss.
+    bos_scale: factor on the BOS embedding in training, if a file next to the model records one.
     """
 
     model_type: str
@@ -172,12 +171,12 @@ class ModelFacts(Shown):
 
     @property
     def structure(self) -> Structure | None:
-        """Of the family's row; None where it was read from the model."""
+        """Structure of the family's row; None if it was read from the model."""
         return self.family.structure if self.family else None
 
     @property
     def parameters(self) -> int:
-        """All that text reaches; a head that is tied to the embedding is not counted again."""
+        """Number of parameters of the language model; a tied head is counted once."""
         twice = self.vocab * self.embedding_width if self.tied else 0
         return sum(module.parameters for module in self.modules) - twice
 
@@ -193,17 +192,17 @@ class ModelFacts(Shown):
 
     @property
     def layer_linears(self) -> tuple[ModuleFact, ...]:
-        """The linear layers inside the decoder layers: everything linear but the output head."""
+        """All linear layers except the output head."""
         return tuple(module for module in self.modules if module.linear and module.name != self.head)
 
     @property
     def experts(self) -> int:
-        """Of a layer that has any; 0 where none does."""
+        """Number of experts in a mixture-of-experts layer, 0 if there are none."""
         return max((one.experts for module in self.modules for one in module.matrices if not module.routes), default=0)
 
 
 def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
-    """The facts of a model whose own dropout is set to `share`; None: as its config says."""
+    """Return the facts with the model's dropout set to `share`; None keeps its config."""
     if share is None:
         return model
     kept = tuple((name, value) for name, value in model.dropouts if name == "layerdrop")
@@ -304,7 +303,7 @@ def _fused_rotary(structure: Structure | None) -> bool:
 
 
 def _window(keys: ConfigKeys, family: Family | None) -> int | None:
-    """None also where the model has the field and no layer uses it."""
+    """Return the sliding window, None if no layer uses it."""
     if keys.get("sliding_window") is None:
         return None
     kinds = keys.get("layer_types")
@@ -320,7 +319,7 @@ def _window(keys: ConfigKeys, family: Family | None) -> int | None:
 
 
 def _rotary_switch(keys: ConfigKeys) -> int | None:
-    """rope_parameters is called rope_scaling before transformers 5, and its type was "su" in the first files."""
+    """Return the switch position of longrope. Older keys: rope_scaling (before transformers 5), type "su"."""
     rotary = keys.get("rope_parameters") or keys.get("rope_scaling")
     if not isinstance(rotary, dict) or (rotary.get("rope_type") or rotary.get("type")) not in ("longrope", "su"):
         return None
@@ -328,7 +327,7 @@ def _rotary_switch(keys: ConfigKeys) -> int | None:
 
 
 def _expand(structure: Structure, facts: ModelFacts, keys: ConfigKeys) -> Iterator[ModuleFact]:
-    """The row's structure, written out for this model's sizes."""
+    """Yield all modules of a structure with this model's sizes."""
 
     def linear(row: Linear, name: str) -> ModuleFact:
         inputs, outputs = facts.size(row.inputs), sum(facts.size(part) for part in row.outputs)

@@ -1,10 +1,10 @@
-"""How families write a picture among the tokens of a text, by transformers' class that prepares their pictures.
+"""How families represent an image in the tokens of a text, by transformers' image processor class.
 
-A chat template writes a short mark in a picture's place, and the family's processor the picture's tokens in place of
-the mark: as many `token`s as the picture has features, with what stands before, between and behind them. How many
-depends on the picture's size, and on the files of the processor.
+A chat template writes a short placeholder for an image. The family's processor replaces it by the image's tokens: one
+`token` per feature, with the family's tokens before, between and after them. Their number depends on the image size and
+the processor's files.
 
-A tokenizer without these tokens belongs to another family that prepares pictures the same way.
+A tokenizer without these tokens belongs to another family that uses the same image processor.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Any, Literal
 
 from surefoot.families.files import read_json_if_there
 
-# Text of a picture: transformers' image processor, the object in processor_config.json, height and width in pixels.
+# (image processor, content of processor_config.json, height and width in pixels) -> text of the image.
 Write = Callable[[Any, Mapping[str, Any], int, int], str]
 Limit = Callable[[Any, int], int]
 
 
 @dataclass(frozen=True)
 class PictureRow:
-    """mark: what the chat template writes for a picture.
+    """How a family represents images.
 
-    token: stands for one feature of a picture.
-    tokens: control tokens that the tokenizer must have, `token` among them.
-    write: see above. Raises ValueError for a picture that the model does not take, KeyError for a setting that
-        processor_config.json lacks.
-    inputs: what the model's forward takes of what the image processor makes.
-    limit: sets the most pixels of a picture in the image processor, and returns 0; or the least that can be set, where
-        that is more. None: every picture comes out in one size, or in sizes that the model knows by its own config.
-    others: control tokens that it is written with where the tokenizer has them.
-    calls: what the image processor is called with besides the pictures.
+    mark: placeholder that the chat template writes for an image.
+    token: token for one image feature.
+    tokens: control tokens that the tokenizer must have, including `token`.
+    write: returns the text of an image. Raises ValueError for an unsupported image, KeyError for a setting that is
+        missing in processor_config.json.
+    inputs: outputs of the image processor that the model's forward takes.
+    limit: sets the maximum pixels per image in the image processor and returns 0; if that is below the possible
+        minimum, returns the minimum. None: image sizes are fixed.
+    others: control tokens that are used if the tokenizer has them.
+    calls: extra arguments of the image processor.
     """
 
     mark: str
@@ -66,8 +67,8 @@ def _gemma3(processor: Any, settings: Mapping[str, Any], height: int, width: int
         from numpy import broadcast_to
 
         keys = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
-        asked = {f"pan_and_scan_{key}": getattr(processor, f"pan_and_scan_{key}") for key in keys}
-        crops = len(processor.pan_and_scan(broadcast_to(0, (3, height, width)), **asked))
+        arguments = {f"pan_and_scan_{key}": getattr(processor, f"pan_and_scan_{key}") for key in keys}
+        crops = len(processor.pan_and_scan(broadcast_to(0, (3, height, width)), **arguments))
     if not crops:
         return one
     joined = " ".join([one] * crops)
@@ -75,12 +76,12 @@ def _gemma3(processor: Any, settings: Mapping[str, Any], height: int, width: int
 
 
 def _gemma4(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
-    """The largest size of this shape in which sides are whole blocks, a token each, and no more than may be."""
+    """Largest size of this aspect ratio whose sides are whole blocks, one token each, within the maximum."""
     block = processor.patch_size * processor.pooling_kernel_size
     scale = math.sqrt(processor.max_soft_tokens * block**2 / (height * width))
     rows, columns = (math.floor(scale * side / block) for side in (height, width))
     if not rows and not columns:
-        raise ValueError("no side makes a block")
+        raise ValueError("both sides are smaller than a block")
     if not rows:
         rows, columns = 1, min(width // height, processor.max_soft_tokens)
     elif not columns:
@@ -88,7 +89,7 @@ def _gemma4(processor: Any, settings: Mapping[str, Any], height: int, width: int
     return "<|image>" + "<|image|>" * (rows * columns) + "<image|>"
 
 
-_GEMMA4_TOKENS = (70, 140, 280, 560, 1120)  # of a picture: what transformers lets it have
+_GEMMA4_TOKENS = (70, 140, 280, 560, 1120)  # tokens per image that transformers allows
 
 
 def _limit_gemma4(processor: Any, most: int) -> int:
@@ -104,17 +105,17 @@ def _llava(processor: Any, settings: Mapping[str, Any], height: int, width: int)
     size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     patch = settings["patch_size"]
     count = (size["height"] // patch) * (size["width"] // patch)
-    return "<image>" * (count + _beside_patches(settings))
+    return "<image>" * (count + _extra_features(settings))
 
 
-def _beside_patches(settings: Mapping[str, Any]) -> int:
-    """Features that the vision tower adds (CLIP's first), less the first where the projector leaves it out."""
+def _extra_features(settings: Mapping[str, Any]) -> int:
+    """Extra features of the vision tower (CLIP's class token), minus the first if the projector drops it."""
     drops = settings.get("vision_feature_select_strategy") == "default"
     return settings.get("num_additional_image_tokens", 0) - drops
 
 
 def _llava_next(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
-    """The whole picture small, and in tiles: rows of patches without the padding, each with a line break's feature."""
+    """The downscaled image, then tiles: rows of patches without padding, each followed by a newline feature."""
     size = processor.size
     side = size.get("shortest_edge") or min(size["height"], size["width"])
     across = side // settings["patch_size"]
@@ -124,21 +125,21 @@ def _llava_next(processor: Any, settings: Mapping[str, Any], height: int, width:
         rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
     else:
         columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-    return "<image>" * (rows * columns + rows + across**2 + _beside_patches(settings))
+    return "<image>" * (rows * columns + rows + across**2 + _extra_features(settings))
 
 
 def _kept(grid: Sequence[int], height: int, width: int) -> tuple[int, int]:
-    """How many pixels of the picture a grid of tiles (height, width) keeps; as many as it leaves empty, negative."""
+    """Return (image pixels that a grid of tiles (height, width) keeps, minus its empty pixels)."""
     scale = min(grid[0] / height, grid[1] / width)
     kept = min(int(height * scale) * int(width * scale), height * width)
     return kept, kept - grid[0] * grid[1]
 
 
 def _tiles(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
-    """Idefics3's and SmolVLM's: tiles row by row, each with its place, then the whole picture small."""
+    """Idefics3 and SmolVLM: tiles row by row, each with its position, then the downscaled image."""
     tile = processor.max_image_size["longest_edge"]
     if processor.size.get("longest_edge", 0) % tile:
-        raise ValueError(f"size.longest_edge is no multiple of {tile}, the side of a tile")
+        raise ValueError(f"size.longest_edge is not a multiple of {tile}, the side of a tile")
     _, rows, columns = processor.get_number_of_image_patches(height, width, {})
     features = "<image>" * settings.get("image_seq_len", 169)
     text = ""
@@ -165,13 +166,13 @@ def _pixtral(processor: Any, settings: Mapping[str, Any], height: int, width: in
     if ratio > 1:
         height, width = math.floor(height / ratio), math.floor(width / ratio)
     if not height or not width:
-        raise ValueError("one side vanishes when it is made smaller")
+        raise ValueError("one side becomes 0 when the image is scaled down")
     row = "[IMG]" * math.ceil(width / side)
     return "[IMG_BREAK]".join([row] * math.ceil(height / side)) + "[IMG_END]"
 
 
 def _pixtral_side(settings: Mapping[str, Any]) -> int:
-    """Pixels of what becomes one feature."""
+    """Side in pixels of the square that becomes one feature."""
     return settings.get("patch_size", 16) * settings.get("spatial_merge_size", 1)
 
 
@@ -242,8 +243,7 @@ _PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "merger", "
 
 
 def part_of(parameter: str) -> Part | None:
-    """What a parameter of a model that sees belongs to, by its name in transformers: the vision tower, or the projector
-    that maps its features to the language model's width and may lie inside it. None: neither."""
+    """Return whether a parameter belongs to the vision tower or to the projector, which may be inside it; else None."""
     names = parameter.split(".")[:-1]
     if any(name in _PROJECTORS for name in names):
         return "projector"
@@ -251,9 +251,9 @@ def part_of(parameter: str) -> Part | None:
 
 
 def modules_of(part: Part, parameters: Collection[str]) -> tuple[str, ...]:
-    """The outermost modules that hold this part and nothing else, lists taken apart (PEFT takes none).
+    """Return the outermost modules that contain only this part; lists are split into items, as PEFT cannot take them.
 
-    parameters: names of all that tower and projector hold.
+    parameters: names of all parameters of tower and projector.
     """
     others = {name for name in parameters if part_of(name) != part}
     found: dict[str, None] = {}
@@ -272,7 +272,7 @@ def _holds(module: Sequence[str], parameters: Collection[str]) -> bool:
 
 
 def picture_row(folder: Path) -> PictureRow | None:
-    """That of the model, or of the tokenizer's files, in `folder`; None where it sees nothing, or is not known."""
+    """Return the row of the model or processor in `folder`; None for text-only or unknown models."""
     names: list[str] = []
     for file in ("processor_config.json", "preprocessor_config.json"):
         found = read_json_if_there(folder / file)

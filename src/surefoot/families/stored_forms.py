@@ -1,18 +1,18 @@
-"""In which form a model's files hold its weights, as config.json tells under quantization_config."""
+"""Recognize the quantization format of a model's files from quantization_config in config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Of compressed-tensors: what its `format` may be, as a whole or of a group of modules.
+# Supported values of compressed-tensors' `format`, for the model or a group of modules.
 _COMPRESSED = ("pack-quantized", "naive-quantized", "int-quantized", "float-quantized")
 
 
 def stored_form(stored: Any) -> str:
-    """The form's name where `surefoot.models.convert.decoded` reads it; else empty.
+    """Return the name of the format if `surefoot.models.convert.decoded` supports it, else "".
 
-    stored: what config.json says under quantization_config.
+    stored: quantization_config of config.json.
     """
     if not isinstance(stored, dict):
         return ""
@@ -35,7 +35,7 @@ def _in_blocks(stored: Mapping[str, Any]) -> bool:
     blocks = stored.get("weight_block_size")
     sized = isinstance(blocks, list) and len(blocks) == 2 and all(isinstance(one, int) and one > 0 for one in blocks)
     plain = stored.get("fmt", "e4m3") == "e4m3" and stored.get("expert_dtype", "fp8") == "fp8"
-    dynamic = stored.get("activation_scheme", "dynamic") == "dynamic"  # others bring factors of the activations
+    dynamic = stored.get("activation_scheme", "dynamic") == "dynamic"  # other schemes have activation scales
     return sized and plain and dynamic
 
 
@@ -44,7 +44,7 @@ def _bits(stored: Mapping[str, Any]) -> Any:
 
 
 def _layout(stored: Mapping[str, Any], default: str) -> str:
-    """How numbers lie in words: AWQ calls it version, GPTQ checkpoint_format."""
+    """Return the packing layout: `version` in AWQ, `checkpoint_format` in GPTQ."""
     return str(stored.get("checkpoint_format") or stored.get("version") or stored.get("format") or default).lower()
 
 
@@ -59,7 +59,7 @@ def _compressed(stored: Mapping[str, Any]) -> bool:
 
 
 def _plain_group(group: Mapping[str, Any], of_all: Any) -> bool:
-    """Integers of 4 or 8 bits or e4m3, beside activations that are not rounded, or by what they are themselves."""
+    """Return whether weights are 4- or 8-bit integers or e4m3, with activations not or dynamically quantized."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, dict) or (isinstance(inputs, dict) and inputs.get("dynamic") is not True):
         return False

@@ -1,9 +1,9 @@
-"""What a named template consists of: the words around every text of a conversation, and how tools are written.
+"""Define named chat templates: the strings around every text of a conversation, and the format of tools.
 
-Plain text, so that planning, encoding and the docs read one table. Slots: {content} is the text; {bos} and {eos} are
-the tokenizer's own tokens; {alone} writes nothing: what follows is tokenised as a text of its own. Of tools: {json} a
-definition, {name} {arguments} {id} of a call, {content} {id} of a result. Whether BOS stands at the very start is the
-plan's choice, not the row's.
+Rows are plain text, so that planning, encoding and the docs use one table. Slots: {content} is the text; {bos} and
+{eos} are the tokenizer's tokens; {alone} writes nothing, but the text after it is tokenized separately. For tools:
+{json} is a definition, {name} {arguments} {id} belong to a call, {content} {id} to a result. Whether an example starts
+with BOS is decided by the plan, not by the row.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ToolLayout:
-    """How a template writes tools, calls and results.
+    """How a template writes tool definitions, calls and results.
 
-    place: where the definitions stand: behind the system text, in the first user turn before its text, or before that
+    place: position of the definitions: after the system text, in the first user turn before its text, or before that
         turn.
-    indent: of their JSON.
-    separator: between definitions.
+    indent: indentation of their JSON.
+    separator: text between definitions.
 
     A turn with calls is its text, then opening, the calls, closing.
 
-    text_and_calls: both may stand in one turn, with `between` before each call but the very first thing of a turn.
-    one_call: no more than one in a turn.
-    keeps_lead: what the template puts before an answer stands before calls too.
-    result: around a tool's answer.
-    in_user_turn: results are written as a user turn, neighbours share one.
-    result_json: a result is quoted as JSON text.
+    text_and_calls: whether a turn may have text and calls; `between` precedes each call unless it starts the turn.
+    one_call: whether a turn has at most one call.
+    keeps_lead: whether the text before an answer also precedes calls.
+    result: text around a tool's result.
+    in_user_turn: whether results are written as a user turn; consecutive results share one.
+    result_json: whether a result is quoted as JSON text.
     """
 
     name: str
@@ -103,20 +103,20 @@ ALONE = "{alone}"
 class Dialogue:
     """A template for any number of turns.
 
-    user, system: around the text.
-    merged: the system text stands inside the first user turn, before its text.
-    prefix: {bos} where the published template writes it as text: some tokenizers put a blank before a text, but none
-        behind BOS.
-    opening: what the program writes before an answer.
-    lead: what the model writes before its text, left out where the text holds `own_lead`.
-    close: ends an answer, and is learned.
-    after, between, finish: written by the program behind an answer, before every user turn but the first, behind the
-        last answer.
-    trimmed: roles whose texts lose blanks around them.
-    control: tokens that the tokenizer must have as special ones.
-    stops: those of them that end an answer, besides EOS.
-    tools: None where it has no place for them.
-    takes_text: a text without turns is learned as it is.
+    user, system: text around a user or system text.
+    merged: whether the system text is inside the first user turn, before its text.
+    prefix: {bos} if the published template writes it as text: some tokenizers add a blank before a text, but not
+        after BOS.
+    opening: generation prompt, written before an answer without loss.
+    lead: what the model writes before its text; left out if the text contains `own_lead`.
+    close: end of an answer; carries loss.
+    after, between, finish: text without loss after an answer, before every user turn except the first, after the last
+        answer.
+    trimmed: roles whose texts are stripped.
+    control: tokens that must be special tokens of the tokenizer.
+    stops: those of them that end an answer, in addition to EOS.
+    tools: format of tools; None if not supported.
+    takes_text: whether a text without turns is trained on unchanged.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What a tokenizer's files say: vocabulary, special tokens, chat template, stop tokens. Plain JSON, no transformers.
+"""Read facts from a tokenizer's files without transformers: vocabulary, special tokens, chat template, stop tokens.
 
-Read are tokenizer.json, tokenizer_config.json, special_tokens_map.json (for what tokenizer_config.json leaves open),
-chat_template.jinja and generation_config.json.
+The files are tokenizer.json, tokenizer_config.json, special_tokens_map.json (for what tokenizer_config.json does not
+set), chat_template.jinja and generation_config.json.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What planning knows of a tokenizer.
+    """Facts about a tokenizer, for planning.
 
-    ids: all tokens.
-    special: by id, those that ordinary text does not become.
-    size: one more than the highest id, ordinary_size: one more than the highest id that text can become.
-    missing: roles (bos, eos, pad, unk) whose token is in no vocabulary.
-    stops: generation_config's end tokens.
-    adds_bos: its post-processor puts BOS in front.
+    ids: token -> id.
+    special: id -> token, for tokens that ordinary text cannot produce.
+    bos, eos, pad, unk: tokens of these roles, None if not set.
+    missing: role (bos, eos, pad, unk) -> token, if the token is not in the vocabulary.
+    stops: ids of generation_config's end tokens.
+    chat_template: Jinja text, None if there is none.
+    adds_bos: whether its post-processor prepends BOS.
+    size: highest id + 1.
+    ordinary_size: highest id that text can produce + 1.
     """
 
     ids: Mapping[str, int] = field(repr=False)
@@ -51,7 +54,7 @@ class TokenizerFacts:
 
 
 def read_tokenizer_facts(folder: Path) -> TokenizerFacts:
-    """Facts from the tokenizer files in `folder`. Raises InputError that names the file."""
+    """Read facts from the tokenizer files in `folder`. Raises InputError that names the file."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         fix = "save it once with transformers: AutoTokenizer.from_pretrained(model).save_pretrained(folder)"
@@ -63,7 +66,7 @@ def read_tokenizer_facts(folder: Path) -> TokenizerFacts:
         return _facts(folder, stored, config, named)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            Fault(str(folder), f"its tokenizer files have an unknown layout: {error!r}", code="SF-TOKENIZER")
+            Fault(str(folder), f"its tokenizer files have an unknown format: {error!r}", code="SF-TOKENIZER")
         ) from error
 
 
@@ -74,7 +77,7 @@ def _facts(
     special = _special(stored, config, ids)
     roles = {role: _content(named.get(f"{role}_token")) for role in ("bos", "eos", "pad", "unk")}
     found = {role: Token(text, ids[text]) for role, text in roles.items() if text in ids}
-    # Not PAD: an ordinary token that is named as PAD still comes from text, and must not count as free.
+    # Not PAD: an ordinary token named as PAD can still come from text, so it must not count as unused.
     special |= {token.id: token.text for role, token in found.items() if role != "pad"}
     return TokenizerFacts(
         ids=ids,
@@ -100,7 +103,7 @@ def _vocabulary(stored: Mapping[str, Any], where: str) -> dict[str, int]:
             Fault(
                 where,
                 "model.vocab is not a table of tokens",
-                "only BPE and WordPiece tokenizers are read",
+                "only BPE and WordPiece tokenizers are supported",
                 code="SF-TOKENIZER",
             )
         )
@@ -108,7 +111,7 @@ def _vocabulary(stored: Mapping[str, Any], where: str) -> dict[str, int]:
 
 
 def _special(stored: Mapping[str, Any], config: Mapping[str, Any], ids: dict[str, int]) -> dict[int, str]:
-    """Special tokens by id. Those that only tokenizer_config.json lists join the vocabulary too."""
+    """Return special tokens by id. Tokens that only tokenizer_config.json lists are added to `ids`."""
     listed = config.get("added_tokens_decoder") or {}
     for number, token in listed.items():
         ids.setdefault(token["content"], int(number))
@@ -117,13 +120,13 @@ def _special(stored: Mapping[str, Any], config: Mapping[str, Any], ids: dict[str
 
 
 def _content(token: object) -> str | None:
-    """A token is written as its text or as an object with `content`."""
+    """Return the text of a token, which is stored as text or as an object with `content`."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else None
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja comes first, as in transformers; a list of named templates gives its "default"."""
+    """Return the chat template: chat_template.jinja first, as in transformers; of a list of templates the "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return read_text(path)
@@ -139,7 +142,7 @@ def _stops(folder: Path) -> tuple[int, ...]:
 
 
 def _adds(processor: object, bos: str | None) -> bool:
-    """Whether a post-processor, or one of a sequence of them, begins a single text with BOS."""
+    """Return whether a post-processor, or one in a sequence, prepends BOS to a single text."""
     if not isinstance(processor, dict) or bos is None:
         return False
     if processor.get("type") == "Sequence":
