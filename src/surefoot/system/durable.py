@@ -80,25 +80,25 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def fill_bytes(path: Path, data: bytes) -> None:
-    """A new file in a folder that `staged_folder` is about to flush: not flushed here."""
+    """Write a new file in a folder of `staged_folder`, which flushes it later."""
     with faults_named(Path(path)), disk.create(path) as file:
         write_all(file, data)
 
 
 def fill_json(path: Path, value: Any) -> None:
-    """`fill_bytes` with what `write_json` writes."""
+    """Like `fill_bytes`, with JSON as by `write_json`."""
     fill_bytes(path, json_text(value).encode("utf-8"))
 
 
 @contextmanager
 def filling(path: Path) -> Iterator[FileIO]:
-    """A new file in a folder that `staged_folder` is about to flush, to be filled by `write_all`."""
+    """Open a new file in a folder of `staged_folder`, to be written with `write_all`."""
     with disk.create(path) as file:
         yield file
 
 
 def append_line(path: Path, text: str) -> None:
-    """Add one line to a log: all of it or nothing.
+    """Append one line to a log, completely or not at all.
 
     It survives the end of this process at once, but a power failure only after `flush`.
     """
@@ -109,13 +109,13 @@ def append_line(path: Path, text: str) -> None:
         try:
             write_all(file, f"{text}\n".encode())
         except OSError:
-            disk.truncate(file, start)  # else the next line would be glued to half of this one
+            disk.truncate(file, start)  # otherwise the next line would follow half of this one
             raise
 
 
 @contextmanager
 def held_open(path: Path) -> Iterator[FileIO]:
-    """A log, open at its end for a writer that cannot open it when it has something to say."""
+    """Open a log for appending, for a writer that cannot open files later (a signal handler)."""
     with faults_named(Path(path)):
         file = disk.open_end(path)
     with file:
@@ -123,14 +123,14 @@ def held_open(path: Path) -> Iterator[FileIO]:
 
 
 def flush(path: Path) -> None:
-    """Return when everything appended to `path` so far is on the disk."""
+    """Flush everything appended to `path` so far to the disk."""
     with faults_named(path):
         disk.sync(path)
 
 
 def make_folders(path: Path) -> None:
-    """A folder and those above it, where they are missing. Their names are on the disk when the call returns: else a
-    power failure could take away the place of all that is written into it."""
+    """Create a folder and its missing parents. Their names are flushed to the disk; otherwise a power failure could
+    lose everything written into them."""
     path = Path(path)
     with faults_named(path):
         if path.is_dir():
@@ -138,17 +138,17 @@ def make_folders(path: Path) -> None:
         missing = [path, *takewhile(lambda one: not one.exists(), path.parents)]
         for one in reversed(missing):
             disk.make_folder(one, exist_ok=True)
-            with suppress(PermissionError):  # a folder that may be written to and not read cannot be flushed
+            with suppress(PermissionError):  # a folder without read permission cannot be flushed
                 disk.sync(one.parent)
 
 
 @contextmanager
 def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
-    """A hidden folder to fill, which becomes `final` when the block ends and disappears when it raises.
+    """Yield a hidden folder that becomes `final` at the end of the block and is removed if the block raises.
 
-    Before the rename every file is flushed to the disk and takes the folder's umask-given mode (some writers create
-    private files). A `final` that holds anything is an EnvironmentFault, unless `replace`: then it is moved aside for
-    the moment between two renames; `restore_replaced` undoes a kill in that moment.
+    Before the rename every file is flushed and gets the folder's mode by umask (some writers create private files).
+    A non-empty `final` raises EnvironmentFault, unless `replace`: then it is moved aside between two renames;
+    `restore_replaced` repairs a kill in between.
     """
     final = Path(final)
     staging = _hidden_beside(final)
@@ -157,7 +157,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
             make_folders(final.parent)
             disk.make_folder(staging)
             yield staging
-            # Content before names: what a reader finds under the final name has to be on the disk.
+            # Flush content before the rename, so that everything under the final name is on the disk.
             mode = staging.stat().st_mode & 0o666
             for path in sorted(staging.rglob("*"), reverse=True):  # children before their folders
                 if path.is_file():
@@ -176,7 +176,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def restore_replaced(parent: Path) -> None:
-    """After a kill: a folder that was moved aside and not yet replaced goes back to its place."""
+    """Move a folder back that a killed `staged_folder` had moved aside and not yet replaced."""
     for aside in parent.glob(f"{_REPLACED}*"):
         final = parent / aside.name.removeprefix(_REPLACED)
         with faults_named(final):
@@ -188,10 +188,10 @@ def restore_replaced(parent: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, if it is there, or a folder, which is gone at once even where its deletion is interrupted."""
+    """Delete a file if it exists, or a folder, which disappears at once even if the deletion is interrupted."""
     with faults_named(path):
         if _is_folder(path):
-            # Renamed first, so that no reader meets half of a folder, whenever this is interrupted.
+            # Renamed first, so that readers never see half of a folder.
             trash = _hidden_beside(path)
             disk.rename(path, trash)
             disk.remove_tree(trash)

@@ -1,8 +1,8 @@
 """Facts about the machine, as plain values. The only reader of device facts.
 
-`detect` looks at this machine (and imports torch), `preset` describes one that may be elsewhere, `describe` is what a
-run writes into environment.json. Facts that change from minute to minute (free memory) are kept apart from those that
-do not, because a plan must come out the same twice.
+`detect` examines this machine (and imports torch), `preset` describes another one, `describe` returns what a run writes
+to environment.json. Facts that change from minute to minute (free memory) are kept apart from constant ones, because a
+plan must be reproducible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CPU_FLAGS = (
     "bf16",
     "sve",
 )
-# Limits of oneDNN's instructions under which it emulates products of 16 bits, whatever the processor has.
+# oneDNN's instruction limits with which it emulates 16-bit products, whatever the processor supports.
 _EMULATING = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
@@ -47,8 +47,8 @@ class Hardware:
     """One accelerator (or the CPU) as the plan sees it.
 
     memory: bytes that one process can use.
-    free: bytes that nobody uses right now, None where nobody looked.
-    flash_attention_2: whether the package is installed, None where nobody can know.
+    free: bytes currently unused, None if not measured.
+    flash_attention_2: whether the package is installed, None if unknown.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Hardware:
     preset: bool  # True: described, not present; nothing can be measured
     free: int | None = None
     flash_attention_2: bool | None = None
-    holes: Holes = "none"  # CPU: that the C library leaves in memory, see `surefoot.system.allocator`
+    holes: Holes = "none"  # CPU: fragmentation by the C library, see `surefoot.system.allocator`
 
 
 def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -> Hardware:
-    """memory: GiB that torch reports as total, which is less than the figure on the box."""
+    """memory: GiB that torch reports as total, which is less than the nominal size."""
     ampere = capability >= (8, 0)
     return Hardware(
         name=name,
@@ -100,7 +100,7 @@ _PRESETS: dict[str, Hardware] = {
     "v100-32": _nvidia("Tesla V100-SXM2-32GB", 31.7, (7, 0), 8),
     "v100": _nvidia("Tesla V100-SXM2-16GB", 15.7, (7, 0), 8),
     "t4": _nvidia("Tesla T4", 14.5, (7, 5), 8),
-    # A laptop: no instructions for 16-bit products, in which bf16 can be hundreds of times slower than fp32.
+    # A laptop without instructions for 16-bit products, where bf16 can be hundreds of times slower than fp32.
     "cpu": Hardware("CPU, 8 threads, 16 GiB", "cpu", 16 * GIB, None, False, False, False, 8, preset=True),
 }
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB)", re.IGNORECASE)
@@ -120,7 +120,7 @@ def preset(name: str) -> Hardware:
 
 
 def detect() -> Hardware:
-    """This machine: the CUDA device of this process, the first unless it took another, else the CPU."""
+    """Describe this machine: this process's CUDA device (the first by default), else the CPU."""
     import torch
 
     flash = importlib.util.find_spec("flash_attn") is not None
@@ -140,8 +140,8 @@ def detect() -> Hardware:
 
 
 def glance() -> Hardware:
-    """This machine as far as it shows without torch, for refusals alone: beside a GPU nothing is known but that much
-    may be possible, and no limit of memory."""
+    """Describe this machine without torch, only for early refusals: with a GPU everything counts as possible and memory
+    as unlimited."""
     if accelerators():
         return replace(_PRESETS["h200"], memory=sys.maxsize)
     flash = importlib.util.find_spec("flash_attn") is not None
@@ -174,13 +174,13 @@ def host_memory() -> tuple[int, int]:
     import psutil
 
     memory = psutil.virtual_memory()
-    # A container's limit, not the machine's memory, is where the kernel ends the process.
+    # The kernel kills the process at the container's limit, not at the machine's memory.
     total = min([memory.total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
     return total, min(total, memory.available)
 
 
 def _cgroup_limits(membership: Path, root: Path) -> list[int]:
-    """Memory limits of this process's control group and of those above it, for cgroup v1 and v2; "max" is no limit."""
+    """Memory limits of this process's control group and its parents, for cgroup v1 and v2; "max" means no limit."""
     limits = []
     for line in membership.read_text().splitlines() if membership.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -214,19 +214,19 @@ def _cpu_flags() -> set[str]:
 
 
 def accelerators() -> int:
-    """NVIDIA devices of this machine, counted without torch: what a launcher would take that is told no number."""
+    """Count NVIDIA devices without torch: the number of processes that launchers use by default."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Installed versions of what can change a result, Python and surefoot among them. Imports none of it, and looks
-    once in a process: reading the metadata takes milliseconds, and a run asks some twenty times."""
+    """Installed versions of everything that can change a result, including Python and surefoot. Imports none of it;
+    cached, because reading the metadata takes milliseconds and a run calls this some twenty times."""
     found = {"python": platform.python_version()}
     for library in ("surefoot", *_LIBRARIES):
         try:
@@ -237,7 +237,7 @@ def versions() -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """The machine for environment.json: enough to explain a difference, nothing that names the host or its user."""
+    """The machine for environment.json: enough to explain differences, without names of the host or its user."""
     import torch
 
     hardware = detect()
@@ -267,20 +267,20 @@ def describe() -> dict[str, Any]:
 
 
 def _driver_version() -> str:
-    """NVIDIA's kernel driver; empty where it does not say."""
+    """Version of NVIDIA's kernel driver; empty if unknown."""
     path = Path("/proc/driver/nvidia/version")
     found = re.search(r"\d+\.\d+(\.\d+)?", path.read_text()) if path.is_file() else None
     return found[0] if found else ""
 
 
 def peak_memory(kind: str) -> int:
-    """The most memory in bytes that this process has held so far: allocated on the GPU for "cuda", else resident."""
+    """Peak memory of this process in bytes: allocated on the GPU for "cuda", else resident."""
     if kind == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would count what the parent held before it started this program
+    if status.is_file():  # getrusage would include the parent's memory before it started this program
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())[0]) * 1024
     if sys.platform == "win32":
         import psutil
@@ -292,8 +292,8 @@ def peak_memory(kind: str) -> int:
 
 
 def forget_peak(kind: str) -> None:
-    """From here on `peak_memory` is of what comes; the memory that torch keeps of what is done goes back to the GPU. On
-    a CPU the system counts, from the start of the process."""
+    """Reset `peak_memory` and free torch's GPU cache. Without effect on a CPU, where the system counts from the start
+    of the process."""
     if kind == "cuda":
         import torch
 
@@ -302,7 +302,7 @@ def forget_peak(kind: str) -> None:
 
 
 def process_seconds() -> float:
-    """Wall seconds since this process was started; a clock that was set back in between makes none of them."""
+    """Wall-clock seconds since this process started; 0 if the clock was set back meanwhile."""
     import psutil
 
     return max(0.0, time.time() - psutil.Process().create_time())

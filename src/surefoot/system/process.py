@@ -41,33 +41,33 @@ _NO_TELEMETRY = {
 
 
 def read_environment() -> dict[str, str]:
-    """Those of `surefoot.system.variables` that are set, by name."""
+    """The variables of `surefoot.system.variables` that are set, by name."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def cpu_limit() -> str:
-    """The newest instructions that oneDNN may use, by its name for them; "" where the environment sets no limit."""
+    """oneDNN's name of the newest instruction set that it may use; "" if the environment sets no limit."""
     return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
 
 
 def environment_without(names: Collection[str]) -> dict[str, str]:
-    """This process's environment for a child that is to do without some variables."""
+    """This process's environment without some variables, for a child."""
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def launch_environment() -> dict[str, str]:
-    """What this process was started with that the tool of a translated command would read, by name."""
+    """The set variables that a translated command's tool would read, by name."""
     return {name: os.environ[name] for name in LAUNCH_NAMES if name in os.environ}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says to one of the processes that it started.
+    """A process's place among the ranks that a launcher started.
 
     rank: of world, from 0.
     local_rank: of local_world on this machine.
-    parent: process id of the launcher where that is surefoot's own or torchrun (also accelerate's): without it this
-        process has no reason to go on. None under another one.
+    parent: process id of surefoot's launcher or torchrun (also accelerate's); if it ends, this process ends too. None
+        under other launchers.
     """
 
     rank: int
@@ -84,9 +84,9 @@ _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun, whose ranks are its chi
 
 
 def find_launch() -> Launch | None:
-    """None where no launcher started this process. Raises EnvironmentFault where what one said does not fit together.
+    """Return None without a launcher. Raises EnvironmentFault if a launcher's variables are inconsistent.
 
-    torchrun, accelerate and deepspeed all say it by the names that torch.distributed reads.
+    torchrun, accelerate and deepspeed all set the variables that torch.distributed reads.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     given = {name: os.environ.get(name, "").strip() for name in (*names, "MASTER_ADDR", "MASTER_PORT", LAUNCHER)}
@@ -104,14 +104,14 @@ def find_launch() -> Launch | None:
         raise _inconsistent("MASTER_PORT", f"is {given['MASTER_PORT']}", "name a free port, such as 29500")
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
         raise _inconsistent("RANK", f"is {given['RANK']}, and WORLD_SIZE is {given['WORLD_SIZE']}", fix)
-    # A rank whose launcher is gone would wait for the others for ever, with its GPU.
+    # A rank whose launcher has ended would wait for the others forever and keep its GPU.
     of_torchrun = os.getppid() if os.environ.get(_OF_TORCHRUN) else None
     parent = int(given[LAUNCHER]) if given[LAUNCHER] else of_torchrun
     return Launch(*(int(given[name]) for name in names), parent=parent)
 
 
 def _inconsistent(name: str, what: str, fix: str) -> EnvironmentFault:
-    """name: of the variable."""
+    """name: the variable."""
     return EnvironmentFault(Fault(name, what, fix, code="SF-PARALLEL"))
 
 
@@ -131,14 +131,14 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
 
 
 def quiet_sockets() -> None:
-    """Before torch is imported: its sockets warn of every rank that leaves, in lines of C++. What the user has set
-    stands."""
+    """Silence torch's C++ socket warnings about ranks that end; call it before importing torch. Keeps the user's
+    setting."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process when that one, its parent, ends. On Linux; elsewhere the watchdog of a run with
-    several ranks looks for it."""
+    """Make the kernel kill this process when its parent ends (Linux). Elsewhere the watchdog of a run with several
+    ranks checks the parent."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
@@ -150,8 +150,8 @@ def end_with(parent: int) -> None:
 
 
 def take_device(local_rank: int, local_world: int) -> None:
-    """From here on this process's GPU is the one of its number. Nothing happens on a machine without any; raises
-    EnvironmentFault where there are too few."""
+    """Use the GPU with this local rank. Without effect on a machine without GPUs; raises EnvironmentFault if there are
+    too few."""
     import torch
 
     if not torch.cuda.is_available():
@@ -163,25 +163,24 @@ def take_device(local_rank: int, local_world: int) -> None:
 
 
 def refuse_telemetry() -> None:
-    """Tell the tracking libraries, before they are imported, to report nothing about their use to their makers. What
-    the user has set stands."""
+    """Switch the telemetry of tracking libraries off, before they are imported. Keeps the user's settings."""
     for name, value in _NO_TELEMETRY.items():
         os.environ.setdefault(name, value)
 
 
 def mlflow_store() -> str | None:
-    """The store of runs that the environment names for MLflow."""
+    """MLflow's tracking URI from the environment."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def allow_mlflow_files() -> None:
-    """Let MLflow write into a folder of files in this process, unless the environment says otherwise already."""
+    """Allow MLflow's file store in this process, unless the environment has a setting."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
 
 @dataclass(frozen=True)
 class TerminalWishes:
-    """What the environment asks of programs that print. dumb: the terminal understands no escape codes."""
+    """Terminal settings from the environment. dumb: the terminal does not support escape codes."""
 
     no_color: bool
     force_color: bool
@@ -198,8 +197,8 @@ def terminal_wishes() -> TerminalWishes:
 
 
 def settle_allocator(kind: str) -> str:
-    """Set the C library's allocator for training on this kind of device, unless the environment does. Returns in words
-    what was set; empty where nothing was."""
+    """Configure the C library's allocator for training on this kind of device, unless the environment does. Returns a
+    description of the change, or ""."""
     if kind != "cpu" or _has_own_allocator():
         return ""
     done = keep_freed_memory()
@@ -207,7 +206,7 @@ def settle_allocator(kind: str) -> str:
 
 
 def holes() -> Holes:
-    """That training in this process leaves in memory, see `surefoot.system.allocator`."""
+    """Memory fragmentation of training in this process, see `surefoot.system.allocator`."""
     if not is_glibc():
         return "none"
     return "few" if os.environ.get(_TUNABLES) == NO_THREAD_CACHE and not _has_own_allocator() else "many"
@@ -230,14 +229,14 @@ def restart_without_thread_cache() -> None:
 
 
 def _has_own_allocator() -> bool:
-    """Whether the user's environment settles it."""
+    """Whether the user's environment configures the allocator."""
     given = {name: os.environ[name] for name in _ALLOCATOR_NAMES if os.environ.get(name)}
     return bool(given) and given != {_TUNABLES: NO_THREAD_CACHE}
 
 
 def bound_product_caches(kind: str) -> None:
-    """Keep fewer programs for matrix products on this kind of device, unless the environment says how many. It acts
-    when this process has computed no product yet."""
+    """Limit oneDNN's caches of matrix product kernels, unless the environment does. Works only before the first product
+    of this process."""
     if kind != "cpu":
         return
     for name, value in _PRODUCT_CACHES.items():
@@ -246,7 +245,7 @@ def bound_product_caches(kind: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where tokenised data is kept: in the user's cache folder, as the system names it. Not created here."""
+    """Folder for tokenised data in the user's cache folder. Not created here."""
     if sys.platform == "win32":
         parent = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
