@@ -1,12 +1,12 @@
-"""Beam search: the K likeliest partial answers are kept at every step, and the best finished one is the answer.
+"""Beam search: keep the K most likely partial answers at every step, and return the best finished one.
 
-    score of a finished beam = sum of its log probabilities / its number of tokens, the stop token included
+    score of a finished beam = sum of its log probabilities / its number of tokens, including the stop token
 
-This is what `transformers.generate(num_beams=K, do_sample=False)` does with its defaults (length penalty 1, no early
-stopping), and tests compare the two token by token. Why not `generate`: it computes every prompt K times and keeps
-prompts whose search is over in the batch, 1.7 times the processor time for the published protocol of commonsense tasks
-(4 beams), whose prompts are longer than its answers; and it consults settings that come with a model. Equal weights and
-equal batches give equal answers.
+This is the algorithm of `transformers.generate(num_beams=K, do_sample=False)` with default settings (length penalty 1,
+no early stopping), and tests compare the two token by token. `generate` is not used because it computes every prompt K
+times and keeps finished prompts in the batch (1.7 times the CPU time for the published protocol of commonsense tasks
+with 4 beams, whose prompts are longer than its answers), and because it uses a model's generation config. Equal weights
+and equal batches give equal answers.
 
 Shapes: B prompts, K beams, V vocabulary, S tokens so far.
 """
@@ -29,8 +29,8 @@ from surefoot.models.modes import eval_mode
 class Beam:
     """A partial or finished answer.
 
-    tokens: ids so far, the stop token included.
-    score: sum of their log probabilities, their mean once it is finished.
+    tokens: ids so far, including the stop token.
+    score: sum of their log-probabilities; the mean if it is finished.
     """
 
     tokens: tuple[int, ...]
@@ -39,11 +39,11 @@ class Beam:
 
 @dataclass
 class _Search:
-    """One prompt's.
+    """State of the search for one prompt.
 
-    place: of the prompt.
-    running: K beams, the likeliest first.
-    finished: the best K so far.
+    place: index of the prompt.
+    running: K unfinished beams, most likely first.
+    finished: the best K finished beams so far.
     """
 
     place: int
@@ -61,10 +61,12 @@ def beam_answers(
     stop_ids: Collection[int],
     pad_id: int,
 ) -> list[Generated]:
-    """One answer per prompt (token ids, at least one each); one that reaches max_new_tokens is finished.
+    """Generate one answer per prompt (token ids, at least one each). The model's mode is restored.
 
-    stop_ids: each ends an answer.
-    The model's mode is restored.
+    beams: K.
+    max_new_tokens: length at which a beam counts as finished.
+    stop_ids: token ids that end an answer.
+    pad_id: token id for left padding.
     """
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
@@ -81,17 +83,17 @@ def _search(
     stop_ids: frozenset[int],
     pad_id: int,
 ) -> list[Beam]:
-    """The best finished beam of each prompt."""
+    """Return the best finished beam of each prompt."""
     device = next(model.parameters()).device
     ids, mask = left_padded(prompts, pad_id, device)
     cache = DynamicCache(config=causal_model(model).config)
-    # Before the first token there is one beam and not K, else all K would go on alike.
+    # Start with one beam instead of K, otherwise all K would be the same.
     searches = [_Search(place, [Beam((), 0.0)]) for place in range(len(prompts))]
     best: list[Beam] = [Beam((), 0.0)] * len(prompts)
-    keep = max(2, 1 + len(stop_ids)) * beams  # candidates: K of them go on even if every stop token is among the first
+    keep = max(2, 1 + len(stop_ids)) * beams  # K can go on even if all stop tokens are among them
     for step in range(1, max_new_tokens + 1):
         candidates = _candidates(next_logits(model, ids, mask, cache), searches, keep)
-        rows: list[int] = []  # where in the batch the beams that go on come from
+        rows: list[int] = []  # batch row of each unfinished beam's parent
         going_on: list[_Search] = []
         start = 0
         for search, found in zip(searches, candidates, strict=True):
@@ -115,9 +117,9 @@ def _search(
 
 
 def _candidates(logits: torch.Tensor, searches: Sequence[_Search], keep: int) -> list[list[tuple[int, int, float]]]:
-    """Of each prompt the likeliest continuations of its beams, (beam, token, score), the likeliest first.
+    """Return, per prompt, the most likely continuations of its beams as (beam, token, score), best first.
 
-    logits: [rows, V], the beams of all prompts one after the other.
+    logits: [rows, V], the beams of all prompts in order.
     """
     scores = logits.log_softmax(dim=-1)
     before = torch.tensor([beam.score for search in searches for beam in search.running], device=logits.device)
@@ -134,11 +136,11 @@ def _candidates(logits: torch.Tensor, searches: Sequence[_Search], keep: int) ->
 def _advance(
     search: _Search, candidates: Sequence[tuple[int, int, float]], beams: int, stop_ids: frozenset[int], *, last: bool
 ) -> list[int]:
-    """One token further; for each beam that goes on, which of the beams before it comes from.
+    """Advance a search by one token; return the parent beam of each unfinished beam.
 
-    Only the first K candidates may finish: the others are there to go on when those do.
+    Only the first K candidates may finish; the others replace them as unfinished beams.
 
-    last: no token comes after this one.
+    last: whether this is the last token.
     """
     parents: list[int] = []
     running: list[Beam] = []
@@ -156,6 +158,6 @@ def _advance(
 
 
 def _is_over(search: _Search, beams: int, step: int) -> bool:
-    """K beams are finished, and the likeliest one that is not is worse than all of them as long as it is now. Its mean
-    could still rise; not to wait for that is the usual rule, and part of what was published."""
+    """Whether K beams are finished and the best unfinished one, at its current length, is no better than any of them.
+    Its mean could still rise; not waiting for that is the usual rule, also of the published results."""
     return len(search.finished) == beams and search.running[0].score / step <= search.finished[-1].score

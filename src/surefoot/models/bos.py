@@ -1,20 +1,20 @@
-"""The BOS experiment: multiply the embedding of each sequence's first token by a factor, and check that it acts.
+"""BOS scaling (an experiment): multiply the embedding of each sequence's first token by a factor, and verify it.
 
     e'_t = s e_t where t is the first attended token of a sequence, e'_t = e_t elsewhere
 
     scaling = install_bos_scaling(model, 0.1)   # before the first forward pass of a compiled model
-    verify_bos_scaling(model, batch, 0.1)       # what the first decoder layer really gets, on a batch of the run
+    verify_bos_scaling(model, batch, 0.1)       # measures the input of the first decoder layer on a batch of the run
     scaling.remove()
 
-It acts in training and in use, wherever the model's decoder runs: on the token embedding alone (learned positions are
-added later), after NEFTune's noise. The decoder is given embeddings in place of ids, so nothing is saved with the
-weights and nothing is kept between calls: which tokens begin a sequence follows from mask, positions and cache.
+It applies in training and inference, whenever the model's decoder runs: to the token embedding only (learned position
+embeddings are added later), after NEFTune noise. The decoder gets embeddings instead of ids, so nothing is saved with
+the weights and there is no state between calls: the starts of sequences follow from mask, positions and cache.
 
-With s = 0 the stream of that token is exactly zero in a model without biases, and stays so. The gradient there is
-divided by sqrt(eps) in every norm: at some sixteen layers it is infinite, and 0 times infinity is NaN. No parameter
-feels that stream, because each multiplies a zero, so its gradient is cut after every layer: the result is the same
-(tested against float64) and finite. Whether the stream is zero is looked at in every forward pass, for every
-sequence; where it is not, or where a bias trains that would move it, the gradient is the plain one.
+With s = 0 the residual stream of that token is exactly zero in all layers of a model without biases. There every norm
+divides the gradient by sqrt(eps): after about sixteen layers it is infinite, and 0 times infinity is NaN. No parameter
+gradient depends on that stream, because it is multiplied by zero, so the gradient is cut after every layer: the result
+is the same (tested against float64) and finite. Every forward pass checks for every sequence whether the stream is
+zero; if it is not, or if a bias is trainable that would change it, the gradient is not cut.
 
 Shapes: B rows, T tokens of this call, S tokens with those in the cache, H width.
 """
@@ -43,9 +43,9 @@ _INSTALLED = "_surefoot_bos_scaling"  # attribute of the decoder, so that a copy
 
 
 class BosScaling:
-    """The scaling of one model.
+    """The installed scaling of a model.
 
-    scale: the factor in force; may be set, and `remove` ends it.
+    scale: current factor; may be changed.
     """
 
     def __init__(self, decoder: nn.Module, layers: nn.ModuleList, scale: float) -> None:
@@ -57,13 +57,13 @@ class BosScaling:
         self._handles: list[RemovableHandle] = [
             decoder.register_forward_pre_hook(self._enter, with_kwargs=True),
             decoder.register_forward_hook(self._leave),
-            # After every layer, not only the first: each norm on the way back divides by sqrt(eps) once more.
+            # After every layer, not only the first, because in backward each norm divides by sqrt(eps) again.
             *(layer.register_forward_hook(self._cut) for layer in layers),
         ]
         setattr(decoder, _INSTALLED, self)
 
     def remove(self) -> None:
-        """The model is as it was. Once is enough."""
+        """Restore the model. May be called repeatedly."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -78,18 +78,18 @@ class BosScaling:
         inputs = dict(zip(self._names, args, strict=False)) | kwargs
         ids, embedded = inputs.get("input_ids"), inputs.get("inputs_embeds")
         if (ids is None) == (embedded is None):
-            return None  # the model says what is wrong with it
+            return None  # the model itself raises the error
         if embedded is None:
             embedded = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
         starts = sequence_starts(
             embedded, inputs.get("attention_mask"), inputs.get("position_ids"), inputs.get("past_key_values")
         )
-        # With another factor the stream is not zero, and its gradient is needed.
+        # With another factor the stream is not zero, so its gradient is needed.
         self._starts = starts if self.scale == 0 and self._cuts else None
         return (), inputs | {"input_ids": None, "inputs_embeds": _scaled(embedded, starts, self.scale)}
 
     def _cut(self, layer: nn.Module, args: Any, output: Any) -> Any:
-        """Outside gradient checkpointing, which wraps a layer's forward alone."""
+        """Cut the gradient at a layer's output. Hooks run outside of checkpointing, which wraps only the forward."""
         if self._starts is None or not torch.is_grad_enabled():
             return None
         if isinstance(output, tuple):
@@ -101,11 +101,13 @@ class BosScaling:
 
 
 def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
-    """Scale from now on; a scaling that is there already is replaced. None for a scale of 1: then there is none.
+    """Install the scaling, replacing an existing one. Returns None for a scale of 1, which removes the scaling.
 
-    model: as transformers or PEFT made it, DDP's `module` and torch.compile's wrapper may be around it. Call it when
-    adapters are in and it is settled what trains. Raises ValueError for a scale that is negative or not finite,
-    EnvironmentFault for a model that cannot be given embeddings in place of ids.
+    model: a transformers or PEFT model, possibly wrapped by DDP or torch.compile. Adapters and requires_grad must be
+        set before.
+
+    Raises ValueError for a scale that is negative or not finite, EnvironmentFault for a model that does not accept
+    embeddings instead of ids.
     """
     if not 0 <= scale < float("inf"):
         raise ValueError(f"a scale is a finite number of at least 0, not {scale}")
@@ -117,7 +119,7 @@ def install_bos_scaling(model: nn.Module, scale: float) -> BosScaling | None:
     inner = unwrapped(model)
     decoder = decoder_of(inner)
     if "inputs_embeds" not in inspect.signature(decoder.forward).parameters:
-        what = "reads token ids alone, so its embeddings cannot be scaled"
+        what = "accepts only token ids, so its embeddings cannot be scaled"
         raise EnvironmentFault(Fault(type(inner).__name__, what, "leave bos.scale out", code="SF-BOS"))
     return BosScaling(decoder, decoder_layers(inner), scale)
 
@@ -128,7 +130,7 @@ def installed_scaling(model: nn.Module) -> BosScaling | None:
 
 @contextmanager
 def other_scale(scaling: BosScaling, scale: float) -> Iterator[None]:
-    """Inside, the factor is `scale`. Not for compiled code, which keeps the factor that it was compiled with."""
+    """Context with another factor. Has no effect on compiled code, which keeps the factor it was compiled with."""
     own, scaling.scale = scaling.scale, scale
     try:
         yield
@@ -137,7 +139,7 @@ def other_scale(scaling: BosScaling, scale: float) -> Iterator[None]:
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside DDP's `module`, torch.compile's wrapper and PEFT's."""
+    """Return the transformers model inside the wrappers of DDP, torch.compile and PEFT."""
     for name in ("_orig_mod", "module"):
         inner = model._modules.get(name)
         if inner is not None and len(model._modules) == 1:
@@ -148,12 +150,13 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
 def sequence_starts(
     embedded: torch.Tensor, mask: Any = None, positions: torch.Tensor | None = None, cache: Any = None
 ) -> torch.Tensor:
-    """[B, T], True at the first attended token of every sequence among the T tokens of this call.
+    """Return [B, T], True at the first attended token of every sequence among the T tokens of this call.
 
     embedded: [B, T, H].
-    mask: [B, S] of real tokens; or the prepared [B, 1, T, S], or several by kind of layer; None: all are real.
-    positions: [B, T] or [1, T]; 0 begins a document of a packed row.
-    cache: transformers' own; what is in it has begun before.
+    mask: [B, S], real tokens; or a prepared mask [B, 1, T, S], or a mapping of these by layer type; None: all are real.
+    positions: [B, T] or [1, T]; 0 starts a document of a packed row.
+    cache: transformers' cache; sequences in it have started before.
+
     Raises ValueError for a mask of another form.
     """
     rows, length = embedded.shape[:2]
@@ -179,7 +182,7 @@ def sequence_starts(
 
 
 def _columns(embedded: torch.Tensor, cache: Any) -> torch.Tensor:
-    """[T]: the place of each token of this call in its row, behind what the cache holds."""
+    """Return [T], the position of each token of this call in its row, after the tokens in the cache."""
     past = 0 if cache is None else cache.get_seq_length()
     return torch.arange(embedded.shape[1], device=embedded.device) + past
 
@@ -191,14 +194,14 @@ def _scaled(embedded: torch.Tensor, starts: torch.Tensor, scale: float) -> torch
 
 
 def _cut_where_zero(hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """The same values [B, T, H]; no gradient passes where a sequence starts with a stream of zeros."""
+    """Return the same values [B, T, H], without gradient at sequence starts whose stream is zero."""
     zero = starts & (hidden == 0).all(dim=-1)
     return torch.where(zero[..., None], hidden.detach(), hidden)
 
 
 def _trains_a_bias(decoder: nn.Module) -> bool:
-    """Whether something trains that is added to the stream, so that its gradient is not zero where the stream is: a
-    bias, or learned positions. What multiplies the stream does not count."""
+    """Whether a trainable parameter is added to the stream (a bias or learned positions), which has a gradient even if
+    the stream is zero. Parameters that multiply the stream have none."""
     words = decoder.get_input_embeddings()  # type: ignore[operator]
     tables = [module for module in decoder.modules() if isinstance(module, nn.Embedding)]
     inside = {id(module) for module in words.modules()}
@@ -214,13 +217,13 @@ def _trains_a_bias(decoder: nn.Module) -> bool:
 def bake_obstacle(
     *, bos_id: int | None, ends: Collection[int], pad_id: int | None, tied: bool, repeats_bos: bool = False
 ) -> str:
-    """Why the factor cannot be written into the embedding's row of BOS, as the end of a sentence; empty where it can.
+    """Return why the factor cannot be baked into the embedding's BOS row, for a message; "" if it can.
 
-    It can where the id stands at the start of sequences and nowhere else.
+    It requires that BOS occurs only at the start of sequences.
 
-    ends: EOS and whatever else ends an answer.
-    tied: the head is the embedding, so that the logit of BOS would be scaled too.
-    repeats_bos: the template writes BOS before later turns as well.
+    ends: EOS and other ids that end an answer.
+    tied: whether head and embedding are tied, so that the logit of BOS would be scaled too.
+    repeats_bos: whether the template writes BOS before later turns too.
     """
     if bos_id is None:
         return "there is no BOS token, so the scaled token is another one each time"
@@ -237,9 +240,9 @@ def bake_obstacle(
 
 @torch.no_grad()
 def bake(model: nn.Module, bos_id: int, scale: float) -> None:
-    """Multiply the embedding's row of BOS by `scale` and end the scaling of the model. Ask `bake_obstacle` before.
+    """Multiply the embedding's BOS row by `scale` and remove the model's scaling. Check `bake_obstacle` first.
 
-    Raises InputError where the head is tied to the embedding.
+    Raises InputError if the head is tied to the embedding.
     """
     inner = unwrapped(model)
     if is_tied(inner):
@@ -251,16 +254,16 @@ def bake(model: nn.Module, bos_id: int, scale: float) -> None:
     embedding_and_head(inner)[0][bos_id] *= scale
 
 
-# The measured factor is a mean over the width, of values that were rounded to the type of the weights.
+# The measured factor is a mean over the hidden size of values that are rounded to the dtype of the weights.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 @torch.no_grad()
 def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str, Any]:
-    """Raises EnvironmentFault where the first token of an example reaches the first layer at another factor than
-    `scale`, or another token is changed. Returns what was found, JSON-able; factor: smallest and largest, None where
-    every first embedding is zero."""
-    with eval_mode(model), eager_mode(model):  # dropout would differ from pass to pass
+    """Check that the first layer gets the first token of each example scaled by `scale` and other tokens unchanged.
+    Returns what was found, JSON-able; "factor" is [smallest, largest], or None if every first embedding is zero. Raises
+    EnvironmentFault otherwise."""
+    with eval_mode(model), eager_mode(model):  # without dropout, which differs between passes
         factors, zero, others = _measure(model, batch)
     tolerance = _TOLERANCE[unwrapped(model).get_input_embeddings().get_parameter("weight").dtype]
     wrong = [factor for factor in factors if not abs(factor - scale) <= tolerance * max(scale, 1)]
@@ -282,13 +285,13 @@ def verify_bos_scaling(model: nn.Module, batch: Batch, scale: float) -> dict[str
 
 
 def _measure(model: nn.Module, batch: Batch) -> tuple[list[float], int, float]:
-    """The factor of each first token, how many have an embedding of zero and so none, and the largest change of any
-    other token. A factor is the least-squares fit of the scaled stream to the plain one."""
+    """Return the factor of each first token, the number of those without (their embedding is zero), and the largest
+    change of any other token. A factor is the least-squares fit of the scaled stream to the plain one."""
     scaling = installed_scaling(model)
     own = _first_layer_sees(model, batch)
     with nullcontext() if scaling is None else other_scale(scaling, 1.0):
         plain = _first_layer_sees(model, batch)
-        # Learned positions are added after the scaling: what is left without the first embedding is subtracted.
+        # Learned positions are added after the scaling, so subtract the stream without the first embedding.
         none = _first_layer_sees(model, batch, zeroed=True)
     rows, columns = _first_places(batch)
     embedded = unwrapped(model).get_input_embeddings()(batch.input_ids[rows, columns])
@@ -302,10 +305,9 @@ def _measure(model: nn.Module, batch: Batch) -> tuple[list[float], int, float]:
 
 
 def _first_layer_sees(model: nn.Module, batch: Batch, *, zeroed: bool = False) -> torch.Tensor:
-    """[B, T, H] in float64, of the batch's own tokens: what fills a packed row up behind them is scaled, too, and does
-    not count.
+    """Return the first layer's input [B, T, H] in float64 for the batch's tokens, without a packed row's padding.
 
-    zeroed: the first embedding of every example is set to zero here.
+    zeroed: whether to set the first embedding of every example to zero.
     """
     seen: list[torch.Tensor] = []
 
@@ -329,7 +331,7 @@ def _first_layer_sees(model: nn.Module, batch: Batch, *, zeroed: bool = False) -
 
 
 def _first_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and columns of the first real token of each example; written without a look at how the scaling finds it."""
+    """Return rows and columns of the first real token of each example, independently of `sequence_starts`."""
     mask, device = batch.attention_mask, batch.input_ids.device
     if batch.documents:
         columns = numbers_on(device, [0, *itertools.accumulate(batch.documents[:-1])])

@@ -1,14 +1,14 @@
-"""Look into the decoder layers of a model while it runs: norms, projections, the residual stream, attention maps.
+"""Observe the decoder layers of a running model: norms, projections, residual stream, attention maps.
 
-`layer_parts` names what there is to see, from the structure in the family's row or else from the module tree.
-`watched` puts hooks in, hands every tensor to the caller as it comes by, says when a layer is done, and takes the hooks
-out again. The caller copies a tensor that it keeps; memory is the caller's choice.
+`layer_parts` lists what can be observed, from the family's known structure or else from the module tree. `watched`
+installs hooks that pass every tensor to the caller and report when a layer is finished, and removes them afterwards.
+The caller must copy tensors that it keeps.
 
     parts = layer_parts(model, facts)
     with torch.no_grad(), watched(model, parts, [0, 1], see, through):
         narrowed_logits(model, places, input_ids=ids)
 
-Attention maps exist only in eager attention: for them the model is switched to it and back.
+Attention maps exist only with eager attention, to which the model is switched for the time.
 Shapes: B texts, T tokens, H hidden size, h heads.
 """
 
@@ -36,9 +36,9 @@ from surefoot.system.errors import EnvironmentFault, Fault
 class Part:
     """A module inside every decoder layer, or the final norm.
 
-    path: within the layer; the full name of the final norm.
-    roles: of a linear layer; several in order where it is fused of them. Empty for a norm.
-    sizes: outputs of each role.
+    path: name within the layer; full name for the final norm.
+    roles: roles of a linear layer, several in order if it is fused; empty for a norm.
+    sizes: number of outputs of each role.
     """
 
     path: str
@@ -49,10 +49,10 @@ class Part:
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What there is to see in a model; where layers differ, in one or the other.
+    """The observable parts of a model; if layers differ, the union of theirs.
 
     layers: full name of the list of decoder layers.
-    final_norm: None where the model ends without one.
+    final_norm: None if the model has none.
     """
 
     layers: str
@@ -60,13 +60,13 @@ class LayerParts:
     final_norm: Part | None
 
     def of_layer(self, base: nn.Module, layer: int) -> list[Part]:
-        """Those that this layer has. base: the transformers model."""
+        """Return the parts that a layer has. base: the transformers model."""
         own = {name for name, _ in base.get_submodule(f"{self.layers}.{layer}").named_modules()}
         return [part for part in self.parts if part.path in own]
 
 
 def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
-    """What there is to see in this model's layers, in the order of the family's row or of the module tree."""
+    """Return the observable parts of this model's layers, in the order of the family's row or of the module tree."""
     base, layers = causal_model(model), decoder_layers(model)
     names = {id(module): name for name, module in base.named_modules()}
     structure = facts.structure
@@ -86,7 +86,7 @@ def layer_parts(model: nn.Module, facts: ModelFacts) -> LayerParts:
 
 
 def _shown_parts(layer: nn.Module) -> Iterator[Part]:
-    """Where no row has the structure: its norms and linear layers, each called by the last word of its name."""
+    """Yield norms and linear layers of a family without known structure, with the last name component as role."""
     inside_adapter: tuple[str, ...] = ()
     for path, module in layer.named_modules():
         if path.startswith(inside_adapter or ("\0",)):
@@ -104,10 +104,13 @@ Kind = Literal["residual_in", "residual_out", "input", "output", "attention"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor was seen. layer: None for the final norm. module: full name in the transformers model.
+    """Identifies an observed tensor.
 
-    kind: residual_in and residual_out are what a decoder layer gets and gives, [B, T, H]; input and output are of the
-    part, [B, T, …] or [B, h, T, …]; attention is the probabilities, [B, h, T, T].
+    layer: layer index; None for the final norm.
+    module: full name in the transformers model.
+    part: the part, for kinds input and output.
+    kind: residual_in and residual_out are a decoder layer's input and output, [B, T, H]; input and output are a part's,
+        [B, T, …] or [B, h, T, …]; attention is the attention probabilities, [B, h, T, T].
     """
 
     layer: int | None
@@ -129,10 +132,11 @@ def watched(
     *,
     attention: bool = False,
 ) -> Iterator[None]:
-    """Inside, a forward pass calls see(place, tensor) for all that `parts` name in `layers`, and through(layer) after
-    the last of each layer, and of the final norm (None).
+    """Context in which a forward pass calls see(place, tensor) for all `parts` in `layers`, and through(layer) after
+    each layer and, with None, after the final norm.
 
-    attention: maps too; the model runs eager attention inside. Raises EnvironmentFault where its layers give none.
+    attention: whether to observe attention maps too; the model then runs eager attention. Raises EnvironmentFault if
+        its layers return none.
     """
     base = causal_model(model)
     with ExitStack() as stack:
@@ -157,9 +161,9 @@ def watched(
 
 
 def by_token(tensor: torch.Tensor, texts: int, tokens: int) -> torch.Tensor:
-    """[B, T, …], [B, h, T, d] or [B * T, width] -> [B, T, width], for B texts of T tokens.
+    """Reshape [B, T, …], [B, h, T, d] or [B * T, width] to [B, T, width], for B texts of T tokens.
 
-    Where h equals T, memory tells: a head's rows lie closer together than a token's. Raises ValueError for other forms.
+    If h equals T, the strides decide: a token's stride is larger than a head's. Raises ValueError for other shapes.
     """
     if tensor.ndim == 2 and len(tensor) == texts * tokens:
         return tensor.unflatten(0, (texts, tokens))
@@ -194,19 +198,19 @@ def _around(place: Place, see: See) -> Callable[..., None]:
 
 
 def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
-    """The tensor that a module works on: its first argument, by place or by name."""
+    """Return a module's first tensor argument, positional or by keyword."""
     return inputs[0] if inputs else next(value for value in named.values() if isinstance(value, torch.Tensor))
 
 
 def _attends(base: PreTrainedModel, layer: int) -> bool:
-    """Whether the layer has probabilities: layers with a state instead are called so in the config."""
+    """Whether the layer has attention probabilities, according to the config's layer_types."""
     types = getattr(base.config.get_text_config(), "layer_types", None)
     return types is None or (types[layer].endswith("attention") and types[layer] != "linear_attention")
 
 
 @contextmanager
 def _attention_seen(layer: nn.Module, number: int, name: str, see: See) -> Iterator[None]:
-    """Attention modules are those that return a tuple with probabilities [B, h, T, T] in it."""
+    """Context that observes attention modules, that is, modules that return a tuple with a tensor [B, h, T, T]."""
     found: list[str] = []
 
     def seen(path: str) -> Callable[..., None]:
@@ -221,7 +225,7 @@ def _attention_seen(layer: nn.Module, number: int, name: str, see: See) -> Itera
 
     def check(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not found:
-            what = f"{name} gives no attention probabilities, even with eager attention"
+            what = f"{name} returns no attention probabilities, even with eager attention"
             raise EnvironmentFault(Fault("attention maps", what, "leave them out", code="SF-MODEL-KIND"))
         found.clear()
 

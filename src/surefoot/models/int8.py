@@ -1,12 +1,12 @@
-"""A linear layer whose weight is held in 8 bits, as LLM.int8() holds it in bitsandbytes.
+"""A linear layer with an 8-bit weight, stored as in bitsandbytes' LLM.int8().
 
     W = codes * scale / 127,   scale = largest |W| of the row (Dettmers et al. 2022, the first half)
 
-LLM.int8() also rounds the activations to 8 bits, but for the columns in which some token of the micro-batch is an
-outlier. Then a token's numbers depend on which tokens it shares a micro-batch with, and bitsandbytes does so on a GPU
-and, on a CPU, in evaluation but not in training. Here activations stay whole: the same product in training and
-evaluation, on every device, for every split into micro-batches. It is what bitsandbytes itself trains with on a CPU.
-Import needs bitsandbytes.
+LLM.int8() also rounds activations to 8 bits, except for columns with outliers in some token of the micro-batch. Then a
+token's result depends on the other tokens of its micro-batch. bitsandbytes does this on GPUs and, on a CPU, in
+evaluation but not in training. Here activations are not rounded: the product is the same in training and evaluation, on
+every device, for every split into micro-batches. It equals bitsandbytes' own training on a CPU. Importing this module
+requires bitsandbytes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _LARGEST = 127  # code of a row's largest weight
 
 
 class Int8Linear(_library.nn.Linear8bitLt):
-    """What PEFT's 8-bit adapters go onto; the weight is frozen."""
+    """A linear layer with a frozen 8-bit weight, compatible with PEFT's 8-bit adapters."""
 
     def __init__(self, linear: nn.Linear, device: torch.device):
-        """Quantises the weight of `linear`; the codes lie on `device`, a bias stays where it is."""
+        """Quantise the weight of `linear` onto `device`; the bias stays on its device."""
         super().__init__(
             linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
         )
         weight = _library.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
         self.weight = weight.to(device)  # quantises
-        self.weight.CB = None  # the same codes by another name: a copy of the layer would copy them twice
+        self.weight.CB = None  # an alias of the codes, which copying the layer would duplicate
         self.bias = linear.bias
         self.train(linear.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features]. Under autocast in its type, as torch's linear layers."""
+        """Apply the layer to x [..., in_features], in autocast's dtype if enabled, like torch's linear layers."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -45,7 +45,8 @@ class Int8Linear(_library.nn.Linear8bitLt):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + bias. The backward pass dequantises anew: kept, the weights of all layers would be there at once."""
+    """x W^T + bias. Backward dequantises again, because saving the dequantised weights of all layers needs too much
+    memory."""
 
     @staticmethod
     def forward(

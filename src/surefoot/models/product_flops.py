@@ -1,12 +1,12 @@
-"""How much matrix arithmetic runs in which type, and in which modules: seen where torch dispatches it, after autocast.
+"""Count the FLOPs of matrix products by dtype and module, at torch's dispatcher, after autocast.
 
     with ProductFlops() as seen:
         loss(model, batch).backward()
     seen.share("fp32")
     seen.modules("fp32")
 
-Autocast casts what goes through torch's own functions. What leaves it (a custom function, a disabled region, a module
-that upcasts) multiplies in fp32 inside a run that is believed to be in 16 bits, and on most devices many times slower.
+Autocast affects only torch's own functions. Code outside of it (custom functions, disabled regions, modules that
+upcast) multiplies in fp32 inside a run that is supposed to be in 16 bits, which is many times slower on most devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.module_tracker import ModuleTracker
 from surefoot.kernels.packed_attention import logits_are_wider
 
 _ATEN = torch.ops.aten
-# torch counts no product that is added in place, and no flash attention of a CPU.
+# torch's registry lacks in-place products and the CPU's flash attention.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     _ATEN.addmm_: flop_registry[_ATEN.addmm],
@@ -34,12 +34,12 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     ],
 }
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-_LOGITS = "logits of documents"  # in place of a type
+_LOGITS = "logits of documents"  # instead of a dtype
 
 
 class ProductFlops(TorchDispatchMode):
-    """Counts FLOPs of matrix products and attention while it is entered, forward and backward. The logits of packed
-    documents that are in fp32 on purpose, and were measured so, count for `total` and for no type."""
+    """Context that counts FLOPs of matrix products and attention, forward and backward. Attention logits of packed
+    documents, which are in fp32 on purpose, count in `total` but for no dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,22 +67,22 @@ class ProductFlops(TorchDispatchMode):
         return out
 
     def _module(self) -> str:
-        """The innermost one that is running. The tracker's names begin with the class of the outermost."""
+        """Return the innermost running module. The tracker's names start with the class of the outermost one."""
         inner = max(self._tracker.parents, key=lambda name: (name.count("."), len(name), name))
         return inner.partition(".")[2] or inner
 
     @property
     def total(self) -> int:
-        """FLOPs of all types."""
+        """FLOPs of all dtypes."""
         return self._counted.total()
 
     def share(self, dtype: str) -> float:
-        """Of all FLOPs counted, those in this type: fp32, bf16, fp16, fp64; 0 where nothing was counted."""
+        """Return the fraction of FLOPs in a dtype (fp32, bf16, fp16, fp64); 0 if nothing was counted."""
         own = sum(count for (kind, _), count in self._counted.items() if kind == dtype)
         return own / self._counted.total() if self._counted else 0.0
 
     def modules(self, dtype: str) -> list[tuple[str, float]]:
-        """Where those of one type were: (module, share of all FLOPs), the largest first."""
+        """Return (module, fraction of all FLOPs) for the FLOPs in a dtype, largest first."""
         total = self._counted.total()
         own = {name: count / total for (kind, name), count in self._counted.items() if kind == dtype and count}
         return sorted(own.items(), key=lambda item: (-item[1], item[0]))

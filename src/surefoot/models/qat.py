@@ -1,19 +1,19 @@
-"""Quantisation-aware training: linear layers that compute with rounded weights, and what they are converted to.
+"""Quantisation-aware training: linear layers with fake-quantised weights, and their conversion to integers.
 
-    round_weights(model, "int4", 32)      # before training; torchao's FakeQuantizedLinear, whose weight stays whole
-    convert(model, "int4", 32)            # after it: integers and scales
+    round_weights(model, "int4", 32)      # before training; torchao's FakeQuantizedLinear, with unquantised parameters
+    convert(model, "int4", 32)            # after training: integers and scales
     save_converted(model, "int4", 32, folder)
 
-The equations, of a row's group of weights w (of the whole row for int8), with integers from -2^(b-1) to 2^(b-1) - 1:
+For a group of weights w in a row (the whole row for int8), with integers from -2^(b-1) to 2^(b-1) - 1:
 
     scale = max |w| / (2^(b-1) - 1/2)
     w'    = scale * clamp(round(w / scale))
 
-int8-int4 rounds the input too, for each token, to int8 with a zero point. The backward pass takes the rounding as the
-identity where a number was within range (straight-through), and as 0 where it was clamped. torchao
-(https://github.com/pytorch/ao) computes both halves; a test holds them against float64.
+int8-int4 also quantises the input, per token, to int8 with a zero point. In the backward pass the gradient of rounding
+is 1 for values in range (straight-through) and 0 for clamped ones. Both parts are computed by torchao
+(https://github.com/pytorch/ao); a test compares them with float64.
 
-Layers inside the decoder are rounded; embeddings, output head and norms stay as they are.
+Only linear layers inside the decoder are quantised, not embeddings, output head and norms.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from surefoot.models.forward import causal_model
 from surefoot.models.quiet import quiet_libraries
 from surefoot.system.libraries import import_torchao
 
-_ROUNDS = "weight_fake_quantizer"  # of torchao's layer
+_ROUNDS = "weight_fake_quantizer"  # attribute of torchao's layer
 
 
 def round_weights(model: nn.Module, to: str, group: int | None) -> None:
-    """Every linear layer inside the decoder layers, in place. Parameters are the same ones, under the same names.
+    """Fake-quantise every linear layer inside the decoder layers, in place. Parameters and their names do not change.
 
     to: int4, int8-int4 or int8.
-    group: weights of a row that share a scale; None: all of it.
+    group: number of weights in a row that share a scale; None for the whole row.
     """
     library = import_torchao()
     meant = {id(module) for module in decoder_layers(model).modules() if type(module) is nn.Linear}
@@ -46,7 +46,8 @@ def round_weights(model: nn.Module, to: str, group: int | None) -> None:
 
 
 def convert(model: nn.Module, to: str, group: int | None) -> int:
-    """Every layer that rounds becomes one that holds integers, in place; how many. Arguments: `round_weights`."""
+    """Convert every fake-quantised layer to integers, in place; return their number. Arguments as in
+    `round_weights`."""
     library = import_torchao()
     count = sum(map(rounds, model.modules()))
     config = library.qat.QATConfig(_config(library, to, group), step="convert")
@@ -55,10 +56,10 @@ def convert(model: nn.Module, to: str, group: int | None) -> int:
 
 
 def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: Path) -> None:
-    """config.json and model*.safetensors, as `AutoModelForCausalLM.from_pretrained` reads them where torchao is
-    installed. Integers take a byte each, int4 too. The model is of no further use: it says now that it is quantised.
+    """Save config.json and model*.safetensors for `AutoModelForCausalLM.from_pretrained`, which needs torchao. Integers
+    take one byte each, also int4. The model must not be used afterwards: its config now says that it is quantised.
 
-    model: converted.
+    model: a converted model.
     """
     from transformers import TorchAoConfig
     from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
@@ -74,13 +75,12 @@ def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: P
 
 
 def rounds(module: nn.Module) -> bool:
-    """Whether it computes with rounded weights. Works where torchao is not installed."""
+    """Whether the module has fake-quantised weights. Works without torchao."""
     return isinstance(module, nn.Linear) and getattr(module, _ROUNDS, None) is not None
 
 
 def not_rounded(model: nn.Module) -> list[str]:
-    """Linear layers inside the decoder layers that compute with whole weights. An adapter's own matrices are not
-    meant."""
+    """Return the linear layers inside the decoder layers without fake quantisation, except for adapter matrices."""
     inside = decoder_layers(causal_model(model))
     return [
         name
@@ -97,7 +97,7 @@ def _holds_integers(linear: nn.Linear) -> bool:
 
 
 def _config(library: Any, to: str, group: int | None) -> Any:
-    """What torchao calls it."""
+    """Return torchao's config."""
     if to == "int8":
         weights, size = torch.int8, library.PerAxis(0)
     else:

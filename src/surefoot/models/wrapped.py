@@ -1,12 +1,12 @@
-"""Language models that stand in a wrapper: checkpoints that also see or hear, here trained on text.
+"""Multimodal checkpoints: language models inside a wrapper with vision or audio parts.
 
-transformers' class of such a checkpoint (`*ForConditionalGeneration`) holds a vision tower, what joins it to the text,
-and the language model, under a prefix such as `model.language_model`. Text reaches the language model alone. All else
-stays frozen and is saved as it was read, so that the whole checkpoint goes on working.
+transformers' class of such a checkpoint (`*ForConditionalGeneration`) contains a vision tower, a projector, and the
+language model under a prefix such as `model.language_model`. Text uses only the language model. All other parts are
+frozen and saved unchanged, so that the whole checkpoint keeps working.
 
-Some checkpoints hold weights that transformers has no modules for and leaves out on loading: the heads that predict
-several tokens at once (`mtp.*`), which servers use for speculative decoding. `left_out` finds them; they are written
-back bit for bit (`surefoot.models.save`).
+Some checkpoints contain weights for which transformers has no modules and which it does not load: multi-token
+prediction heads (`mtp.*`), which servers use for speculative decoding. `left_out` finds them; they are saved again
+bit-exactly (`surefoot.models.save`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from surefoot.families.pictures import part_of
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 
-LEFT_OUT = "_left_out"  # attribute of a loaded model: those of its base, unread
-_TABLES = re.compile(r"(.+\.)?inv_freq")  # of old checkpoints: computed, not learned
+LEFT_OUT = "_left_out"  # attribute of a loaded model: lazily read tensors of its base that were not loaded
+_TABLES = re.compile(r"(.+\.)?inv_freq")  # buffers in old checkpoints
 
 
 def is_wrapper(config: PreTrainedConfig) -> bool:
-    """Whether transformers has a class that sees or hears for it, around a language model that only decodes."""
+    """Whether transformers has a multimodal class for the config, around a decoder-only language model."""
     inside = config.get_text_config()
     return type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING and inside is not config and not config.is_encoder_decoder
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """What opens the whole checkpoint: one of transformers' AutoModel classes."""
+    """Return the AutoModel class of transformers that loads the whole checkpoint."""
     if not is_wrapper(config):
         return AutoModelForCausalLM
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -49,13 +49,13 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def says_tied(config: PreTrainedConfig) -> bool:
-    """Whether it ties the output head to the embedding: the outermost config decides, as in transformers."""
+    """Whether the config ties head and embedding; the outermost config decides, as in transformers."""
     own = getattr(config, "tie_word_embeddings", None)
     return bool(config.get_text_config().tie_word_embeddings if own is None else own)
 
 
 def wrapper_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of the transformers model that are not the language model's, by name; empty without a wrapper."""
+    """Return name -> parameter outside of the language model; empty without a wrapper."""
     base = causal_model(model)
     if not is_wrapper(base.config):
         return {}
@@ -69,20 +69,20 @@ def wrapper_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def freeze_wrapper(model: PreTrainedModel) -> None:
-    """So that nothing but the language model trains."""
+    """Freeze all parameters outside of the language model."""
     for parameter in wrapper_parameters(model).values():
         parameter.requires_grad_(False)
 
 
 def train_sight(model: PreTrainedModel, parts: Collection[str]) -> None:
-    """So that these parts train as well. parts: of `surefoot.families.pictures.PARTS`."""
+    """Make vision parts trainable. parts: names from `surefoot.families.pictures.PARTS`."""
     for name, parameter in wrapper_parameters(model).items():
         if part_of(name) in parts:
             parameter.requires_grad_(True)
 
 
 def left_out(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:
-    """Of the weights in the files those that transformers leaves out on loading, as it has no module for them."""
+    """Return the stored weights that transformers does not load because it has no modules for them."""
     patterns = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     modules = dict(model.named_modules())
     return sorted(

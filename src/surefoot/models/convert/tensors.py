@@ -1,7 +1,7 @@
-"""Tensors that are not read yet (name -> shape, dtype, how to read), and operations on their names.
+"""Lazily read tensors (shape, dtype and a read function), and operations on them and on their names.
 
-Rules rearrange these, so that converting a model costs the memory of one tensor, whatever its size: a part of a fused
-matrix is read as the rows that it is, when it is written or put into a model. Reading changes no bit.
+Conversion rules work on these, so that converting a model of any size needs the memory of one tensor: for example, a
+part of a fused matrix is read only when it is written or loaded into a model. Reading is bit-exact.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is not read yet.
+    """A lazily read tensor. `tensor[...]` reads it, like a slice of a safetensors file, so that transformers can load
+    it.
 
     dtype: the safetensors name, such as "BF16".
-    read: returns the whole tensor, of that shape and dtype.
-
-    `tensor[...]` reads, as a slice of a safetensors file does: transformers loads from either.
+    read: returns the tensor, of that shape and dtype.
     """
 
     shape: tuple[int, ...]
@@ -61,27 +60,27 @@ Tensors = Mapping[str, LazyTensor]
 
 
 def layout_error(where: str, what: str, fix: str = "") -> InputError:
-    """Weights that cannot be brought into another layout exactly; arguments as in `Fault`."""
+    """Make the error for weights that cannot be converted exactly; arguments as in `Fault`."""
     return InputError(Fault(where, what, fix, code="SF-CONVERT-LAYOUT"))
 
 
 def bytes_of(shape: Sequence[int], dtype: str) -> int:
-    """dtype: the safetensors name."""
+    """Return the size of a tensor in bytes. dtype: the safetensors name."""
     return math.prod(shape) * _BYTES.get(dtype, 1)
 
 
 def held(tensor: torch.Tensor) -> LazyTensor:
-    """One that is in memory already."""
+    """Wrap a tensor that is in memory already."""
     return LazyTensor(tuple(tensor.shape), dtype_name(tensor.dtype), lambda: tensor)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch.bfloat16 -> "BF16". Raises KeyError for what safetensors does not hold."""
+    """Return the safetensors name of a dtype, such as "BF16". Raises KeyError for unsupported dtypes."""
     return {f"torch.{name}": key for key, name in TORCH_NAMES.items()}[str(dtype)]
 
 
 def part(tensor: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
-    """Rows (dim 0) or columns (dim 1) start to stop, in memory of their own."""
+    """Return rows (dim 0) or columns (dim 1) start to stop, as a copy."""
     shape = list(tensor.shape)
     shape[dim] = stop - start
     return LazyTensor(
@@ -90,7 +89,7 @@ def part(tensor: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
 
 
 def joined(tensors: Sequence[LazyTensor], dim: int) -> LazyTensor:
-    """One after the other along `dim`. All have one dtype and fit (the caller has checked)."""
+    """Concatenate along `dim`. The caller must check that dtypes and shapes match."""
 
     def read() -> torch.Tensor:
         import torch
@@ -103,17 +102,17 @@ def joined(tensors: Sequence[LazyTensor], dim: int) -> LazyTensor:
 
 
 def turned(tensor: LazyTensor) -> LazyTensor:
-    """Rows as columns."""
+    """Transpose a matrix."""
     return LazyTensor(tensor.shape[::-1], tensor.dtype, lambda: tensor.read().t().contiguous())
 
 
 def reshaped(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    """The same values in the same order."""
+    """Reshape a tensor."""
     return LazyTensor(shape, tensor.dtype, lambda: tensor.read().reshape(shape))
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> LazyTensor:
-    """All zero."""
+    """Make a tensor of zeros."""
 
     def read() -> torch.Tensor:
         import torch
@@ -124,7 +123,7 @@ def zeros(shape: tuple[int, ...], dtype: str) -> LazyTensor:
 
 
 def same_bits(first: LazyTensor, second: LazyTensor) -> bool:
-    """Equal shape, dtype and bytes: -0.0 is not 0.0, and a NaN is itself."""
+    """Whether shape, dtype and bytes are equal: -0.0 differs from 0.0, and a NaN equals itself."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     import torch
@@ -133,12 +132,12 @@ def same_bits(first: LazyTensor, second: LazyTensor) -> bool:
 
 
 def is_zero(tensor: LazyTensor) -> bool:
-    """Every byte is 0, which 0.0 is and -0.0 is not."""
+    """Whether every byte is 0, which is true for 0.0 but not for -0.0."""
     return not bool(as_bytes(tensor.read()).any())
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, one-dimensional."""
+    """Return the tensor's bytes, [N] uint8."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -148,13 +147,13 @@ SHOWN = 3  # names per message: enough to see the pattern
 
 
 def some(names: Iterable[str]) -> str:
-    """The first names, and that there are more."""
+    """Format the first names, with an ellipsis if there are more."""
     listed = sorted(names)
     return ", ".join(listed[:SHOWN]) + (", …" if len(listed) > SHOWN else "")
 
 
 def renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, LazyTensor]:
-    """Every name through `rename`. Raises InputError where two become one."""
+    """Rename all tensors. Raises InputError if two names become the same."""
     result: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
         new = rename(name)
@@ -166,10 +165,10 @@ def renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, LazyTen
 
 def require_free(name: str, tensors: Tensors) -> None:
     if name in tensors:
-        raise layout_error(name, "is there already: the file holds a weight both fused and split")
+        raise layout_error(name, "exists already: the file contains a weight both fused and split")
 
 
 def in_layers(layers: str, paths: Iterable[str]) -> re.Pattern[str]:
-    """Weights and biases of these modules in every decoder layer."""
+    """Return a pattern for weights and biases of these modules in every decoder layer."""
     either = "|".join(map(re.escape, paths))
     return re.compile(rf"(?P<front>{re.escape(layers)}\.\d+)\.(?P<path>{either})\.(?P<kind>weight|bias)")
