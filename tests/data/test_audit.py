@@ -113,7 +113,7 @@ def test_bos_must_stand_exactly_where_it_was_planned(encoder, ids, case):
     data = dataset((numbers(good, ids), "..#"), (numbers(text, ids), mask))
     message = fault_of(data, encoder, ids, bos_id=ids["bos"] if planned else None)
     where = "exactly once, at the start" if planned else "nowhere"
-    assert message.startswith(f"d.json:20: row 2: BOS must stand {where}, and here it does not")
+    assert message.startswith(f"d.json:20: row 2: BOS must appear {where}, but here it does not")
 
 
 def test_a_bos_that_also_ends_answers_is_looked_for_at_the_start_only(encoder, ids):
@@ -269,16 +269,15 @@ def test_cautions_are_sentences_with_numbers(encoder, ids):
     audit = audited(data, encoder, ids, source=facts, duplicates=np.array([1, 2]), overlap=np.arange(4))
     assert cautions(audit) == (
         "a note",
-        "fields that nothing reads: answer",
-        "records with placeholders that nobody filled in: 1 (row 1, line 10), such as {{name}}; the model would learn "
-        "to say them",
+        "fields that are not read: answer",
+        "records with unfilled placeholders such as {{name}}: 1 (row 1, line 10); the model would learn to write them",
         "rows dropped, because no label fits into max_length: 5 (row 5, line 50; row 6, line 60; row 7, line 70; …)",
-        "examples cut to max_length: 2 of 4; what the user says lost its beginning in 2, and was lost whole in 1; the "
-        "end of an answer was lost in 1; whole answers lost: 2",
-        "examples that spell out control tokens, encoded as plain text: 1",
+        "examples truncated to max_length: 2 of 4; the user's text lost its beginning in 2 and was removed completely "
+        "in 1; an answer lost its end in 1; answers removed completely: 2",
+        "examples that spell out control tokens (encoded as plain text): 1",
         "examples that are exact copies of others: 2 (row 2, line 20; row 3, line 30)",
-        "evaluation examples that the training data hold as well: 4 of 4 (row 1, line 10; row 2, line "
-        "20; row 3, line 30; …)",
+        "evaluation examples that are also in the training data: 4 of 4 (row 1, line 10; row 2, line 20; row 3, "
+        "line 30; …)",
     )
 
 

@@ -90,7 +90,7 @@ def test_both_rows_lose_the_same_of_the_prompt(run, max_length, sizes):
 
 def test_twin_cut_one_by_one_the_prompts_differ(run, monkeypatch):
     def alone(better, worse, prompt, template, how):
-        kept = [(row, encode_kinds._keep(row, how)) for row in (better, worse)]
+        kept = [(row, encode_kinds._choose_tokens(row, how)) for row in (better, worse)]
         return [encode_kinds.cut_to(row, own, template.stop_ids) for row, own in kept]
 
     monkeypatch.setattr(encode_kinds, "cut_pair", alone)
@@ -103,14 +103,14 @@ def test_the_caution_tells_pairs_from_answers(run):
     """Two of three are cut: of one the longer answer loses its end, of the other both."""
     audit = run([pair(1, 60, 3, 60), pair(2, 60, 60, 60), pair(3, 0, 1, 1)], "pairs", max_length=40).audit
     assert cautions(audit)[0] == (
-        "pairs cut to max_length: 2 of 3; what the user says lost its beginning in 2, and was lost whole in 0; "
-        "3 of their 6 answers lost the end; whole answers lost: 0"
+        "pairs truncated to max_length: 2 of 3; the user's text lost its beginning in 2 and was removed completely "
+        "in 0; 3 of 6 answers lost their end; answers removed completely: 0"
     )
 
 
 def test_twin_prompts_that_lose_their_beginning_uncounted(run, monkeypatch):
-    honest = encode_kinds._keep
-    monkeypatch.setattr(encode_kinds, "_keep", lambda *given: honest(*given)._replace(prompt_cut=False))
+    honest = encode_kinds._choose_tokens
+    monkeypatch.setattr(encode_kinds, "_choose_tokens", lambda *given: honest(*given)._replace(prompt_cut=False))
     with pytest.raises(AssertionError):
         test_the_caution_tells_pairs_from_answers(run)
 
@@ -137,7 +137,7 @@ def test_the_audit_counts_pairs(run):
     assert (audit.kept, audit.duplicates, facts.identical, facts.at_start, facts.empty) == (28, 1, 1, 0, 1)
     assert facts.worse_longer == 26
     text = "\n".join(cautions(audit))
-    assert "pairs of two equal answers: 1 of 28" in text
+    assert "pairs of two identical answers: 1 of 28" in text
     assert "ln 2" in text
     assert "the worse answer is the longer one in 93% of the pairs" in text
     assert [one.verdict for one in audit.samples] == ["better", "worse"] * 3

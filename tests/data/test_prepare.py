@@ -203,7 +203,7 @@ def test_too_large_a_split_names_the_key(run, file):
 def test_no_label_left_anywhere_is_an_error(run, file):
     with pytest.raises(InputError) as caught:
         run(file, template="alpaca", max_length=20)
-    assert str(caught.value).startswith("data.max_length: no label is left in any of 20 examples")
+    assert str(caught.value).startswith("data.max_length: none of the 20 examples")
 
 
 def test_a_dropped_row_is_named(run, tmp_path):
@@ -224,7 +224,7 @@ def test_text_records_need_no_template(run, tmp_path):
     with pytest.raises(InputError) as caught:
         run(file, template_asked=True)
     assert len(caught.value.faults) == 1
-    assert "text.jsonl:1: row 1: the tokenizer template lays out turns" in str(caught.value)
+    assert "text.jsonl:1: row 1: the tokenizer template needs turns" in str(caught.value)
 
 
 def test_unused_fields_are_told(run, tmp_path):
@@ -522,7 +522,7 @@ def test_files_that_max_samples_leaves_out_are_named(run, tmp_path):
         found = cautions(run(tmp_path / "d", max_samples=count).audit)
         return [line.replace(f"{tmp_path}/", "") for line in found if line.startswith("files")]
 
-    reached = "files that nothing is taken from, because max_samples was reached before"
+    reached = "files not read, because max_samples was reached before them"
     assert told(5) == [f"{reached}: d/c.jsonl, d/d.jsonl, d/e.jsonl and 1 more"]
     assert told(15) == [f"{reached}: d/f.jsonl"]
     assert told(16) == []  # twin: all are read, the last in part
@@ -597,7 +597,7 @@ def test_who_had_the_collector_off_keeps_it_off_and_a_fault_turns_it_on_again(ru
 
 
 def test_twin_with_the_collector_it_would_look(run, file, collector, monkeypatch):
-    monkeypatch.setattr(tokenise, "_no_collector", nullcontext)
+    monkeypatch.setattr(tokenise, "_gc_disabled", nullcontext)
     run(file)
     assert collector == [True]
 

@@ -117,7 +117,7 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
 
 
 def _look_at(data: str, stage: str | None) -> Records:
-    from surefoot.data.formats import kind_of_record, look
+    from surefoot.data.formats import kind_of_record, scan_format
     from surefoot.data.sources.records import read_rows
     from surefoot.data.sources.resolve import SourceSpec, open_sources
 
@@ -130,7 +130,7 @@ def _look_at(data: str, stage: str | None) -> Records:
             stage = next(name for name, one in METHODS.items() if one.proposed and one.records == kind)
         method = METHODS[stage]
         rows = itertools.chain([first], rows)
-        seen = look(method.records, source.format, rows, source.name, texts=method.plain_texts)
+        seen = scan_format(method.records, source.format, rows, source.name, texts=method.plain_texts)
         count += seen.rows
         described.append(f"{source.name}: {seen.rows:,} records, {seen.layout} ({seen.reason})")
     return Records(stage or "sft", count, tuple(described))

@@ -1,7 +1,7 @@
-"""What the data turned out to be.
+"""Audit the tokenised data: counts, checks and cautions.
 
-Everything is counted from the token ids themselves, after all cutting and caching, not from what the code before
-meant to do. What is wrong is an error (see `prove`); what is only odd is a caution.
+Everything is counted from the final token ids, after truncation and caching, so the audit also covers bugs of the code
+that made them. Violations are errors (see `prove`); suspicious properties are cautions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.method_facts.methods import COUNTED
 
 _SAMPLES = 3
-_MOST_PLACES = _SAMPLES + 1  # kept of a long list: those that are named, and one that tells that there are more
-_CUT_SHARE = 0.01  # of the examples: more than this is a caution
+_MOST_PLACES = _SAMPLES + 1  # places kept of a long list: those shown, and one more to know that there are more
+_CUT_SHARE = 0.01  # caution if more than this share of the examples was truncated
 
 
-# Fields of `Audit` that several audits together have the sum of.
+# Fields of `Audit` that are summed when audits are merged.
 _COUNTS = (
     *("kept", "continued", "truncated", "prompt_cut", "prompt_lost", "stop_lost", "answers_lost", "control_text"),
     *("duplicates", "overlap", "tokens", "supervised_tokens", "answers", "ended", "good", "pictures", "picture_tokens"),
@@ -44,9 +44,9 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class SamplePart:
-    """Neighbouring tokens with one label state.
+    """Neighbouring tokens that are all supervised or all not.
 
-    control: control tokens, not text that looks like them.
+    control: they are control tokens, not text that looks like them.
     """
 
     text: str
@@ -56,11 +56,12 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class Sample:
-    """One example to look at.
+    """One example to show in the report.
 
     number, line: its record.
-    verdict: better or worse, good or bad; empty where nobody judged it.
-    pictures: of a pair with the better answer alone.
+    tokens: its length.
+    verdict: better or worse, good or bad; empty for other kinds of data.
+    pictures: its pictures; for a pair, only on the better answer.
     """
 
     number: int
@@ -74,38 +75,38 @@ class Sample:
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts are of examples unless the name says otherwise, in pairs of pairs; lengths are in tokens, of single rows,
-    the median rounded to one."""
+    """The audit of a data set. Counts are of examples (for pairs: of pairs) unless the name says otherwise; lengths are
+    tokens of single rows, and the median is rounded to an integer."""
 
     source: SourceFacts
     kept: int
-    continued: int  # examples that go on with the text of the one before
+    continued: int  # examples that continue the text of the one before
     truncated: int
-    prompt_cut: int  # what the user says has lost its beginning, or all
-    prompt_lost: int  # nothing that the user says is left
+    prompt_cut: int  # user text was removed, at least in part
+    prompt_lost: int  # all user text was removed
     stop_lost: int
-    answers_lost: int  # answers of which nothing is left
+    answers_lost: int  # answers that were removed completely
     control_text: int
-    duplicates: int  # of others, that stand before them
-    overlap: int  # examples that the training set holds as well; only for evaluation data
+    duplicates: int  # copies of earlier examples
+    overlap: int  # for evaluation data: examples that are also in the training data
     tokens: int
     supervised_tokens: int
     shortest: int
     median: int
     p95: int
     longest: int
-    bos: str | None  # once at the start of every example; None: nowhere
-    pad: str  # occurs in no text
-    stops: tuple[str, ...]  # what may end an answer
+    bos: str | None  # appears once, at the start of every example; None: nowhere
+    pad: str  # does not occur in the data
+    stops: tuple[str, ...]  # tokens that end an answer
     answers: int  # supervised stretches
-    ended: int  # those whose last token is a supervised stop token
+    ended: int  # supervised stretches that end with a stop token
     samples: tuple[Sample, ...]
     kind: Kind = "answers"
-    pairs: PairFacts | None = None  # of pairs
+    pairs: PairFacts | None = None  # for pairs only
     good: int = 0  # judged examples that are good
-    pictures: int = 0  # of a pair its prompt's, once
-    picture_tokens: int = 0  # that stand for features of these
-    duplicate_places: tuple[Place, ...] = ()  # the first of them
+    pictures: int = 0  # the pictures of a pair count once
+    picture_tokens: int = 0  # tokens that stand for features of the pictures
+    duplicate_places: tuple[Place, ...] = ()  # the first few
     overlap_places: tuple[Place, ...] = ()
 
     @property
@@ -126,13 +127,13 @@ def audit_dataset(
     overlap: np.ndarray = NONE,
     kind: Kind = "answers",
 ) -> Audit:
-    """Count and prove.
+    """Check all examples of a file and count their properties.
 
-    template: that the examples were written with.
-    bos_id: None where no BOS is to be put.
-    duplicates, overlap: items by index, found before, as they are of several files at once; see `surefoot.data.checks`.
+    template: the template of the examples.
+    bos_id: None if examples must have no BOS.
+    duplicates, overlap: item indices found across all files by the caller; see `surefoot.data.checks`.
 
-    Raises InputError, naming the first record, when a proof fails.
+    Raises InputError, naming the first record, if a check fails.
     """
     proven = prove(dataset, encoder, template, bos_id=bos_id, pad_id=pad_id, train_on=train_on)
     flags = dataset.flags()
@@ -177,10 +178,10 @@ def audit_dataset(
 
 
 def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str | None = None) -> Audit:
-    """The audit of several files, or of several sources, as one.
+    """Merge the audits of several files or sources.
 
     dataset: all of their examples.
-    name: of the whole, for facts; None: all their names.
+    name: name of the whole; None: all file names.
     """
     if len(audits) == 1:
         return audits[0] if name is None else replace(audits[0], source=replace(audits[0].source, file=name))
@@ -199,57 +200,55 @@ def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str
 
 
 def cautions(audit: Audit) -> tuple[str, ...]:
-    """Sentences that the user should read before believing the run."""
+    """Return warnings about the data that the user should read before trusting the run."""
     source, found, unit = audit.source, list(audit.source.notes), COUNTED[audit.kind]
     if source.unused:
-        found.append(f"fields that nothing reads: {', '.join(source.unused)}")
+        found.append(f"fields that are not read: {', '.join(source.unused)}")
     if source.placeholders:
         found.append(
-            f"records with placeholders that nobody filled in: {len(source.placeholders)} "
-            f"({_places(source.placeholders)}), such as {source.placeholder}; the model would learn to say them"
+            f"records with unfilled placeholders such as {source.placeholder}: {len(source.placeholders)} "
+            f"({_places(source.placeholders)}); the model would learn to write them"
         )
     if source.dropped:
         why = "rows dropped, because no label fits into max_length"
         if audit.kind == "prompts":
-            why = "prompts left out, because they leave no room for an answer within max_length"
+            why = "prompts dropped, because max_length leaves no room for an answer"
         found.append(f"{why}: {len(source.dropped)} ({_places(source.dropped)})")
     if audit.truncated > _CUT_SHARE * audit.kept:
-        ends = f"the end of an answer was lost in {audit.stop_lost}"
+        ends = f"an answer lost its end in {audit.stop_lost}"
         if audit.kind == "pairs":
-            ends = f"{audit.stop_lost} of their {2 * audit.kept} answers lost the end"
+            ends = f"{audit.stop_lost} of {2 * audit.kept} answers lost their end"
         found.append(
-            f"{unit} cut to max_length: {audit.truncated} of {audit.kept}; what the user says lost its beginning in "
-            f"{audit.prompt_cut}, and was lost whole in {audit.prompt_lost}; {ends}; whole answers lost: "
-            f"{audit.answers_lost}"
+            f"{unit} truncated to max_length: {audit.truncated} of {audit.kept}; the user's text lost its beginning in "
+            f"{audit.prompt_cut} and was removed completely in {audit.prompt_lost}; {ends}; answers removed "
+            f"completely: {audit.answers_lost}"
         )
     if source.unkept:
-        found.append(f"tokenised data is not kept for the next start: {source.unkept}")
+        found.append(f"tokenised data is not cached for the next start: {source.unkept}")
     if audit.control_text:
-        found.append(f"examples that spell out control tokens, encoded as plain text: {audit.control_text}")
+        found.append(f"examples that spell out control tokens (encoded as plain text): {audit.control_text}")
     if audit.duplicates:
         where = _places(audit.duplicate_places)
         found.append(f"{unit} that are exact copies of others: {audit.duplicates} ({where})")
     if audit.overlap:
         where = _places(audit.overlap_places)
-        found.append(
-            f"evaluation {unit} that the training data hold as well: {audit.overlap} of {audit.kept} ({where})"
-        )
+        found.append(f"evaluation {unit} that are also in the training data: {audit.overlap} of {audit.kept} ({where})")
     if audit.pairs:
         found += pair_cautions(audit.pairs)
     if audit.kind == "judged" and audit.good in (0, audit.kept):
-        found.append(f"all answers are judged {'good' if audit.good else 'bad'}: there is nothing to tell apart")
+        found.append(f"all answers are judged {'good' if audit.good else 'bad'}: there is no contrast to learn from")
     return tuple(found)
 
 
 def _places(records: Sequence[Place]) -> str:
-    """Where the first of them are. The row as well as the line: a JSON file of one line has all its rows there."""
+    """List the first few places, with row and line (a JSON file may have all its rows on one line)."""
     several = len({file for file, _, _ in records}) > 1
     shown = [f"{f'{file} ' if several else ''}row {row}, line {line}" for file, row, line in records[:_SAMPLES]]
     return "; ".join([*shown, *(["…"] if len(records) > _SAMPLES else [])])
 
 
 def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
-    """p95: the smallest length that at least 95 of 100 examples do not exceed."""
+    """Compute length statistics. p95 is the smallest length that at least 95 % of the examples do not exceed."""
     lengths = dataset.lengths
     return {
         "shortest": int(lengths.min()),
@@ -260,12 +259,12 @@ def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
 
 
 def _spread(count: int) -> list[int]:
-    """The first, the middle and the last."""
+    """Return the first, the middle and the last index."""
     return sorted({0, count // 2, count - 1})
 
 
 def _shown(rows: int, kind: Kind) -> list[int]:
-    """Of examples laid out item by item those of the first, the middle and the last item."""
+    """Return the examples of the first, the middle and the last item."""
     size = rows_per_item(kind)
     return [size * item + row for item in _spread(rows // size) for row in range(size)]
 
@@ -293,5 +292,5 @@ def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: K
 
 
 def _name(encoder: TextEncoder, number: int) -> str:
-    """A token's text; a spare embedding row has none."""
+    """Return a control token's text, or "row N" for an unused embedding row."""
     return encoder.control.get(number) or f"row {number}"

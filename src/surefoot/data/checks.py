@@ -1,11 +1,11 @@
-"""Checks over every example of a data set, from the token ids alone.
+"""Check every example of a data set, using only its token ids and labels.
 
-`prove` checks BOS, PAD and the end of every answer. Each failure would let a run go wrong unnoticed: a doubled BOS
-shifts what the model expects, a PAD inside a text hides or invents tokens, and an answer without a supervised stop
-token gives a model that never stops. So each raises an InputError that names the record.
+`prove` checks BOS, PAD and the end of every answer. Any violation would silently spoil a run: a doubled BOS shifts the
+distribution that the model expects, a PAD inside a text hides or invents tokens, and an answer without a supervised
+stop token gives a model that never stops. So each raises an InputError that names the record.
 
 `copies_in` finds exact duplicates within a file, across files, and between training and evaluation data. `pair_facts`
-counts what the answers of preference pairs have in common.
+computes statistics of preference pairs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Proven:
-    """What was counted while all examples were checked.
+    """Counts made while checking all examples.
 
-    supervised: tokens that carry a label.
-    answers: stretches of them.
-    closed: those that end with a stop token.
+    supervised: tokens with a label.
+    answers: contiguous stretches of labels.
+    closed: stretches that end with a stop token.
     """
 
     supervised: int
@@ -46,12 +46,12 @@ def prove(
     pad_id: int,
     train_on: TrainOn,
 ) -> Proven:
-    """Check BOS, PAD and the ends of answers of every example, as its template has them.
+    """Check BOS, PAD and the ends of answers in every example against the template.
 
-    An answer cut by max_length may lack its stop, and a text in several examples has BOS in the first and its stop in
-    the last.
+    An answer truncated by max_length may lack its stop token; a text split into several examples has BOS in the first
+    one and the stop token in the last one.
 
-    bos_id: None where no BOS is to be put.
+    bos_id: None if examples must have no BOS.
     """
     supervised = answers = closed = 0
     for part in _parts(dataset):
@@ -66,13 +66,12 @@ def prove(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some examples end to end. Nothing but ids and mask is as long as the text: whole numbers beside every token would
-    take most of the time.
+    """A chunk of examples, concatenated. No other array is per token: building one would take most of the time.
 
     start: index of the first example in the data set.
     ids, mask: [tokens].
-    begins: place of each example's first token.
-    flags: of each example.
+    begins: position of each example's first token.
+    flags: flags of each example.
     """
 
     dataset: TokenisedDataset
@@ -83,7 +82,7 @@ class _Part:
     flags: np.ndarray
 
     def owner(self, tokens: np.ndarray) -> np.ndarray:
-        """Which of these examples the tokens at these places belong to."""
+        """Return the example index in this chunk for each of these token positions."""
         return np.searchsorted(self.begins, tokens, side="right") - 1
 
     def fail(self, token: int, what: str, fix: str, code: str = "SF-DATA-TEMPLATE") -> NoReturn:
@@ -100,7 +99,7 @@ def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
 
 
 def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
-    """[tokens] bool. The few stop tokens there are, compared one by one, are found faster than by `np.isin`."""
+    """Mark the tokens that are in `wanted`: [tokens] bool. Faster than `np.isin` for a few ids."""
     found = np.zeros(len(ids), dtype=bool)
     for number in wanted:
         found |= ids == number
@@ -114,20 +113,20 @@ def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: in
     found = np.flatnonzero(part.ids == token)
     wanted = part.begins[part.flags & CONTINUES == 0]
     if template.repeats_bos or token in template.stop_ids:
-        # It has its place further on as well: it begins turns (Llama 2) or ends answers (GPT-2). Only the start counts.
+        # BOS is legitimate later on, too: it begins turns (Llama 2) or ends answers (GPT-2). Check only the start.
         first_two = part.begins if bos_id is None else np.union1d(part.begins, part.begins + 1)
         found = np.intersect1d(found, first_two, assume_unique=True)
     if bos_id is None:
         wanted = wanted[:0]
-    # Both ways: BOS where it must not be, and examples without.
+    # BOS in wrong positions, and examples without BOS.
     wrong = np.setxor1d(found, wanted, assume_unique=True)
     if len(wrong):
         should = "exactly once, at the start" if bos_id is not None else "nowhere"
-        part.fail(wrong[0], f"BOS must stand {should}, and here it does not", "choose another data.template")
+        part.fail(wrong[0], f"BOS must appear {should}, but here it does not", "choose another data.template")
 
 
 def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
-    """PAD may equal a stop token (padding is masked by position), but nothing else that occurs."""
+    """Check that PAD does not occur in the data, unless it is a stop token (padding is masked by position)."""
     if pad_id in stop_ids:
         return
     found = np.flatnonzero(part.ids == pad_id)
@@ -137,12 +136,13 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
 
 
 def _prove_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarray:
-    """For each supervised stretch whether a stop token closes it: [stretches] bool."""
+    """Return for each supervised stretch whether a stop token ends it: [stretches] bool."""
     stops = np.flatnonzero(_among(part.ids, template.stop_ids) & part.mask)
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
     owner = part.owner(ends)
     if train_on in ("completion", "everything"):
-        # Templates may write a line end after the stop token, and it is learned as well; what was cut has earlier ones.
+        # Templates may write a newline after the stop token, which is learned as well. A truncated example may still
+        # contain earlier stop tokens.
         closed = np.isin(owner, part.owner(stops)) & (part.flags[owner] & STOP_LOST == 0)
     elif template.learns_behind_stop:
         closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
@@ -157,19 +157,20 @@ def _prove_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarra
     return closed
 
 
-_TELLING = 0.8  # share of the pairs in which one side is longer: from here on length alone is a fair guess
-_ENOUGH = 20  # pairs below which such a share means little
+_LENGTH_BIAS = 0.8  # share of pairs in which one side is longer, from which length predicts the label
+_MIN_PAIRS = 20  # with fewer pairs the share means little
 
 
 @dataclass(frozen=True)
 class PairFacts:
-    """All of pairs.
+    """Statistics of preference pairs.
 
-    identical: both answers are the same tokens.
-    at_start: the rows differ in their first token, so there is no prompt.
-    empty: one answer says nothing but its stop token.
-    better_longer, worse_longer: by tokens.
-    better_tokens, worse_tokens: of all answers together.
+    count: number of pairs.
+    identical: pairs whose answers have the same tokens.
+    at_start: pairs whose rows differ in the first token, so that they have no common prompt.
+    empty: pairs in which one answer has at most its stop token.
+    better_longer, worse_longer: pairs in which this answer has more tokens.
+    better_tokens, worse_tokens: total tokens of these answers.
     """
 
     count: int
@@ -183,13 +184,13 @@ class PairFacts:
 
 
 def pair_facts(dataset: TokenisedDataset) -> PairFacts:
-    """What the answers of all pairs have in common.
+    """Compute statistics of all pairs.
 
-    dataset: examples 2i and 2i + 1 are a pair.
+    dataset: examples 2i (better) and 2i + 1 (worse) are a pair.
     """
     answers = dataset.supervised_counts.reshape(-1, 2)
     identical = at_start = 0
-    for chunk in dataset.chunks():  # which hold an even number of examples
+    for chunk in dataset.chunks():  # each has an even number of examples
         rows = np.split(chunk.ids, chunk.ends[:-1])
         pairs = list(zip(rows[::2], rows[1::2], strict=True))
         identical += sum(np.array_equal(better, worse) for better, worse in pairs)
@@ -207,35 +208,35 @@ def pair_facts(dataset: TokenisedDataset) -> PairFacts:
 
 
 def pairs_together(facts: Sequence[PairFacts]) -> PairFacts:
-    """Of several data sets as one."""
+    """Add up the statistics of several data sets."""
     return PairFacts(*(sum(column) for column in zip(*map(astuple, facts), strict=True)))
 
 
 def pair_cautions(facts: PairFacts) -> Iterator[str]:
     if facts.identical:
         yield (
-            f"pairs of two equal answers: {facts.identical} of {facts.count}; they stay, and say nothing: neither is "
-            "better, and the loss of such a pair is ln 2 whatever the model does"
+            f"pairs of two identical answers: {facts.identical} of {facts.count}; they are kept but teach nothing: the "
+            "loss of such a pair is always ln 2"
         )
     if facts.at_start:
-        yield f"pairs that differ in their first token, so that no prompt tells what is answered: {facts.at_start}"
+        yield f"pairs without a common prompt (they differ in their first token): {facts.at_start}"
     if facts.empty:
-        yield f"pairs in which an answer says nothing: {facts.empty}"
+        yield f"pairs with an empty answer: {facts.empty}"
     longer = max(facts.better_longer, facts.worse_longer)
-    if facts.count >= _ENOUGH and longer >= _TELLING * facts.count:
+    if facts.count >= _MIN_PAIRS and longer >= _LENGTH_BIAS * facts.count:
         side = "better" if facts.better_longer == longer else "worse"
         yield (
-            f"the {side} answer is the longer one in {longer / facts.count:.0%} of the pairs: a model could learn "
-            "length in place of quality"
+            f"the {side} answer is the longer one in {longer / facts.count:.0%} of the pairs: the model could learn "
+            "length instead of quality"
         )
 
 
-NONE = np.zeros(0, dtype=np.int64)  # no item
+NONE = np.zeros(0, dtype=np.int64)  # an empty list of item indices
 
 
 def item_prints(dataset: TokenisedDataset, kind: Kind) -> np.ndarray:
-    """Of every item, see `TokenisedDataset.fingerprints`: of pairs one for both, of judged answers with the verdict.
-    [items] of plain bytes."""
+    """Return one hash per item, as raw bytes: [items]. See `TokenisedDataset.fingerprints`; a pair has one for both
+    answers, and that of a judged answer includes the label."""
     prints = dataset.fingerprints()
     columns = prints.view(np.uint8).reshape(len(prints) // rows_per_item(kind), -1)
     if kind == "judged":
@@ -244,7 +245,7 @@ def item_prints(dataset: TokenisedDataset, kind: Kind) -> np.ndarray:
 
 
 def copies_in(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Of each part which of its items, by index, were there before, in it or in an earlier one."""
+    """Find duplicates: for each part, the indices of the items that occur earlier in it or in a part before it."""
     lengths = [len(part) for part in parts]
     again = np.ones(sum(lengths), dtype=bool)
     if len(again):

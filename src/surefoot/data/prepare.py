@@ -1,7 +1,7 @@
-"""From data sources to what a run trains and evaluates on, with the audit of both.
+"""Prepare a run's training and evaluation data, and audit both.
 
-Resolve, tokenise each file (or find it in the cache), select shares and held-out records, mix, audit. Files stay
-separate on disk and in memory; a data set only selects examples among them.
+Steps: resolve the sources, tokenise each file (or load it from the cache), select shares and held-out records, mix,
+audit. Files stay separate on disk and in memory; a data set is a list of indices into them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from surefoot.families.templates import OWN
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
-_NAMED = 3  # files that are not read
+_NAMED = 3  # unread files that a note names
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What a run trains and evaluates on.
+    """A run's training and evaluation data, tokenised and audited.
 
-    train: all sources, one after the other, as `mixture` counts them.
-    audit, sources: of the training data as a whole, and of each source.
-    template: what the examples were written with; generation lays its prompts out with it and stops at its stop_ids.
-    template_reason: why it is not the planned one, where the records could not be written with that.
-    eval_template: of the evaluation data.
-    tokenizer_sha256: of all that decides how text becomes ids.
-    rows_per_item: examples that are drawn together, and that `mixture` counts as one: 2 in pairs, the better answer
-        first.
+    train: the examples of all sources, concatenated in the order of `mixture.counts`.
+    audit, sources: audit of the whole training data, and one audit per source.
+    template: the template of the examples; generation formats prompts with it and stops at its stop_ids.
+    template_reason: why the planned template was replaced; empty if it was used.
+    eval_template: the template of the evaluation data.
+    tokenizer_sha256: hash of everything that decides which ids a text gets.
+    rows_per_item: number of neighbouring examples that `mixture` counts as one item: 2 for pairs (better answer
+        first), else 1.
     """
 
     train: TokenisedDataset
@@ -81,24 +81,24 @@ def prepare_data(
     max_pixels: int | None = None,
     pictures: bool = True,
 ) -> PreparedData:
-    """Tokenise (or find in the cache), split, mix and audit.
+    """Tokenise the data (or load it from the cache), split, mix and audit it.
 
-    evaluation: None, sources, a number of records or a share to hold out of each training source in proportion.
-    template_asked: the user named it.
+    evaluation: sources to evaluate on; or the number (int) or share (float) of records to hold out, taken from the
+        training sources in proportion to their size; None for no evaluation data.
+    template_asked: the user named the template, so no fallback is tried.
     bos_id: None for no BOS.
-    stop_ids: EOS first.
-    max_samples: only the first so many records of every training source that says nothing of its own.
-    cache: a folder.
-    chunks: every token of plain texts is learned, and one that is too long becomes several examples; other records are
-        refused.
-    read_record: for sources whose format is custom; see `surefoot.data.formats.reader.reader_with`.
-    template_fallbacks: names of the table, to be tried in this order where the template cannot write the records and
-        nobody asked for it.
-    encoding: of prompt and answer, in parts or as a whole.
-    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning,
-        and a prompt is left out where it has more than max_length tokens.
-    max_pixels: of a picture; None: as the model's processor has it.
-    pictures: records may have some, where the model sees.
+    stop_ids: tokens that end an answer, EOS first.
+    max_samples: number of records to read from each training source that sets no limit itself; None: all.
+    cache: the cache folder.
+    chunks: for pretraining: records are plain texts, all tokens are learned, and a text that is too long is split into
+        several examples; other records are refused.
+    read_record: reader for sources with the custom format; see `surefoot.data.formats.reader.reader_with`.
+    template_fallbacks: templates to try in this order if the template cannot render the records.
+    encoding: tokenise prompt and answer separately ("parts") or as one text ("whole").
+    kind: what is learned from a record. train_on, chunks and encoding apply to "answers" only; "prompts" drops prompts
+        of more than max_length tokens.
+    max_pixels: limit per picture; None: the limit of the model's processor.
+    pictures: whether the method can train on pictures.
 
     Raises InputError for anything wrong with the data.
     """
@@ -126,9 +126,9 @@ def prepare_data(
     eval_specs = [replace(spec, kind=kind) for spec in named]
     settings, kept, reason = _load_all(specs, settings, cache)
     eval_settings, held_out = _load_evaluation(eval_specs, settings, kept, cache)
-    kept, held_out = ([shared(one, seed) for one in loaded] for loaded in (kept, held_out))
+    kept, held_out = ([with_share(one, seed) for one in loaded] for loaded in (kept, held_out))
     if isinstance(evaluation, int | float):
-        kept, held_out = held_out_of(kept, evaluation, seed)
+        kept, held_out = hold_out(kept, evaluation, seed)
     sources = _audits(kept, settings, pad_id)
     data = joined([one.examples for one in kept])
     eval_data = joined([one.examples for one in held_out]) if held_out else None
@@ -153,9 +153,9 @@ def prepare_data(
 
 def _load_all(
     specs: Sequence[SourceSpec], settings: TokenizeSettings, cache: Path
-) -> tuple[TokenizeSettings, list[Loaded], str]:
-    """The sources, all of whose dialogues are laid out in one way: where nobody asked for a template and one file needs
-    another than the planned one, all take that. And why it is another."""
+) -> tuple[TokenizeSettings, list[LoadedSource], str]:
+    """Load all sources with one template. If a file cannot be rendered with the planned template and the user named
+    none, all files take the fallback. Return the settings used, the sources, and why the template was replaced."""
     loaded = [_load(spec, settings, cache) for spec in specs]
     files = _dialogues(loaded)
     refused = next((facts for facts in files if facts.template_fault), None)
@@ -166,7 +166,7 @@ def _load_all(
     names = {facts.template for facts in files}
     if len(names) > 1:
         order = (settings.template, *settings.fallbacks)
-        # Of the templates that files took the last: what kept some file from those before it still does.
+        # The last one that any file needed: some file cannot be rendered with those before it.
         last = max(map(order.index, names))
         anew = replace(settings, template=order[last], fallbacks=order[last + 1 :])
         settings, loaded, later = _load_all(specs, anew, cache)
@@ -175,10 +175,10 @@ def _load_all(
 
 
 def _load_evaluation(
-    specs: Sequence[SourceSpec], settings: TokenizeSettings, train: Sequence[Loaded], cache: Path
-) -> tuple[TokenizeSettings, list[Loaded]]:
-    """The sources to evaluate on, by the template that the training data took: what is evaluated changes nothing that
-    is learned. Where that has no dialogues, these choose among themselves."""
+    specs: Sequence[SourceSpec], settings: TokenizeSettings, train: Sequence[LoadedSource], cache: Path
+) -> tuple[TokenizeSettings, list[LoadedSource]]:
+    """Load the evaluation sources with the template of the training data, so that evaluation data cannot change what
+    is learned. If the training data has no dialogues, the template is chosen from the evaluation data."""
     trained = _dialogues(train)
     if not trained or settings.template_asked:
         settings, loaded, _ = _load_all(specs, settings, cache)
@@ -193,24 +193,24 @@ def _load_evaluation(
 
 
 def _for_evaluation(fault: Fault, template: str) -> Fault:
-    """A record that the template cannot write is refused because another was not looked for: say why."""
+    """Add to the fault why no fallback template was tried."""
     if not fault.fix.startswith("choose data.template"):
         return fault
-    return replace(fault, what=f"{fault.what}; the training data takes {template}, and evaluation has to")
+    return replace(fault, what=f"{fault.what}; evaluation must use {template}, because the training data does")
 
 
-def _dialogues(loaded: Sequence[Loaded]) -> list[SourceFacts]:
-    """Facts of the files that hold other records than plain texts."""
+def _dialogues(loaded: Sequence[LoadedSource]) -> list[SourceFacts]:
+    """Return the facts of all files except plain texts."""
     return [facts for one in loaded for _, facts in one.files if facts.layout != "text"]
 
 
-def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> Loaded:
+def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSource:
     files, left = [], spec.max_samples
     sources = open_sources(spec)
     for place, source in enumerate(sources, start=1):
         if spec.share is not None and source.sample is not None:
-            what = "picks records by num_samples, and a share counts all of them"
-            raise InputError(Fault(source.name, what, "leave one of them out", code="SF-DATA-SHARES"))
+            what = "has num_samples in dataset_info.json, which cannot be combined with share"
+            raise InputError(Fault(source.name, what, "remove one of the two", code="SF-DATA-SHARES"))
         file, facts = tokenise(source, settings, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
@@ -221,25 +221,25 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> Loaded:
     examples = of_files((file for file, _ in files), settings.sight)
     if not len(examples):
         used = sum(facts.used for _, facts in files)
-        what = f"no label is left in any of {used} examples of {name}: every answer lies beyond "
+        what = f"none of the {used} examples of {name} has a label left: every answer starts beyond "
         if settings.kind == "prompts":
-            what = f"all {used} prompts of {name} have more than "
+            what = f"all {used} prompts of {name} are longer than "
         raise InputError(
             Fault("data.max_length", f"{what}{settings.max_length} tokens", "raise it", code="SF-DATA-LENGTH")
         )
-    return Loaded(spec, name, tuple(files), examples)
+    return LoadedSource(spec, name, tuple(files), examples)
 
 
 def _not_read(names: Sequence[str]) -> str:
-    return f"files that nothing is taken from, because max_samples was reached before: {first_few(names, _NAMED)}"
+    return f"files not read, because max_samples was reached before them: {first_few(names, _NAMED)}"
 
 
 def _audits(
-    loaded: Sequence[Loaded], settings: TokenizeSettings, pad_id: int, training: TokenisedDataset | None = None
+    loaded: Sequence[LoadedSource], settings: TokenizeSettings, pad_id: int, training: TokenisedDataset | None = None
 ) -> tuple[Audit, ...]:
-    """Of each source; copies are looked for across all of them.
+    """Audit each source. Duplicates are searched across all sources.
 
-    training: what evaluation data may have copies of.
+    training: for evaluation data, the training examples to search for overlap.
     """
     parts = [_by_file(one) for one in loaded]
     prints = [item_prints(examples, settings.kind) for own in parts for _, examples in own]
@@ -268,8 +268,8 @@ def _audits(
     return tuple(audit_together(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
 
 
-def _by_file(one: Loaded) -> list[tuple[SourceFacts, TokenisedDataset]]:
-    """The files that examples are left of, with these."""
+def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenisedDataset]]:
+    """Group the source's examples by file; files without examples are left out."""
     ends = np.cumsum([len(file) for file, _ in one.files])
     owner = np.searchsorted(ends, one.examples.chosen, side="right")
     order = np.argsort(owner, kind="stable")
@@ -277,15 +277,19 @@ def _by_file(one: Loaded) -> list[tuple[SourceFacts, TokenisedDataset]]:
     return [(facts, one.examples.subset(own)) for (_, facts), own in zip(one.files, places, strict=True) if len(own)]
 
 
-def _main_template(loaded: Sequence[Loaded], settings: TokenizeSettings) -> Template:
-    """That of the first file with turns; of texts alone, the texts'."""
+def _main_template(loaded: Sequence[LoadedSource], settings: TokenizeSettings) -> Template:
+    """Return the template of the first file with turns, or of the first file if all are plain texts."""
     files = [facts for one in loaded for _, facts in one.files]
     return settings.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """One source: its files, each with its facts."""
+class LoadedSource:
+    """One loaded source.
+
+    files: its tokenised files with their facts.
+    examples: the examples in use, selected from the files.
+    """
 
     spec: SourceSpec
     name: str
@@ -293,15 +297,19 @@ class Loaded:
     examples: TokenisedDataset
 
 
-def held_out_of(loaded: Sequence[Loaded], held_out: int | float, seed: int) -> tuple[list[Loaded], list[Loaded]]:
-    """The sources without what is held out, and that. Whole records are: of a text in several examples all or none,
-    else a model would be asked for the end of what it has learned the beginning of."""
+def hold_out(
+    loaded: Sequence[LoadedSource], held_out: int | float, seed: int
+) -> tuple[list[LoadedSource], list[LoadedSource]]:
+    """Split the sources into training and held-out parts. Whole records are held out: if a text was split into several
+    examples, training on its beginning and evaluating on its end would leak."""
     kept, taken = [], []
     records = [one.examples.records() for one in loaded]
     try:
         halves = split([int(places[-1]) + 1 for places in records], held_out, seed)
     except InputError as error:
-        raise InputError([replace(fault, what=fault.what + _left_out(loaded)) for fault in error.faults]) from None
+        raise InputError(
+            [replace(fault, what=fault.what + _explain_unusable(loaded)) for fault in error.faults]
+        ) from None
     for one, places, (train, evaluation) in zip(loaded, records, halves, strict=True):
         if not len(evaluation):
             kept.append(one)
@@ -313,19 +321,19 @@ def held_out_of(loaded: Sequence[Loaded], held_out: int | float, seed: int) -> t
     return kept, taken
 
 
-def _left_out(loaded: Sequence[Loaded]) -> str:
-    """Why there are fewer records than the files hold, for the end of a sentence."""
+def _explain_unusable(loaded: Sequence[LoadedSource]) -> str:
+    """Explain in parentheses why fewer records are usable than the files hold; "" if all are."""
     facts = [facts for one in loaded for _, facts in one.files]
     rows, used = sum(one.rows for one in facts), sum(one.used for one in facts)
     dropped = sum(len(one.dropped) for one in facts)
-    parts = [f"{rows - used:,} lie beyond max_samples"] if used < rows else []
+    parts = [f"{rows - used:,} are beyond max_samples"] if used < rows else []
     parts += [f"{dropped:,} have no label within max_length"] if dropped else []
     return f" (the files hold {rows:,}; {' and '.join(parts)})" if parts else ""
 
 
-def shared(one: Loaded, seed: int) -> Loaded:
-    """The source's part of its records, which are counted as they stand in the files: what cannot be learned in one run
-    may be a prompt in the next."""
+def with_share(one: LoadedSource, seed: int) -> LoadedSource:
+    """Select the records of the source's `share`. Records are counted as in the files, before unusable ones are
+    dropped, so that runs with other settings (SFT, then PPO) get disjoint shares of the same file."""
     if one.spec.share is None:
         return one
     of, take = one.spec.share
@@ -340,13 +348,16 @@ def shared(one: Loaded, seed: int) -> Loaded:
         files.append((file, replace(facts, part=words, dropped=dropped)))
     found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
     if not len(found.examples):
-        what = f"{one.name} has nothing to learn in {words}"
-        raise InputError(Fault("data.train.share", what, "take another part, or raise its size", code="SF-DATA-SHARES"))
+        what = f"{one.name} has no usable example in {words}"
+        raise InputError(Fault("data.train.share", what, "use another part, or make it larger", code="SF-DATA-SHARES"))
     return found
 
 
-def _with_part(one: Loaded, indices: np.ndarray, part: str, *, forget: bool = False) -> Loaded:
-    """forget: what was said of the records was said of the other part already."""
+def _with_part(one: LoadedSource, indices: np.ndarray, part: str, *, forget: bool = False) -> LoadedSource:
+    """Select examples of a source, and add `part` to its facts.
+
+    forget: drop notes and dropped records from the facts, because the facts of the other part list them.
+    """
     nothing = {"dropped": (), "unused": (), "notes": (), "placeholders": ()} if forget else {}
     files = tuple(
         (file, replace(facts, part="; ".join(filter(None, (facts.part, part))), **nothing)) for file, facts in one.files

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.formats import look, retag
+from surefoot.data.formats import retag, scan_format
 from surefoot.data.sources.resolve import files_of, first_row
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
@@ -49,7 +49,7 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
                 found, row = first_row(replace(spec, kind=kind))
                 rows, texts = retag([row], found.tags), config.method.plain_texts
                 if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
-                    look(kind, found.format, rows, found.name, texts=texts)
+                    scan_format(kind, found.format, rows, found.name, texts=texts)
     return commits
 
 

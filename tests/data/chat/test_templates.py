@@ -56,9 +56,9 @@ def test_texts_that_the_golden_files_have_not(encoder, name, turns, text, answer
     [
         ("alpaca", (USER, ANSWER, USER, ANSWER), "holds one prompt and one answer"),
         ("alpaca", (USER, ANSWER, USER), "holds one prompt and one answer"),
-        ("alpaca", (Turn("text", "x"),), "lays out turns, and a text record has none"),
-        ("llama3", (Turn("text", "x"),), "lays out turns, and a text record has none"),
-        ("tokenizer", (Turn("text", "x"),), "lays out turns, and a text record has none"),
+        ("alpaca", (Turn("text", "x"),), "needs turns, but a text record has none"),
+        ("llama3", (Turn("text", "x"),), "needs turns, but a text record has none"),
+        ("tokenizer", (Turn("text", "x"),), "needs turns, but a text record has none"),
     ],
 )
 def test_what_a_template_cannot_lay_out(encoder, name, turns, message):

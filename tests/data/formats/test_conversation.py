@@ -52,11 +52,11 @@ REFUSED = [
     (AB, [{"tool_call_id": "z"}], "turn 3 is the result of a call 'z', which turn 2 does not make"),
     ([(None, "a")], [{"tool_call_id": "z"}], "turn 3 is the result of a call 'z', which turn 2 does not make"),
     (AB, [{"tool_call_id": "x"}, {"tool_call_id": "x"}], "the call 'x' of turn 2 has two results"),
-    (AB, [{"tool_call_id": "x"}, {}], "turn 4 names no call, and another result of the same answer does"),
-    ([("x", "a"), ("x", "b")], [{}], "turn 2 has two calls with one id"),
-    (AB, [{"name": "b"}, {"name": "a"}], "turn 3 is a result of 'b', and the call in its place is to 'a'"),
-    (AB, [{"tool_call_id": 7}], "turn 3 has a number in 'tool_call_id', where text belongs"),
-    ([(7, "a")], [{}], "turn 2 call 1 has a number in 'id', where text belongs"),
+    (AB, [{"tool_call_id": "x"}, {}], "turn 4 names no call, but another result of the same answer does"),
+    ([("x", "a"), ("x", "b")], [{}], "turn 2 has two calls with the same id"),
+    (AB, [{"name": "b"}, {"name": "a"}], "turn 3 is a result of 'b', but the call at its position is to 'a'"),
+    (AB, [{"tool_call_id": 7}], "turn 3 has a number in 'tool_call_id', where text is required"),
+    ([(7, "a")], [{}], "turn 2 call 1 has a number in 'id', where text is required"),
 ]
 
 
@@ -69,7 +69,7 @@ def test_what_is_refused(calls, results, says):
 def test_twin_without_the_check_they_would_be_learned(monkeypatch):
     monkeypatch.setattr(turns, "check_results", lambda turns: None)
     for calls, results, says in REFUSED:
-        if "where text belongs" not in says:
+        if "where text is required" not in says:
             read(calls, results)
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from helpers.converted_records import convert, rows
 from helpers.faults import raises_fault
-from surefoot.data.formats import look
 from surefoot.data.formats import registry as preferences
+from surefoot.data.formats import scan_format
 
 DIALOGUE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
 def advice(record):
     with raises_fault("SF-DATA-FORMAT", "d.json:10") as caught:
-        look("answers", "auto", rows(record), "d.json")
+        scan_format("answers", "auto", rows(record), "d.json")
     return caught.value.faults[0].fix
 
 
@@ -35,7 +35,7 @@ def test_the_columns_that_are_advised_read_the_record(record):
     fix = advice(record)
     columns = dict(re.findall(r"(\w+): (\w+)", fix.partition("{")[2]))
     renamed = rows({field: record[own] for field, own in columns.items()})
-    layout = look("answers", "auto", renamed, "d.json").layout
+    layout = scan_format("answers", "auto", renamed, "d.json").layout
     assert convert(renamed, layout, "d.json")[0].turns[-1].text in ("c", "a")
 
 
@@ -53,8 +53,8 @@ def test_where_no_columns_could_read_it_none_are_advised(record):
 
 def check_marked_answers(*values):
     with raises_fault("SF-DATA-FORMAT", "d.json:20") as caught:
-        look("answers", "auto", rows(*values), "d.json")
-    assert "would learn its bad answers" in str(caught.value)
+        scan_format("answers", "auto", rows(*values), "d.json")
+    assert "would also learn its bad answers" in str(caught.value)
 
 
 MARKED = [
@@ -85,4 +85,4 @@ def test_twin_without_the_look_at_labels_they_would_be_learned(monkeypatch):
     ],
 )
 def test_labels_of_another_kind_and_good_answers_are_not_refused(value):
-    look("answers", "auto", rows(value), "d.json")
+    scan_format("answers", "auto", rows(value), "d.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.converted_records import convert, rows
-from surefoot.data.formats import look, retag
 from surefoot.data.formats import preference as ranking
+from surefoot.data.formats import retag, scan_format
 from surefoot.system.errors import InputError
 
 ASKED, BETTER, WORSE = "What is a fjord?", "An inlet of the sea.", "A bird."
@@ -125,10 +125,10 @@ def test_words_and_roles_of_a_description_reach_the_answers():
         ({"prompt": "q", "chosen": "a", "rejected": [BAD]}, "has text in 'chosen' and a list in 'rejected'"),
         ({"prompt": [USER], "chosen": [USER, GOOD], "rejected": [BAD]}, "row 1: "),
         ({"prompt": [USER, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "turn 3 is assistant, but user or tool"),
-        ({"chosen": [USER, GOOD], "rejected": [role("user", "other"), BAD]}, "differ in turn 1 already"),
+        ({"chosen": [USER, GOOD], "rejected": [role("user", "other"), BAD]}, "already differ in turn 1"),
         (
             {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"},
-            "no beginning in common",
+            "no common beginning",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_only_the_last_answer_is_judged():
 
 @pytest.mark.parametrize("label", ["yes", None, 2, 0.5])
 def test_a_verdict_is_true_or_false(label):
-    assert "where true or false belongs" in refusal("judged", {"prompt": "q", "completion": "a", "label": label})
+    assert "where true or false is required" in refusal("judged", {"prompt": "q", "completion": "a", "label": label})
 
 
 PROMPTS = {
@@ -179,7 +179,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_prompt_of_any_record(name):
-    assert look("prompts", "auto", rows(PROMPTS[name]), "d.json").layout == "prompts"
+    assert scan_format("prompts", "auto", rows(PROMPTS[name]), "d.json").layout == "prompts"
     (found,) = read("prompts", PROMPTS[name])
     assert [(one.role, one.text) for one in found.turns] == [("user", ASKED)]
 
@@ -197,7 +197,7 @@ def test_a_prompt_of_any_record(name):
 )
 def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
     with pytest.raises(InputError) as caught:
-        look(kind, "auto", rows(record), "d.json")
+        scan_format(kind, "auto", rows(record), "d.json")
     (fault,) = caught.value.faults
     assert says in fault.what
     assert fault.where == "d.json:10"
@@ -206,7 +206,7 @@ def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
 
 def test_the_reason_says_how_records_are_written():
     both = rows(ONE_TURN["hh, whole"], ONE_TURN["trl"])
-    seen = look("pairs", "auto", both, "d.json")
+    seen = scan_format("pairs", "auto", both, "d.json")
     layout, reason = seen.layout, seen.reason
     assert layout == "preference"
     assert "1 records: Human/Assistant dialogues in 'chosen' and 'rejected', read as turns" in reason

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.converted_records import convert, converted, rows
 from helpers.faults import raises_fault
-from surefoot.data.formats import Conversation, Turn, look, recognise
+from surefoot.data.formats import Conversation, Turn, recognise, scan_format
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
 from surefoot.data.formats.reader import reader_with
@@ -78,14 +78,14 @@ def test_rows_keep_their_place():
     ("value", "layout", "message"),
     [
         ({"instruction": "q", "ouput": "a"}, "alpaca", "has no 'output' (it has 'instruction', 'ouput', 'ouput' looks"),
-        ({"instruction": "q", "output": None}, "alpaca", "has null in 'output', where text belongs"),
-        ({"instruction": "q", "output": 3}, "alpaca", "has a number in 'output', where text belongs"),
-        ({"instruction": "q", "output": True}, "alpaca", "has true or false in 'output', where text belongs"),
-        ({"instruction": ["q"], "output": "a"}, "alpaca", "has a list in 'instruction', where text belongs"),
+        ({"instruction": "q", "output": None}, "alpaca", "has null in 'output', where text is required"),
+        ({"instruction": "q", "output": 3}, "alpaca", "has a number in 'output', where text is required"),
+        ({"instruction": "q", "output": True}, "alpaca", "has true or false in 'output', where text is required"),
+        ({"instruction": ["q"], "output": "a"}, "alpaca", "has a list in 'instruction', where text is required"),
         ({"instruction": "q", "output": ""}, "alpaca", "has an empty 'output'"),
         ({"instruction": "q", "output": " \n"}, "alpaca", "has an empty 'output'"),
         ({"instruction": "", "input": " ", "output": "a"}, "alpaca", "'instruction' and 'input' are both empty"),
-        ({"instruction": "q", "input": 5, "output": "a"}, "alpaca", "has a number in 'input', where text belongs"),
+        ({"instruction": "q", "input": 5, "output": "a"}, "alpaca", "has a number in 'input', where text is required"),
         ({"text": ""}, "text", "has an empty 'text'"),
         ({"messages": []}, "messages", "'messages' is an empty list, not a list of turns"),
         ({"messages": "u"}, "messages", "'messages' is text, not a list of turns"),
@@ -102,10 +102,10 @@ def test_rows_keep_their_place():
         (messages(("user", "u"), ("system", "v")), "messages", "turn 2 is system, but assistant was expected"),
         (messages(("user", "u"), ("tool", "v")), "messages", "turn 2 is tool, but assistant was expected"),
         (messages(("user", "u"), ("assistant", "a"), ("assistant", "b")), "messages", "turn 3 is assistant, but user"),
-        (parts({"type": "text"}), "messages", "turn 1 has a part 1 in 'content' that is no text (text)"),
-        (parts({"type": "image_url"}), "messages", "turn 1 has a part 1 in 'content' that is no text (image_url)"),
-        (parts("u"), "messages", "turn 1 has a part 1 in 'content' that is no text (text)"),
-        (marked({"train": 0}), "messages", "turn 2 has a number in 'train', where true or false belongs"),
+        (parts({"type": "text"}), "messages", "turn 1 has a part 1 in 'content' that is not text (text)"),
+        (parts({"type": "image_url"}), "messages", "turn 1 has a part 1 in 'content' that is not text (image_url)"),
+        (parts("u"), "messages", "turn 1 has a part 1 in 'content' that is not text (text)"),
+        (marked({"train": 0}), "messages", "turn 2 has a number in 'train', where true or false is required"),
         (marked({"weight": 0.5}), "messages", "turn 2 has a 'weight' that is neither 0 nor 1"),
         (marked({"weight": True}), "messages", "turn 2 has a 'weight' that is neither 0 nor 1"),
         (marked({"weight": 1, "train": False}), "messages", "turn 2 has 'train' and 'weight' that contradict"),
@@ -116,7 +116,7 @@ def test_rows_keep_their_place():
         (alpaca(history=[["a"]]), "alpaca", "pair 1 of 'history' is not [prompt, answer], two texts"),
         (alpaca(history=[["a", "b"], ["c", " "]]), "alpaca", "pair 2 of 'history' holds an empty text"),
         (alpaca(), "commonsense", "has no 'answer'"),
-        (alpaca(answer=None), "commonsense", "has null in 'answer', where text or a number belongs"),
+        (alpaca(answer=None), "commonsense", "has null in 'answer', where text or a number is required"),
         ({"prompt": "p", "completion": " "}, "prompt-completion", "has an empty 'completion'"),
         ({"prompt": "p"}, "prompt-completion", "has no 'completion'"),
     ],
@@ -214,7 +214,7 @@ def test_all_kinds_of_faults_are_counted_and_the_first_are_listed():
     found = faults_of({"text": "x"} if number % 2 else {f"field{number}": "x"} for number in range(40))
     assert len(found) == 9
     assert found[0].startswith("d.json:10: row 1: ")
-    assert found[-1] == "d.json: 12 more faulty rows were seen"
+    assert found[-1] == "d.json: 12 more rows have faults"
 
 
 TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "human", "value": "u"}]}
@@ -224,7 +224,7 @@ TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "h
     ("record", "layout", "reason"),
     [
         (alpaca(input=""), "alpaca", "'instruction', 'output'"),
-        (alpaca(history=[["a", "b"]]), "alpaca", "'instruction', 'output', and 'history' besides"),
+        (alpaca(history=[["a", "b"]]), "alpaca", "'instruction', 'output', and also 'history'"),
         (alpaca(answer="x"), "commonsense", "'instruction', 'output', 'answer'"),
         ({"messages": TURN["messages"], "text": "x"}, "messages", "'messages', whose turns have 'role'"),
         ({"conversations": TURN["messages"]}, "messages", "'conversations', whose turns have 'role'"),
@@ -243,8 +243,8 @@ def test_recognise_says_what_it_saw(record, layout, reason):
 def test_preferences_are_not_taken_for_answers():
     pair = {"prompt": "p", "chosen": "c", "rejected": "r"}
     with raises_fault("SF-DATA-FORMAT", "d.json:10"):
-        look("answers", "auto", rows(pair), "d.json")
-    look(
+        scan_format("answers", "auto", rows(pair), "d.json")
+    scan_format(
         "answers", "auto", rows({"prompt": "p", "completion": "c", "rejected": "r"}), "d.json"
     )  # what columns make of it
 
@@ -253,13 +253,13 @@ def test_unrecognised_columns_and_their_nearest_name():
     with pytest.raises(InputError) as caught:
         recognise(*rows({"instruction": "q", "outputs": "a"}), "d.json")
     message = str(caught.value)
-    assert message.startswith("d.json:10: row 1 has no layout that surefoot knows: it has 'instruction', 'outputs'")
+    assert message.startswith("d.json:10: row 1 has no known format: it has 'instruction', 'outputs'")
     assert "('outputs' looks like 'output')" in message
     assert "alpaca: 'instruction', 'output'" in message
 
 
 def test_unused_fields_are_told():
-    seen = look(
+    seen = scan_format(
         "answers", "alpaca", records := rows({"instruction": "q", "answer": "b"}, {"history": [], "id": 1}), "d"
     )
     for row in records * 2:

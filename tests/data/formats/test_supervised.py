@@ -129,7 +129,7 @@ def test_no_tools(tools):
         (sharegpt(("human", "q"), ("human", "r"), ("gpt", "a")), "turn 2 is user, but assistant was expected"),
         (sharegpt(("gpt", "a"), ("human", "q"), ("gpt", "b")), "turn 1 is assistant, but user was expected"),
         (sharegpt(("human", "q"), ("observation", "r"), ("gpt", "b")), "turn 2 is tool, but assistant was expected"),
-        (sharegpt(("human", ["q"]), ("gpt", "b")), "turn 1 has a list in 'value', where text belongs"),
+        (sharegpt(("human", ["q"]), ("gpt", "b")), "turn 1 has a list in 'value', where text is required"),
     ],
 )  # fmt: skip
 def test_faults_name_turn_and_field(record, message):

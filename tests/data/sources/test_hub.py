@@ -114,7 +114,7 @@ class TestReading:
         hub.add("datasets", "org/coded", {"coded.py": "raise SystemExit", "README.md": "text"})
         code, line = refused("org/coded")
         assert code == 2
-        assert "runs no code" in line
+        assert "does not run code" in line
         assert not [path for path in hub.asked if path.endswith("coded.py")]
 
     def test_an_entry_of_a_description_leads_to_the_hub(self, hub, client, tmp_path):
@@ -165,13 +165,13 @@ class TestStreaming:
 
     def test_what_cannot_be_streamed(self, hub, client):
         hub.add("datasets", "org/list", {"train.json": json.dumps(RECORDS[:3])})
-        assert "has to be read as a whole" in refused("org/list", streaming=True, max_samples=2)[1]
+        assert "cannot be streamed" in refused("org/list", streaming=True, max_samples=2)[1]
         assert "set max_samples" in refused(streaming=True)[1]
 
     def test_one_packed_file_among_others_cannot_be_streamed(self, hub, client):
         files = {"train-00000-of-00002.jsonl": LINES, "train-00001-of-00002.jsonl.GZ": gzip.compress(LINES.encode())}
         hub.add("datasets", "org/packed", files)
-        assert "00002.jsonl.GZ has to be read as a whole" in refused("org/packed", streaming=True, max_samples=2)[1]
+        assert "00002.jsonl.GZ cannot be streamed" in refused("org/packed", streaming=True, max_samples=2)[1]
         del files["train-00001-of-00002.jsonl.GZ"]
         hub.add("datasets", "org/plain", files | {"train-00001-of-00002.jsonl": LINES})
         assert read("org/plain", streaming=True, max_samples=2) == RECORDS[:2]
@@ -341,7 +341,7 @@ class TestChoice:
 
     def test_what_is_left_out_is_said(self):
         assert choose_files("org/x", ["train.parquet", "train.csv"], "", None, "train").reason == (
-            "seen from the file names; its .csv files are not read beside .parquet"
+            "seen from the file names; its .csv files are ignored, .parquet is preferred"
         )
 
     def test_several_folders_are_a_question(self):

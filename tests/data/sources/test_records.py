@@ -56,7 +56,7 @@ def test_open_file_hashes_what_it_read(tmp_path):
 
 def test_missing_folder_and_suffix(tmp_path):
     (tmp_path / "d.json").mkdir()
-    for name, what in (("no.json", "no such file"), ("d.json", "is a folder"), ("d.doc", "no kind of data file")):
+    for name, what in (("no.json", "no such file"), ("d.json", "is a folder"), ("d.doc", "not a known data format")):
         with pytest.raises(InputError, match=what) as caught:
             open_file(tmp_path / name)
         assert str(caught.value).startswith(str(tmp_path / name))
@@ -96,10 +96,10 @@ def test_list_cut_at_every_byte():
 @pytest.mark.parametrize(
     ("data", "name", "message"),
     [
-        ("", "d.jsonl", "d.jsonl: 0 records"),
-        ("\n \r\n\n", "d.jsonl", "d.jsonl: 0 records"),
-        ("  \n", "d.json", "d.json: 0 records"),
-        ("[]", "d.json", "d.json: 0 records"),
+        ("", "d.jsonl", "d.jsonl: contains no records"),
+        ("\n \r\n\n", "d.jsonl", "d.jsonl: contains no records"),
+        ("  \n", "d.json", "d.json: contains no records"),
+        ("[]", "d.json", "d.json: contains no records"),
         (LINES.replace("ä2", "ä2\ufffd").encode().replace(b"\xef\xbf\xbd", b"\xe9"), "d.jsonl", "d.jsonl:3: byte 0xe9"),
         (LINES.encode("latin-1", "replace"), "d.jsonl", "d.jsonl:1: byte 0xe4 at offset 33 is not UTF-8"),
         (LINES.encode("utf-16"), "d.jsonl", "d.jsonl:1: is UTF-16; save the file as UTF-8"),

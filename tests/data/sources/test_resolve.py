@@ -68,23 +68,23 @@ class TestNoFiles:
     @pytest.mark.parametrize("make", [fifo, sock])
     def test_data_that_is_no_file_is_refused_unread(self, tmp_path, make):
         make(tmp_path / "a.jsonl")
-        expected = f"{tmp_path}/a.jsonl: is no regular file; write what it gives into a file, and name that"
+        expected = f"{tmp_path}/a.jsonl: is not a regular file; save its content to a file and use that"
         assert fault_of(tmp_path / "a.jsonl") == expected
 
     def test_so_is_one_that_a_description_names(self, folder):
         path = folder({"dataset_info.json": {"it": {"file_name": "a.jsonl"}}})
         fifo(Path(path) / "a.jsonl")
-        assert f"{path}/a.jsonl: is no regular file" in fault_of(path, name="it")
+        assert f"{path}/a.jsonl: is not a regular file" in fault_of(path, name="it")
 
     def test_so_is_a_description(self, folder):
         path = folder({"a.json": ALPACA})
         fifo(Path(path) / "dataset_info.json")
-        assert f"{path}/dataset_info.json: is no regular file" in fault_of(path, name="it")
+        assert f"{path}/dataset_info.json: is not a regular file" in fault_of(path, name="it")
 
     def test_a_link_to_one_is_seen_through(self, tmp_path):
         fifo(tmp_path / "pipe")
         (tmp_path / "a.jsonl").symlink_to(tmp_path / "pipe")
-        assert "is no regular file" in fault_of(tmp_path / "a.jsonl")
+        assert "is not a regular file" in fault_of(tmp_path / "a.jsonl")
 
     def test_twin_without_the_look_it_is_opened(self, tmp_path, monkeypatch):
         class Opened(Exception):
@@ -95,7 +95,7 @@ class TestNoFiles:
 
         fifo(tmp_path / "a.jsonl")
         monkeypatch.setattr(files.durable, "sha256_file", would_wait)
-        assert "is no regular file" in fault_of(tmp_path / "a.jsonl")
+        assert "is not a regular file" in fault_of(tmp_path / "a.jsonl")
         monkeypatch.setattr(files, "require_file", lambda path, name: None)
         with pytest.raises(Opened):
             open_one(tmp_path / "a.jsonl")
@@ -155,7 +155,7 @@ class TestFolders:
         path = folder({"a.json": ALPACA, "a.csv": "text\nx\n"})
         source = open_one(path)
         assert source.name == f"{path}/a.json"
-        assert "its .csv files are not read beside .json" in source.notes[0]
+        assert "its .csv files are ignored, .json is preferred" in source.notes[0]
 
     def test_deeper_files_are_pointed_at(self, folder):
         path = folder({"train/a.json": ALPACA, "test/a.json": ALPACA})
@@ -165,12 +165,12 @@ class TestFolders:
         path = folder(
             {"a.json": ALPACA, "dataset_info.json": {"one": {"file_name": "a.json"}, "two": {"file_name": "b"}}}
         )
-        assert fault_of(path) == f"{path}: has a dataset_info.json with 2 data sets; set name to one of one, two"
+        assert fault_of(path) == f"{path}: has a dataset_info.json with 2 entries; set name to one of one, two"
 
     def test_a_description_of_the_datasets_library_is_none(self, folder):
         path = folder({"a.json": ALPACA, "dataset_info.json": {"builder_name": "json", "splits": {}}})
         assert len(open_sources(SourceSpec(path))) == 1
-        assert "no dataset_info.json that could hold 'x'" in fault_of(path, name="x")
+        assert "no dataset_info.json, so there is no entry 'x'" in fault_of(path, name="x")
 
 
 class TestLaziness:
@@ -215,13 +215,13 @@ class TestColumns:
     def test_a_missing_one_is_named_with_its_neighbours(self, folder):
         path = folder({"a.json": [{"question": "q", "answer": "a"}]})
         assert fault_of(f"{path}/a.json", columns={"instruction": "questoin"}) == (
-            f"{path}/a.json: no record has the column 'questoin', named for 'instruction'; did you mean 'question'?"
+            f"{path}/a.json: no record has the column 'questoin' (set for 'instruction'); did you mean 'question'?"
         )
 
     def test_one_that_is_named_like_the_field_is_missed_as_well(self, folder):
         path = folder({"a.json": [{"conversations": [], "chosen": "a"}]})
         assert fault_of(f"{path}/a.json", columns={"prompt": "prompt", "completion": "chosen"}) == (
-            f"{path}/a.json: no record has the column 'prompt', named for 'prompt'; it has 'conversations', 'chosen'"
+            f"{path}/a.json: no record has the column 'prompt' (set for 'prompt'); it has 'conversations', 'chosen'"
         )
 
     def test_they_are_part_of_the_identity(self, folder):
@@ -295,19 +295,19 @@ class TestDescriptions:
     def test_the_spec_goes_before_the_entry(self, entry):
         path = entry({"file_name": "a.json", "columns": {"prompt": "instruction", "response": "output"}})
         assert self.read(path, columns={"instruction": "input", "output": "output"})[0]["instruction"] == ""
-        assert "says alpaca, and format says sharegpt" in fault_of(path, name="it", format="sharegpt")
+        assert "has the format alpaca, but the config says sharegpt" in fault_of(path, name="it", format="sharegpt")
 
     @pytest.mark.parametrize(
         ("given", "says"),
         [
-            ({"num_samples": 10}, "num_samples is 10, and there are 9 records"),
+            ({"num_samples": 10}, "num_samples is 10, but there are only 9 records"),
             ({"ranking": True}, "is preference data (ranking)"),
             ({"columns": {"prompt": "instruction", "kto_tag": "label"}}, "is preference data (kto_tag)"),
             (
                 {"columns": {"prompt": "instruction", "videos": "videos"}},
-                "has videos, and surefoot reads texts and pictures",
+                "has videos, but surefoot only reads texts and pictures",
             ),
-            ({"columns": {"promt": "instruction"}}, "columns has 'promt', which means nothing here"),
+            ({"columns": {"promt": "instruction"}}, "columns has the unknown key 'promt'"),
             ({"colums": {}}, "unknown: colums; did you mean columns?"),
             ({"file_name": "../a.json"}, "leaves the folder"),
             ({"file_name": "/etc/passwd"}, "leaves the folder"),
@@ -337,7 +337,7 @@ class TestDescriptions:
             (path / "sub" / "a.json").symlink_to(path.parent / "out" / "a.json")
         else:
             (path / "sub").symlink_to(path.parent / "out")
-        assert "is, or holds, a link out of the folder of the description" in fault_of(path, name="it")
+        assert "is, or contains, a link out of the folder of the description" in fault_of(path, name="it")
 
     def test_twin_a_link_within_it_is_followed(self, folder):
         path = Path(folder({"a.json": ALPACA, "dataset_info.json": {"it": {"file_name": "b.json"}}}))

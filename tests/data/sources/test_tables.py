@@ -74,10 +74,10 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("", "d.csv: 0 records"),
-            ("text,id\n", "d.csv: 0 records"),
-            ("a,b\n1,2\n3\n", "d.csv:3: the row that starts here has 1 cells, and the header has 2"),
-            ("a,b\n1,2,3\n", "d.csv:2: the row that starts here has 3 cells, and the header has 2"),
+            ("", "d.csv: contains no records"),
+            ("text,id\n", "d.csv: contains no records"),
+            ("a,b\n1,2\n3\n", "d.csv:3: the row that starts here has 1 cells, but the header has 2"),
+            ("a,b\n1,2,3\n", "d.csv:2: the row that starts here has 3 cells, but the header has 2"),
             ("a,,c\n1,2,3\n", "d.csv:1: column 2 of the header has no name"),
             ("a,b,a\n1,2,3\n", "d.csv:1: the header has the column 'a' twice"),
             ('a,b\n1,2\n"3,4\n5,6\n', "d.csv:3: malformed CSV: a quote is opened in the row that starts here"),
@@ -106,7 +106,7 @@ class TestCsv:
     def test_a_cell_that_is_no_json_is_named(self):
         assert fault_of('id,messages\n1,"[{""role"": ]"\n').startswith("d.csv:2 column 'messages'")
         assert fault_of("messages\n\"[{'role': 'user'}]\"\n") == (
-            "d.csv:2 column 'messages': the cell is not JSON; it looks like a Python literal; write it with json.dumps"
+            "d.csv:2 column 'messages': the cell is not JSON but looks like a Python literal; write it with json.dumps"
         )
 
     @settings(max_examples=200, deadline=None)
@@ -170,7 +170,7 @@ class TestParquet:
             {"messages": TURNS, "tools": None}
         ]
 
-    @pytest.mark.parametrize(("value", "says"), [(b"png", "holds bytes"), (float("inf"), "holds inf")])
+    @pytest.mark.parametrize(("value", "says"), [(b"png", "contains bytes"), (float("inf"), "contains inf")])
     def test_what_json_cannot_hold_is_named_with_its_row(self, value, says):
         assert fault_of(self.file([{"x": None}, {"x": value}]), "d.parquet").startswith(
             f"d.parquet:2: column 'x': {says}"
@@ -178,8 +178,8 @@ class TestParquet:
 
     def test_files_that_are_not_whole(self):
         data = self.file([{"text": "x" * 1000}] * 50, compression="none")
-        assert "is not a whole Parquet file" in fault_of(data[:-20], "d.parquet")
-        assert "is not a whole Parquet file" in fault_of(b"text\nx\n", "d.parquet")
+        assert "is not a complete Parquet file" in fault_of(data[:-20], "d.parquet")
+        assert "is not a complete Parquet file" in fault_of(b"text\nx\n", "d.parquet")
         damaged = data[:100] + bytes(200) + data[300:]
         with suppress(InputError):  # no checksums by default: what is damaged may still be readable
             parse(damaged, "d.parquet")
@@ -213,7 +213,7 @@ class TestTextAndGzip:
     def test_a_text_file_is_one_record(self):
         text = "one\n\ntwo\n"
         assert [(row.line, row.value) for row in parse(text, "d.txt")] == [(1, {"text": text})]
-        assert fault_of(" \n", "d.txt").startswith("d.txt: 0 records")
+        assert fault_of(" \n", "d.txt").startswith("d.txt: contains no records")
 
     @pytest.mark.parametrize(
         ("name", "text"),
@@ -228,7 +228,7 @@ class TestTextAndGzip:
 
     @pytest.mark.parametrize("cut", [1, 5, 12, 20, -1])
     def test_a_packed_file_that_is_cut_off(self, cut):
-        assert "is not, or not wholly, gzip" in fault_of(gzip.compress(b'{"a": 1}\n')[:cut], "d.jsonl.gz")
+        assert "is not a complete gzip file" in fault_of(gzip.compress(b'{"a": 1}\n')[:cut], "d.jsonl.gz")
 
     @pytest.mark.parametrize("name", ["d.parquet.gz", "d.jsonl.zst", "d.doc", "d.gz", "d"])
     def test_other_suffixes(self, tmp_path, name):

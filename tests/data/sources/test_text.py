@@ -211,7 +211,7 @@ def test_conversations_come_back_from_the_disk_as_they_were():
         Turn("tool", "r", call="id", tool="f"),
     )
     whole = [[Conversation(turns, 3, 30, (tool,), True), Conversation((Turn("text", "t"),))], [Conversation(turns[:1])]]
-    with reading.kept(iter(whole)) as found:
+    with reading.spooled(iter(whole)) as found:
         listed = [one for batch in whole for one in batch]
         for _ in range(2):
             assert [one for batch in found.again() for one in batch] == listed

@@ -18,7 +18,7 @@ from surefoot.data.tokenize import segments as segments_module
 from surefoot.data.tokenize import truncate as cut_module
 from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
-from surefoot.data.tokenize.truncate import Kept
+from surefoot.data.tokenize.truncate import Truncation
 from surefoot.system.errors import InputError
 
 PLENTY = 100_000  # tokens: nothing is cut
@@ -423,7 +423,9 @@ def test_twin_that_leaves_the_stop_token_unlearned(llama3, monkeypatch):
 
 
 def test_twin_that_cuts_the_end_first(llama3, monkeypatch):
-    monkeypatch.setattr(encode_module, "keep", lambda *arguments: Kept(np.arange(arguments[-1]), False, False))
+    monkeypatch.setattr(
+        encode_module, "choose_tokens", lambda *arguments: Truncation(np.arange(arguments[-1]), False, False)
+    )
     with pytest.raises(AssertionError):
         test_what_is_cut_first(llama3, 3, "responses", "STUVWXYZQK|3456789|ABCDEFGHIJ|9876543210|JIHGFEDCBA|")
 

@@ -1,6 +1,6 @@
-"""What one forward pass sees: tensors, and how much they weigh.
+"""Batches: the tensors of one forward pass, and their loss weight.
 
-A stage may have a batch of its own kind; the step asks of each no more than `Weighted` says.
+Each stage has its own type of batch; the training step uses only the protocol `Weighted`.
 
 Shapes: B examples, T tokens of the longest one. Targets are already shifted: `targets[b, t]` is the token that
 position t must predict, or IGNORE. Padding is masked by position, never by token id, so PAD may equal EOS.
@@ -19,27 +19,32 @@ from torch.nn.utils.rnn import pad_sequence
 from surefoot.data.formats.conversation import Picture
 
 IGNORE = -100
-Pixels = tuple[tuple[str, torch.Tensor], ...]  # of an example's pictures, by argument of the model's forward
-RecordName = int | str  # a record's number in its file or, where there are several files, "data/a.json:120"
+Pixels = tuple[tuple[str, torch.Tensor], ...]  # (argument of the model's forward, tensor) of an example's pictures
+RecordName = int | str  # a record's number in its file or, if there are several files, "data/a.json:120"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised example. ids[T] and supervised[T]: True where the token itself is to be learned."""
+    """One tokenised example.
+
+    ids: [T] int64.
+    supervised: [T] bool, True where the token itself is learned.
+    number: the record's name in logs and errors.
+    """
 
     ids: np.ndarray
     supervised: np.ndarray
-    number: RecordName  # named in logs and errors
+    number: RecordName
     pictures: tuple[Picture, ...] = ()
 
 
 class Weighted(Protocol):
-    """What the step needs of a batch of any kind.
+    """The interface of all batches, as used by the training step.
 
     rows: the sequences that go through the decoder.
-    weight: its share of the step's denominator (supervised tokens, pairs, answers, response tokens).
-    tokens: real input tokens.
-    examples: of which records.
+    weight: contribution to the step's denominator (supervised tokens, pairs, answers, response tokens).
+    tokens: input tokens without padding.
+    examples: names of the records.
     """
 
     @property
@@ -52,8 +57,8 @@ class Weighted(Protocol):
     def examples(self) -> tuple[RecordName, ...]: ...
     def to(self, device: torch.device) -> Self: ...
     def blank(self) -> Self:
-        """The same tensors without weight, tokens or names: what a rank computes that has nothing of its own to do,
-        because others wait for it inside the forward pass. The step multiplies its loss by 0."""
+        """Return the same tensors with weight 0 and no tokens or names. A rank without a batch of its own runs it,
+        because the other ranks wait for it in the collectives of the forward pass. Its loss is multiplied by 0."""
         ...
 
 
@@ -62,14 +67,13 @@ class Batch:
     """Examples as rows of tensors, and the weight of their loss.
 
     input_ids, targets: [B, T] int64.
-    attention_mask: [B, T] int64, or None where causality alone hides the padding (right padding: no real token can see
-        what comes after it).
+    attention_mask: [B, T] int64, or None if the padding is on the right, where causal attention hides it.
     weight: supervised tokens, the denominator of the loss.
-    lengths: real input tokens of each example.
-    documents: of one packed row, [1, T], the tokens of each example in it, end to end and without padding
-        (`pack`); none of them sees another. Empty where every example is a row of its own.
-    pixels: of each example what the model's forward takes of its pictures; empty where none has any.
-    seen: [B, T] int32, 1 where a feature of a picture stands; None where there are no pixels.
+    lengths: input tokens of each example, without padding.
+    documents: for a packed row, [1, T]: the number of tokens of each example in it. The examples are concatenated
+        without padding (`pack`) and do not attend to each other. Empty if every example has its own row.
+    pixels: per example, the tensors of its pictures for the model's forward; empty if no example has pictures.
+    seen: [B, T] int32, 1 at the positions of picture features; None if there are no pixels.
     """
 
     input_ids: torch.Tensor
@@ -88,12 +92,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real input tokens of all examples."""
+        """Input tokens of all examples, without padding."""
         return sum(self.lengths)
 
     @property
     def sequences(self) -> int:
-        """Documents of a packed row, rows elsewhere; a blank batch has them, too."""
+        """Number of documents of a packed row, else of rows; also in a blank batch."""
         return len(self.documents) or len(self.input_ids)
 
     def to(self, device: torch.device) -> Batch:
@@ -104,8 +108,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class OfRows:
-    """What all batches share whose sequences are a `Batch` beside numbers of their own."""
+class RowsBatch:
+    """Base class of batches that consist of a `Batch` and additional tensors."""
 
     rows: Batch
 
@@ -125,35 +129,35 @@ class OfRows:
 
 
 def numbers_on(device: torch.device, numbers: Sequence[float], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Python numbers as a tensor [N] on a device. `torch.tensor(numbers, device=device)` would have the host wait there
-    until a GPU has computed all that it was given before."""
+    """Copy Python numbers to a device without blocking: [N]. `torch.tensor(numbers, device=device)` would make the host
+    wait until the GPU has finished all earlier work."""
     return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
-def _moved_fields(batch: Batch | OfRows, device: torch.device) -> dict[str, Any]:
+def _moved_fields(batch: Batch | RowsBatch, device: torch.device) -> dict[str, Any]:
     return {one.name: _moved(getattr(batch, one.name), device) for one in fields(batch)}
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if isinstance(value, Batch | OfRows):
+    if isinstance(value, Batch | RowsBatch):
         return value.to(device)
     return tuple(_moved(one, device) for one in value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
-class PairBatch(OfRows):
-    """P pairs of a better and a worse answer to one prompt.
+class PairBatch(RowsBatch):
+    """P pairs of a better and a worse answer to the same prompt.
 
-    rows: 2P rows padded on the right, or documents of one packed row, the P better answers first, then the P worse ones
-        in the same order; its targets are the answers' tokens.
-    common: for each pair, how many tokens both rows begin with (prompt and what the answers share); both rows may be
-        the same in all.
-    weight: pairs.
-    answer_share: pairs of the whole step / tokens of its better answers, by which a sum over the latter's tokens
-        becomes a mean over them where it stands beside a sum over pairs.
-    reference: log-probabilities of the 2P answers under the reference policy, [2P] fp32, where they are known already.
+    rows: 2P rows padded on the right, or 2P documents of one packed row: first the P better answers, then the P worse
+        ones in the same order. Targets are the answers' tokens.
+    common: number of leading tokens that the two rows of each pair share (the prompt and the common start of the
+        answers).
+    weight: number of pairs.
+    answer_share: pairs of the whole step / tokens of its better answers; a sum over these tokens times it becomes a
+        mean over tokens when it is added to a sum over pairs.
+    reference: [2P] fp32, log-probabilities of the answers under the reference policy, if already known.
     """
 
     common: tuple[int, ...]
@@ -163,23 +167,23 @@ class PairBatch(OfRows):
 
     @property
     def examples(self) -> tuple[RecordName, ...]:
-        """Each pair once."""
+        """Name of each pair."""
         return self.rows.examples[: len(self.common)]
 
 
 @dataclass(frozen=True)
-class JudgedBatch(OfRows):
+class JudgedBatch(RowsBatch):
     """B answers, each judged good or bad (KTO).
 
     rows: B rows padded on the right, or documents of one packed row; targets are the answers' tokens.
     good: [B] bool.
-    others: the same prompts, laid out the same way, each with the answer of another example of the step, from which the
-        KL term is estimated; None where the loss needs none.
-    kl: that estimate for the whole step, at least 0; None until it was made.
-    reference: as in PairBatch, [B].
-    weight: answers.
-    good_share, bad_share: answers of the whole step / the good, the bad ones of it, by which a sum over those becomes a
-        mean over them; 0 where the step has none.
+    others: the same prompts in the same layout, each with the answer of another example of the step, for the estimate
+        of the KL term; None if the loss needs none.
+    kl: KL estimate of the whole step, at least 0; None until it is computed.
+    reference: [B], as in PairBatch.
+    weight: number of answers.
+    good_share, bad_share: answers of the whole step / its good (bad) answers; a sum over these times it becomes a mean
+        over them. 0 if the step has none.
     """
 
     good: torch.Tensor
@@ -192,12 +196,12 @@ class JudgedBatch(OfRows):
 
 
 @dataclass(frozen=True)
-class PromptBatch(OfRows):
-    """What a policy is to answer.
+class PromptBatch(RowsBatch):
+    """B prompts for a policy to answer.
 
-    rows: B prompts padded on the right, without targets.
-    prompts: the ids of each.
-    weight: prompts.
+    rows: the prompts, padded on the right, without targets.
+    prompts: token ids of each.
+    weight: number of prompts.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -205,7 +209,7 @@ class PromptBatch(OfRows):
 
 
 def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:
-    """Pad to the longest example. Left padding needs, and gets, an attention mask."""
+    """Pad examples to the longest one. Left padding adds an attention mask."""
     longest = max(len(example.ids) for example in examples)
     input_ids = np.full((len(examples), longest), pad_id, dtype=np.int64)
     targets = np.full((len(examples), longest), IGNORE, dtype=np.int64)
@@ -227,7 +231,7 @@ def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "rig
 
 
 def pack(examples: Sequence[Example]) -> Batch:
-    """One row of all examples in their order."""
+    """Concatenate all examples into one packed row."""
     ids = np.concatenate([example.ids for example in examples]).astype(np.int64)
     targets = np.concatenate([next_tokens(example) for example in examples]).astype(np.int64)
     lengths = tuple(len(example.ids) for example in examples)
@@ -243,13 +247,13 @@ def pack(examples: Sequence[Example]) -> Batch:
 
 
 def next_tokens(example: Example) -> np.ndarray:
-    """[T]: what each position must predict, or IGNORE. The last position predicts nothing, and the first token has no
-    predecessor to predict it, so its supervision flag cannot count."""
+    """Return the target of each position, or IGNORE: [T]. The last position has no target, and the supervision flag of
+    the first token is ignored, because no position predicts it."""
     return np.append(np.where(example.supervised[1:], example.ids[1:], IGNORE), IGNORE)
 
 
 def unpacked(batch: Batch, pad_id: int) -> Batch:
-    """The same examples, each in a padded row of its own; a batch that is not packed as it is."""
+    """Convert a packed row into padded rows, one per example. Other batches are returned unchanged."""
     if not batch.documents:
         return batch
     rows = zip(batch.input_ids[0].split(batch.documents), batch.targets[0].split(batch.documents), strict=True)
@@ -262,27 +266,27 @@ def unpacked(batch: Batch, pad_id: int) -> Batch:
 
 
 def in_rows(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """What a batch's tokens have, [B, T], with every example in a row of its own: of a packed row [D, L], D documents
-    of at most L tokens, and 0 behind a document's end. Padded rows stay as they are."""
+    """Rearrange per-token values, [B, T], so that every example has its own row: a packed row becomes [D, L], D
+    documents of at most L tokens, padded with 0. Padded rows are returned unchanged."""
     if not batch.documents:
         return values
     return pad_sequence(list(values[0].split(batch.documents)), batch_first=True)
 
 
 def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
-    """Of a packed row these documents, in this order, as a packed row of their own."""
+    """Select documents of a packed row, in this order, as a new packed row."""
     ids, targets = (
         torch.cat([row[0].split(batch.documents)[place] for place in places])[None]
         for row in (batch.input_ids, batch.targets)
     )
     documents = tuple(batch.documents[place] for place in places)
     part = replace(batch, input_ids=ids, targets=targets, documents=documents)
-    if not batch.lengths:  # a blank one
+    if not batch.lengths:  # a blank batch
         return part
     examples = tuple(batch.examples[place] for place in places)
     return replace(part, weight=int((targets != IGNORE).sum()), lengths=documents, examples=examples)
 
 
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
-    """[1, T]: places from 0 in each document."""
+    """Return position ids that restart at 0 in each document: [1, T]."""
     return torch.cat([torch.arange(length, device=device) for length in documents])[None]

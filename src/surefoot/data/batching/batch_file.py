@@ -1,9 +1,9 @@
-"""Batches as tensors and plain values, to be written down and made again bit for bit.
+"""Save batches as tensors and JSON values, and restore them bit for bit.
 
     tensors, layout = batches_to_file(batches)      # tensors for safetensors, layout for JSON
     batches = batches_from_file(tensors, layout)
 
-Only the kinds of batch that surefoot has are written and read: reading a file runs no code that the file names.
+Only surefoot's own batch classes are written and read, so reading a file cannot run code that the file names.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _KINDS = {kind.__name__: kind for kind in (Batch, PairBatch, JudgedBatch, Prompt
 
 
 def batches_to_file(batches: Sequence[Weighted]) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """Raises TypeError for a batch of another kind."""
+    """Convert batches to tensors and a JSON layout. Raises TypeError for another type of batch."""
     tensors: dict[str, torch.Tensor] = {}
     return tensors, [_plain(batch, f"{number}", tensors) for number, batch in enumerate(batches)]
 
 
 def batches_from_file(tensors: Mapping[str, torch.Tensor], layout: Sequence[Any]) -> list[Weighted]:
-    """Raises KeyError, TypeError or ValueError for what `batches_to_file` has not made."""
+    """Restore the batches. Raises KeyError, TypeError or ValueError if `batches_to_file` did not write the input."""
     return [_made(one, tensors) for one in layout]
 
 
 def _plain(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()  # no two of a file may share memory
+        tensors[name] = value.detach().cpu().contiguous().clone()  # safetensors forbids shared memory
         return {"tensor": name}
     if is_dataclass(value) and type(value).__name__ in _KINDS:
-        held = {one.name: _plain(getattr(value, one.name), f"{name}.{one.name}", tensors) for one in fields(value)}
-        return {"kind": type(value).__name__, "fields": held}
+        parts = {one.name: _plain(getattr(value, one.name), f"{name}.{one.name}", tensors) for one in fields(value)}
+        return {"kind": type(value).__name__, "fields": parts}
     if isinstance(value, tuple):
         return [_plain(one, f"{name}.{number}", tensors) for number, one in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}  # JSON has no such number
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a batch that holds {type(value).__name__} cannot be written down")
+    raise TypeError(f"a batch with a {type(value).__name__} cannot be saved")
 
 
 def _made(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

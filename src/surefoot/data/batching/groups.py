@@ -1,11 +1,11 @@
-"""Groups of answers to learn from without a critic: which belong to a step, and batches of them.
+"""Groups of answers to the same prompt (GRPO): episodes, batches of them, and their form in checkpoints.
 
 A rollout answers each of its prompts `group` times. A step learns from whole groups, so batch.size, which counts
-answers, is a multiple of the group. Which prompts a rollout and a step have is what `Cycles` says of prompts.
+answers, is a multiple of the group size. `Cycles` decides which prompts a rollout and a step have.
 
-An episode is one answer with its advantage. Checkpoints inside a cycle hold the episodes as a few flat tensors.
+An episode is one answer with its advantage. Checkpoints inside a cycle store the episodes as a few flat tensors.
 
-Shapes: N response tokens of a batch, B answers of it, n tokens of one answer, M tokens that could be drawn in all.
+Shapes: N response tokens of a batch, B answers of a batch, n tokens of one answer, M candidate tokens in total.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.data.batching.batch import OfRows, RecordName
+from surefoot.data.batching.batch import RecordName, RowsBatch
 from surefoot.data.batching.rollouts import answered_rows
 
 
 @dataclass(frozen=True)
 class GroupEpisode:
-    """A prompt with one of its answers, and the answer's numbers.
+    """A prompt with one of its answers and the answer's values.
 
-    place: of its prompt in the rollout.
-    member: in its group.
-    prompt, response: token ids; the response ends with its stop token, where it has one.
-    number: the prompt's record.
-    advantage: of all its tokens.
-    counted: whether it is learned from; one that is not counts in the denominator of a mean over answers alone.
-    logprobs: [n] fp32 on the CPU, under the policy that is about to learn.
-    reference: the same under the reference; None where there is none.
-    weights: [n] fp32, what each token's loss is multiplied by; None: by 1.
-    kept: of each token those that could be drawn in its place, among which all probabilities are; None: all.
+    place: index of its prompt in the rollout.
+    member: index of the answer in its group.
+    prompt, response: token ids; the response ends with its stop token if it has one.
+    number: name of the prompt's record.
+    advantage: the same for all tokens of the answer.
+    counted: whether it is learned from; if not, it counts only in the denominator of a mean over answers.
+    logprobs: [n] fp32 on the CPU, log-probabilities under the policy before the update.
+    reference: [n] fp32, log-probabilities under the reference model; None without one.
+    weights: [n] fp32, factor of each token's loss; None: 1.
+    kept: for each position, the candidate tokens that sampling (top-k, top-p) allowed, over which probabilities are
+        normalised; None: the whole vocabulary.
     """
 
     place: int
@@ -49,16 +50,16 @@ class GroupEpisode:
 
 
 @dataclass(frozen=True)
-class GroupBatch(OfRows):
-    """Answers that a forward pass learns from.
+class GroupBatch(RowsBatch):
+    """B answers of one forward pass.
 
     rows: prompts with their answers, padded on the right; targets are the answers' tokens.
-    old_logprobs, advantages: [N] fp32, in the order of the supervised places of `rows`.
+    old_logprobs, advantages: [N] fp32, in the order of the supervised positions of `rows`.
     counted: [B] fp32, 1 for an answer that is learned from, else 0.
-    weight: answers, or tokens of those that are learned from, as the loss is a mean over.
-    reference: [N] fp32; None where there is none.
-    weights: [N] fp32, of each token's loss; None: 1.
-    kept: [2, M], token of the batch and what could be drawn in its place (`kept_index`); None: everything.
+    weight: denominator of the loss: number of answers, or tokens of those that are learned from.
+    reference: [N] fp32, log-probabilities under the reference model; None without one.
+    weights: [N] fp32, factor of each token's loss; None: 1.
+    kept: [2, M], (token index, candidate token) pairs as in `kept_index`; None: the whole vocabulary.
     """
 
     old_logprobs: torch.Tensor
@@ -71,7 +72,7 @@ class GroupBatch(OfRows):
 
 
 def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, of_tokens: bool) -> list[GroupBatch]:
-    """Batches of at most `micro` answers each, longest first; answers of one length keep their order.
+    """Build batches of at most `micro` answers, longest first; answers of equal length keep their order.
 
     of_tokens: the loss is a mean over tokens, not over answers.
     """
@@ -94,10 +95,10 @@ def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> Gr
 
 
 def kept_index(kept: Sequence[tuple[tuple[int, ...], ...] | None]) -> torch.Tensor | None:
-    """[2, M]: which token of the answers, one after the other, and what could be drawn in its place. None where
-    everything could.
+    """Flatten the candidate tokens of all answers: [2, M], index of the response token in the batch, and a candidate at
+    its position. None if the whole vocabulary was allowed.
 
-    kept: of each answer.
+    kept: the candidates of each answer, as in `GroupEpisode`.
     """
     every = [place for one in kept for place in one or ()]
     if not every:
@@ -112,7 +113,7 @@ def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tensor]:
-    """By name; nothing for no episodes. What the records are called stays with the caller: names are no tensors."""
+    """Convert episodes to named flat tensors; {} for no episodes. The caller stores the names of the records."""
     if not episodes:
         return {}
     optional = {
@@ -137,9 +138,9 @@ def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tenso
 
 
 def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[RecordName]) -> tuple[GroupEpisode, ...]:
-    """Episodes as `groups_to_tensors` has written them.
+    """Rebuild the episodes from the tensors of `groups_to_tensors`.
 
-    numbers: of each episode's record, in order.
+    numbers: name of each episode's record, in order.
     """
     if not numbers:
         return ()

@@ -1,7 +1,7 @@
-"""The examples of one optimizer step, arranged into micro-batches with little padding, and made ready ahead of time.
+"""Build the micro-batches of an optimizer step, with little padding, and prefetch those of the next steps.
 
-Sorting by length happens within a step only: which examples a step holds was decided before, and how they are grouped
-changes nothing but speed. The longest come first, so a step that does not fit fails at its first micro-batch.
+Examples are sorted by length only within a step: the data order decides which examples a step has, and their grouping
+affects only speed. The longest come first, so a step that does not fit into memory fails at its first micro-batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def micro_batches(
     pad_id: int,
     side: Literal["left", "right"] = "right",
 ) -> list[Batch]:
-    """Batches of at most `micro` examples each, longest first; examples of one length keep their order."""
+    """Build padded batches of at most `micro` examples, longest first; examples of equal length keep their order."""
     return [
         collate([dataset[index] for index in chunk], pad_id, side)
         for chunk in _by_length(indices, dataset.length, micro)
@@ -47,12 +47,12 @@ def micro_batches(
 
 
 def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
-    """The sequences of one micro-batch: a packed row, or padded rows."""
+    """Build one micro-batch: a packed row or padded rows, depending on the layout."""
     return pack(examples) if layout.packed else collate(examples, layout.pad_id)
 
 
 def seen_batch(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> Batch:
-    """These examples as one micro-batch, with the pixels of their pictures."""
+    """Build one micro-batch of these examples, with the pixels of their pictures."""
     return _with_pixels(dataset, [dataset[index] for index in indices], layout)
 
 
@@ -66,22 +66,23 @@ def _with_pixels(dataset: TokenisedDataset, examples: Sequence[Example], layout:
 
 
 def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
-    """The examples of one step in the micro-batches of a layout."""
+    """Build the micro-batches of one step."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
     return [seen_batch(dataset, [own[place] for place in group], layout) for group in groups]
 
 
 def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
-    """The examples of a whole data set, the longest first: padding is small, and memory runs out at once or never."""
+    """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
+    never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
         yield seen_batch(dataset, group, layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
-    """The same batches.
+    """Pass the batches through, and report progress.
 
-    on_batch: called before each with the number of examples that went before it.
+    on_batch: called before each batch with the number of examples in the batches before it.
     """
     done = 0
     for batch in batches:
@@ -91,8 +92,8 @@ def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) 
 
 
 def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
-    """Of the micro-batches of all ranks those of one, dealt in turn; with a blank one at the end where they do not come
-    out even, because the others would wait for it."""
+    """Select one rank's micro-batches, dealt round-robin. If their number is not a multiple of `world`, ranks without a
+    last one get a blank batch, so that all ranks run the same number of forward passes."""
     last, number = None, -1
     for number, batch in enumerate(batches):
         if number % world == rank:
@@ -103,9 +104,9 @@ def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[Any
 
 
 def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:
-    """Pairs in the micro-batches of a layout.
+    """Build the micro-batches of one step of pairs.
 
-    pairs: all of one step; pair i has the examples 2i (better) and 2i + 1 (worse).
+    pairs: indices of all pairs of the step; pair i has the examples 2i (better) and 2i + 1 (worse).
     """
     own = [int(pair) for pair in pairs]
     groups = layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())
@@ -116,8 +117,8 @@ def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout
 
 
 def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
-    """The pairs of a whole data set as one step, the longest first: padding is small, and memory runs out at once or
-    never."""
+    """Iterate over all pairs of a data set as one step, longest first: little padding, and out of memory happens at
+    once or never."""
     count = len(dataset) // 2
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     for group in layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist()):
@@ -131,7 +132,7 @@ def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout)
 
 
 def _better_tokens(batch: PairBatch) -> int:
-    """Targets of the better answers, which come first."""
+    """Count the targets of the better answers, which come first in the batch."""
     targets, documents = batch.rows.targets, batch.rows.documents
     first = targets[0, : sum(documents[: batch.weight])] if documents else targets[: batch.weight]
     return int((first != IGNORE).sum())
@@ -140,12 +141,11 @@ def _better_tokens(batch: PairBatch) -> int:
 def judged_batches(
     dataset: TokenisedDataset, indices: Iterable[int], layout: Layout, *, others: bool
 ) -> list[JudgedBatch]:
-    """Judged answers in the micro-batches of a layout.
+    """Build the micro-batches of one step of judged answers (KTO).
 
-    indices: all of one step, in its order.
-    others: give each prompt the answer of the next example of the step as well, the first one's to the last; no such
-        row is longer than the longest example of the data, and a step of one example, which has no other, has no such
-        rows.
+    indices: all examples of the step, in order.
+    others: also pair each prompt with the answer of the next example of the step (the last with the first one's), for
+        the KL estimate. These rows are truncated to the longest example of the data; a step of one example has none.
     """
     step = [int(index) for index in indices]
     good, most = dataset.good(), int(dataset.lengths.max())
@@ -170,7 +170,7 @@ def judged_batches(
 
 
 def prompt_batches(dataset: TokenisedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
-    """Batches of at most `micro` prompts each, longest first."""
+    """Build batches of at most `micro` prompts, longest first."""
     found = []
     for chunk in _by_length(indices, dataset.length, micro):
         examples = [dataset[index] for index in chunk]
@@ -185,14 +185,14 @@ def _by_length(indices: Iterable[int], length: Callable[[int], int], micro: int)
 
 
 def common_beginning(better: Example, worse: Example) -> int:
-    """Tokens that both begin with."""
+    """Return the number of leading tokens that both have in common."""
     shorter = min(len(better.ids), len(worse.ids))
     different = np.flatnonzero(better.ids[:shorter] != worse.ids[:shorter])
     return int(different[0]) if len(different) else shorter
 
 
 def _with_answer(prompt: Example, other: Example, most: int) -> Example:
-    """The prompt of one example with the answer of another, at most `most` tokens."""
+    """Join the prompt of one example and the answer of another, truncated to `most` tokens."""
     begin, answer = int(np.argmax(prompt.supervised)), int(np.argmax(other.supervised))
     ids = np.concatenate([prompt.ids[:begin], other.ids[answer:]])[:most]
     supervised = np.concatenate([prompt.supervised[:begin], other.supervised[answer:]])[:most]
@@ -200,11 +200,11 @@ def _with_answer(prompt: Example, other: Example, most: int) -> Example:
 
 
 class Prefetcher:
-    """Step -> its batches, of which those of the coming steps are prepared in threads.
+    """Callable step -> batches that prepares the next steps in threads.
 
-    What a step holds is a function of its number, so it is the same whoever prepares it and whenever; a step that
-    nobody has prepared is prepared when it is asked for. At most `workers` steps wait. A failure is raised by the step
-    it belongs to.
+    The batches of a step are a function of its number, so prefetching cannot change them; a step that was not
+    prefetched is built when it is requested. At most `workers` steps are kept ready. An exception is raised when its
+    own step is requested.
     """
 
     def __init__(self, batches: Callable[[int], Sequence[Any]], pool: ThreadPoolExecutor, workers: int, last: int):
@@ -214,7 +214,7 @@ class Prefetcher:
     def __call__(self, step: int) -> Sequence[Any]:
         ahead = range(step + 1, min(step + self._workers, self._last) + 1)
         own = self._ready.pop(step, None)
-        # After a rollback the steps that were prepared are not the ones that come.
+        # After a rollback, the prefetched steps are not the next ones.
         for other in [number for number in self._ready if number not in ahead]:
             self._ready.pop(other).cancel()
         for number in ahead:
@@ -227,12 +227,11 @@ class Prefetcher:
 def prefetched(
     batches: Callable[[int], Sequence[Any]], workers: int, *, last: int
 ) -> Iterator[Callable[[int], Sequence[Any]]]:
-    """`batches` (step -> its micro-batches, steps from 1), prepared ahead in threads.
+    """Prefetch `batches` (step, from 1 -> micro-batches) in threads. The threads end with the block, also on an
+    interrupt.
 
-    On the way out, also by an interrupt, no thread is left.
-
-    workers: threads; 0 leaves it as it is.
-    last: the last step that will be asked for.
+    workers: number of threads; 0 disables prefetching.
+    last: the last step that will be requested.
     """
     if not workers:
         yield batches
@@ -241,5 +240,5 @@ def prefetched(
         try:
             yield Prefetcher(batches, pool, workers, last)
         finally:
-            # An interrupt must not wait for steps that nobody will take.
+            # An interrupt must not wait for steps that will not run.
             pool.shutdown(cancel_futures=True)

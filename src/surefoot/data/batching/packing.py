@@ -1,15 +1,15 @@
-"""Which items of a step make up each micro-batch: packed rows, or padded rows within a token budget. Numbers alone.
+"""Group the items of a step into micro-batches: packed rows, or padded rows within a token budget. Lengths only.
 
-An item is what stays together: an example, or both answers of a pair. A packed row holds whole examples end to end, as
-documents that do not attend to each other; positions begin anew in each. Which items a step holds was decided before,
-and a sum over their tokens is the same in any layout.
+An item is an example, or both answers of a pair. A packed row holds whole examples, concatenated as documents that do
+not attend to each other and whose positions start at 0. The data order decides which items a step has, so a sum over
+their tokens is the same in any layout.
 
     layout = Layout(pad_id=0, tokens=4096, packed=True)
-    for group in layout.groups([(120,), (64,), (80,)]):     # for each item the tokens of its sequences
+    for group in layout.groups([(120,), (64,), (80,)]):     # token counts of each item's sequences
         batch = to_batch([examples[place] for place in group], layout)     # in `loader`
 
-Packed rows come out about equally long: each example, longest first, goes to the shortest row. For a given number of
-rows this leaves none nearly empty, so that ranks, which are dealt rows in turn, wait less.
+Packed rows have about equal lengths: each example, longest first, goes to the shortest row. No row is then nearly
+empty, and ranks, which get rows round-robin, wait less for each other.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Sizes = Sequence[Sequence[int]]  # of each item the tokens of its sequences, of which all items have as many
+Sizes = Sequence[Sequence[int]]  # token counts of the sequences of each item; all items have equally many sequences
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the items of a step become micro-batches.
+    """How the items of a step are grouped into micro-batches.
 
-    pad_id: of padded rows.
-    most: items of a micro-batch; None: as many as fit.
-    tokens: of a micro-batch, padding counted where rows are padded, unless one item alone has more; None: no limit.
-    packed: a micro-batch is one row of documents.
-    ranks: each gets as many packed rows, where there are enough items.
+    pad_id: token that fills padded rows.
+    most: maximum items per micro-batch; None: no limit.
+    tokens: maximum tokens per micro-batch, including padding, unless a single item has more; None: no limit.
+    packed: a micro-batch is one packed row of documents.
+    ranks: number of ranks; the number of packed rows is a multiple of it if there are enough items.
     """
 
     pad_id: int
@@ -40,14 +40,14 @@ class Layout:
     ranks: int = 1
 
     def groups(self, sizes: Sizes) -> list[list[int]]:
-        """Places of the items of one step, micro-batch by micro-batch, the longest first."""
+        """Group the items of one step. Returns item indices per micro-batch, the longest micro-batch first."""
         if not self.packed:
             return self._padded(sizes)
         own = [sum(item) for item in sizes]
         return packed_rows(own, self.tokens or sum(own), most=self.most, multiple=self.ranks)
 
     def groups_of_all(self, sizes: Sizes) -> list[list[int]]:
-        """The same for the items of a whole data set, however many."""
+        """Group the items of a whole data set, in one pass."""
         if not self.packed:
             return self._padded(sizes)
         own = [sum(item) for item in sizes]
@@ -61,18 +61,20 @@ class Layout:
 
 
 def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None, multiple: int = 1) -> list[list[int]]:
-    """Places in `lengths`, row by row, the longest row first and in it the longest example first.
+    """Pack examples into rows of about equal length. Returns indices into `lengths` per row, the longest row first and
+    in it the longest example first.
 
-    budget: tokens that a row has at most, unless one example alone has more.
-    most: examples of a row.
-    multiple: the number of rows is one of it where there are enough examples: of ranks, none then computes a blank row.
+    budget: maximum tokens of a row, unless a single example has more.
+    most: maximum examples of a row.
+    multiple: number of ranks; the number of rows is a multiple of it if there are enough examples, so that no rank
+        computes a blank row.
     """
     ordered = _longest_first(lengths)
     if not ordered:
         return []
     room = max(budget, lengths[ordered[0]])
     fewest = max(math.ceil(sum(lengths) / room), math.ceil(len(ordered) / (most or len(ordered))))
-    # By tokens alone the fewest rows may do; long examples may not fit into so few, and then one more is tried.
+    # `fewest` is a lower bound by total tokens; if long examples do not fit into so few rows, try more.
     for count in range(_up(fewest, multiple), len(ordered), multiple):
         rows = _spread(ordered, lengths, count)
         if all(sum(lengths[place] for place in row) <= room and len(row) <= (most or len(row)) for row in rows):
@@ -81,8 +83,8 @@ def packed_rows(lengths: Sequence[int], budget: int, *, most: int | None = None,
 
 
 def padded_rows(lengths: Sequence[int], budget: float, *, most: int | None = None) -> list[list[int]]:
-    """As `packed_rows` for examples that are padded to the longest one beside them: micro-batches of neighbours by
-    length, the longest first, of at most `budget` tokens with their padding."""
+    """Group examples of similar length into padded micro-batches, the longest first, of at most `budget` tokens
+    including padding. Arguments as in `packed_rows`."""
     found: list[list[int]] = []
     for place in _longest_first(lengths):
         last = found[-1] if found else []
@@ -94,8 +96,8 @@ def padded_rows(lengths: Sequence[int], budget: float, *, most: int | None = Non
 
 
 def packed_in_turn(lengths: Sequence[int], budget: int, *, most: int | None = None) -> list[list[int]]:
-    """As `packed_rows` for a whole data set, in one pass over it: rows of neighbours by length, the longest examples
-    first. They are not equally long; over so many rows that evens out."""
+    """Pack a whole data set in one pass: rows of examples of similar length, the longest first. The rows' lengths
+    differ more than with `packed_rows`, which averages out over many rows."""
     found: list[list[int]] = []
     tokens = 0
     for place in _longest_first(lengths):
@@ -110,12 +112,12 @@ def packed_in_turn(lengths: Sequence[int], budget: int, *, most: int | None = No
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """Places, those of one length in their order."""
+    """Return indices by descending length; those of equal length keep their order."""
     return sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
 
 
 def _spread(ordered: Sequence[int], lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Each place in its turn to the row that is shortest so far, of several such to the first."""
+    """Assign each index in turn to the row that is shortest so far (the first of equally short ones)."""
     rows: list[list[int]] = [[] for _ in range(count)]
     filled = [(0, number) for number in range(count)]
     for place in ordered:

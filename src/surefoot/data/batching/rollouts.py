@@ -1,11 +1,11 @@
-"""Rollouts of PPO: which prompts a rollout answers, the episodes that come of it, and batches of them to learn from.
+"""Rollouts of PPO: which prompts a rollout answers, its episodes, and the batches to learn from.
 
 A cycle is one rollout and the steps that learn from it: `batches` times `size` prompts are answered, then `epochs`
-passes are made over the answers, `size` at a time, each pass in an order of its own. The last rollout of an epoch takes
-the prompts that are left, so an epoch answers every prompt once. All of it is a function of seed and step alone.
+passes are made over the answers, `size` at a time, each pass in its own random order. The last rollout of an epoch
+takes the remaining prompts, so an epoch answers every prompt once. Everything is a function of seed and step.
 
-An episode is a prompt with one answer. Its numbers stand beside the answer's tokens, in their order, so a batch holds
-them flat in the order of its supervised positions. Checkpoints inside a cycle hold the episodes as a few flat tensors.
+An episode is a prompt with one answer. Its per-token values are in the order of the answer's tokens, so a batch stores
+them flat, in the order of its supervised positions. Checkpoints inside a cycle store episodes as a few flat tensors.
 
 Shapes: N response tokens of a batch, n of one episode.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from surefoot.data.batching.batch import Batch, Example, OfRows, RecordName, collate
+from surefoot.data.batching.batch import Batch, Example, RecordName, RowsBatch, collate
 from surefoot.data.batching.order import (
     MINIBATCHES,
     REDRAWS,
@@ -32,12 +32,12 @@ from surefoot.data.batching.order import (
 
 @dataclass(frozen=True)
 class Cycles:
-    """How rollouts and the steps that learn from them follow each other.
+    """The schedule of rollouts and the steps that learn from them.
 
-    size: episodes of an optimizer step.
-    batches: of a rollout.
-    epochs: passes over its answers.
-    data_step: which step's place a step has: its own, but after a rollback.
+    size: episodes per optimizer step.
+    batches: steps' worth of episodes per rollout.
+    epochs: passes over the answers of a rollout.
+    data_step: optimizer step -> step whose data it uses; they differ only after a rollback.
     """
 
     mixture: Mixture
@@ -52,11 +52,11 @@ class Cycles:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps until every prompt was answered once."""
+        """Optimizer steps until every prompt has been answered once."""
         return self.epochs * steps_per_epoch(self.mixture.epoch_size, self.size)
 
     def place(self, step: int) -> Place:
-        """Where optimizer step `step` (from 1) stands."""
+        """Return the position of optimizer step `step` (from 1) in its cycle."""
         epoch, inside = divmod(self.data_step(step) - 1, self.steps_per_epoch)
         cycle, number = divmod(inside, self.batches * self.epochs)
         rollouts = steps_per_epoch(self.mixture.epoch_size, self.rollout_size)
@@ -65,23 +65,22 @@ class Cycles:
         return Place(epoch * rollouts + cycle, number, steps)
 
     def begins_at(self, step: int) -> int:
-        """The first step from `step` on with which a cycle begins."""
+        """Return the first step, not before `step`, that begins a cycle."""
         place = self.place(step)
         return step if place.begins else step + place.steps - place.number
 
     def prompts(self, seed: int, rollout: int) -> np.ndarray:
-        """Places of the rollout's prompts in the data, in the order of its episodes."""
+        """Return the data indices of the rollout's prompts, in the order of its episodes."""
         return step_examples(seed, rollout, self.mixture, self.rollout_size)[1]
 
     def others(self, seed: int, rollout: int, attempt: int, count: int) -> np.ndarray:
-        """Places of `count` prompts of the rollout's epoch, to be answered in place of as many of its own; others for
-        each attempt."""
+        """Return the data indices of `count` replacement prompts from the rollout's epoch; each attempt draws anew."""
         epoch = rollout // steps_per_epoch(self.mixture.epoch_size, self.rollout_size)
         chosen = permutation(seed, (REDRAWS, rollout, attempt), self.mixture.epoch_size)[:count]
         return epoch_order(seed, epoch, self.mixture)[chosen]
 
     def episodes(self, seed: int, place: Place) -> np.ndarray:
-        """Which of the rollout's episodes the step learns from."""
+        """Return the indices of the rollout's episodes that the step learns from."""
         count = len(self.prompts(seed, place.rollout))
         passed, batch = divmod(place.number, steps_per_epoch(count, self.size))
         order = permutation(seed, (MINIBATCHES, place.rollout, passed), count)
@@ -90,11 +89,11 @@ class Cycles:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an optimizer step stands in its cycle.
+    """The position of an optimizer step in its cycle.
 
-    rollout: its number over all epochs, from 0.
-    number: of the step in its cycle, from 0.
-    steps: of the cycle.
+    rollout: number of the rollout over all epochs, from 0.
+    number: number of the step in the cycle, from 0.
+    steps: number of steps of the cycle.
     """
 
     rollout: int
@@ -112,14 +111,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Episode:
-    """A prompt, the policy's response, and its numbers: all [n] fp32 on the CPU.
+    """A prompt, the policy's response, and its per-token values, each [n] fp32 on the CPU.
 
-    place: in its rollout.
-    prompt, response: token ids; the response ends with its stop token, where it has one.
-    logprobs: of the response's tokens under the policy that is about to learn.
-    values: of the state before each.
+    place: index in its rollout.
+    prompt, response: token ids; the response ends with its stop token if it has one.
+    number: name of the prompt's record.
+    logprobs: log-probabilities of the response's tokens under the policy before the update.
+    values: value estimates of the state before each token.
     advantages, returns: of each token.
-    number: the prompt's record.
     """
 
     place: int
@@ -133,14 +132,14 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class PpoBatch(OfRows):
-    """Episodes that a forward pass of PPO learns from.
+class PpoBatch(RowsBatch):
+    """Episodes of one forward pass of PPO.
 
     rows: prompts with their answers, padded on the right; targets are the answers' tokens.
-    old_logprobs, advantages, returns, old_values: [N] fp32, in the order of the supervised places of `rows`.
-    text: examples whose language-modelling loss is mixed in.
-    text_share: response tokens of the whole step / supervised tokens of its texts, by which a sum over the latter
-        becomes a mean over them where it stands beside a sum over response tokens; 0 beside a blank text.
+    old_logprobs, advantages, returns, old_values: [N] fp32, in the order of the supervised positions of `rows`.
+    text: examples whose language-modelling loss is added.
+    text_share: response tokens of the whole step / supervised tokens of its texts; a sum over the latter times it
+        becomes a mean over them when it is added to a sum over response tokens. 0 for a blank text.
     """
 
     old_logprobs: torch.Tensor
@@ -152,7 +151,7 @@ class PpoBatch(OfRows):
 
     @property
     def weight(self) -> int:
-        """Response tokens."""
+        """Number of response tokens."""
         return self.rows.weight
 
     @property
@@ -164,27 +163,27 @@ class PpoBatch(OfRows):
 
 
 def answered_rows(answers: Sequence[tuple[Sequence[int], Sequence[int], RecordName]], pad_id: int) -> Batch:
-    """Prompt, response and record of each -> rows whose targets are the responses' tokens."""
+    """Build padded rows from (prompt, response, record name); targets are the responses' tokens."""
     return collate([_example(prompt, response, number) for prompt, response, number in answers], pad_id)
 
 
 def episode_batches(episodes: Sequence[Episode], micro: int, pad_id: int) -> list[PpoBatch]:
-    """Batches of at most `micro` episodes each, longest first; episodes of one length keep their order."""
+    """Build batches of at most `micro` episodes, longest first; episodes of equal length keep their order."""
     by_length = sorted(episodes, key=lambda one: len(one.prompt) + len(one.response), reverse=True)
     return [_batch(by_length[start : start + micro], pad_id) for start in range(0, len(by_length), micro)]
 
 
 def with_texts(batches: Sequence[PpoBatch], texts: Sequence[Batch]) -> list[PpoBatch]:
-    """The batches of one step, each with its share of the texts, of which there are at most as many. Batches beyond the
-    last text have a blank copy of it that counts nothing: ranks that share weights wait for each other in every forward
-    pass, so all of them must have as many."""
+    """Add one text batch to each of a step's batches; there are at most as many texts as batches. Batches without a
+    text get a blank copy of the last one: ranks that share weights wait for each other in every forward pass, so all
+    must run equally many."""
     supervised = sum(text.weight for text in texts)
     if not supervised:
         return list(batches)
     share = sum(batch.weight for batch in batches) / supervised
-    beside = [(text, share) for text in texts]
-    beside += [(texts[-1].blank(), 0.0)] * (len(batches) - len(texts))
-    return [replace(batch, text=text, text_share=share) for batch, (text, share) in zip(batches, beside, strict=True)]
+    added = [(text, share) for text in texts]
+    added += [(texts[-1].blank(), 0.0)] * (len(batches) - len(texts))
+    return [replace(batch, text=text, text_share=share) for batch, (text, share) in zip(batches, added, strict=True)]
 
 
 def _example(prompt: Sequence[int], response: Sequence[int], number: RecordName) -> Example:
@@ -206,7 +205,7 @@ _NUMBERS = ("logprobs", "values", "advantages", "returns")
 
 
 def episodes_to_tensors(episodes: Sequence[Episode]) -> dict[str, torch.Tensor]:
-    """By name; nothing for no episodes. What the records are called stays with the caller: names are no tensors."""
+    """Convert episodes to named flat tensors; {} for no episodes. The caller stores the names of the records."""
     if not episodes:
         return {}
     return {
@@ -220,9 +219,9 @@ def episodes_to_tensors(episodes: Sequence[Episode]) -> dict[str, torch.Tensor]:
 
 
 def episodes_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[RecordName]) -> tuple[Episode, ...]:
-    """Episodes as `episodes_to_tensors` has written them.
+    """Rebuild the episodes from the tensors of `episodes_to_tensors`.
 
-    numbers: of each episode's record, in order.
+    numbers: name of each episode's record, in order.
     """
     if not numbers:
         return ()

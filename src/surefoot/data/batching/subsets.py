@@ -1,4 +1,4 @@
-"""Batches of any kind made comparable, and cheap to compare: the same examples in padded rows, or a few of them."""
+"""Derive smaller or padded versions of a batch, for comparing fast paths with the plain code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefoot.data.batching.packing import padded_rows
 
 
 def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:
-    """The same examples, each sequence in a padded row of its own."""
+    """Return the same examples, with each sequence in its own padded row."""
     if isinstance(batch, Batch):
         return unpacked(batch, pad_id)
     if isinstance(batch, PairBatch):
@@ -22,15 +22,15 @@ def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:
 
 
 def part_within(batch: Weighted, tokens: int) -> Weighted:
-    """Items of like length, of a pair both sequences, that take at most so many tokens in padded rows; one where no
-    two fit. Packed stays packed. What a step needs to know of answers that are not in it is left out. Batches
-    of no items, and of kinds that only a model fills, come out as they are."""
+    """Select items of similar length that need at most `tokens` tokens in padded rows (for pairs: both sequences), but
+    at least one item. A packed batch stays packed. Fields that depend on other answers of the step are removed. Empty
+    batches, and rollout batches, are returned unchanged."""
     return _part(batch, lambda lengths, sequences: _largest(lengths, tokens / sequences))
 
 
 def shortest(batch: Weighted, sequences: int) -> Weighted:
-    """The items with the fewest tokens, as many as have so many sequences, or one. What is left out, and what comes out
-    as it is, is as with `part_within`."""
+    """Select the items with the fewest tokens, `sequences` sequences in total, but at least one item. Otherwise like
+    `part_within`."""
 
     def pick(lengths: Sequence[int], each: int) -> list[int]:
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -40,7 +40,8 @@ def shortest(batch: Weighted, sequences: int) -> Weighted:
 
 
 def _part(batch: Weighted, pick: Callable[[Sequence[int], int], list[int]]) -> Weighted:
-    """pick: places of items, by the tokens of the longest sequence of each and how many sequences it has."""
+    """Select items of a batch. `pick` maps (tokens of the longest sequence of each item, sequences per item) to the
+    indices of the selected items."""
     rows = batch.rows
     lengths = rows.documents or rows.lengths
     if not lengths or (not rows.documents and rows.attention_mask is not None):
@@ -73,8 +74,7 @@ def _part(batch: Weighted, pick: Callable[[Sequence[int], int], list[int]]) -> W
 
 
 def longest_row(rows: Batch) -> Batch:
-    """The longest sequence alone, in a row of its own, without padding. Rows that are padded on the left come out as
-    they are."""
+    """Return the longest sequence alone, without padding. Rows padded on the left are returned unchanged."""
     lengths = rows.documents or rows.lengths
     if not lengths or (not rows.documents and rows.attention_mask is not None):
         return rows
@@ -83,7 +83,7 @@ def longest_row(rows: Batch) -> Batch:
 
 
 def _at(rows: Batch, places: Sequence[int]) -> Batch:
-    """These documents, or these rows, padded on the right."""
+    """Select documents of a packed row, or rows padded on the right."""
     if rows.documents:
         return documents_at(rows, places)
     lengths = tuple(rows.lengths[place] for place in places)

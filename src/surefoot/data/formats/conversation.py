@@ -1,11 +1,12 @@
-"""Conversations, which every record becomes: turns, tool definitions, tool calls, and the rules that they obey.
+"""Conversations, the common form of all records: turns, tool definitions, tool calls, and their validation.
 
-Fields are read strictly: what is absent, null, of another type or empty is a fault with the field's name. A field that
-may be absent may be null as well: tables have no other way to leave one out.
+Fields are read strictly: a required field that is absent, null, empty or of the wrong type is a fault that names the
+field. An optional field may be absent or null, because tables can only leave a field out by null.
 
-Order: a system turn at most first; then a user turn, an answer, and so on. Results of tools (several, for calls made at
-once) and another answer may follow an answer. The last turn is an answer: what follows it would teach nothing. A result
-belongs to the call whose id it names or, where no result of an answer names one, to the call in its place.
+Order of turns: an optional system turn; then user and assistant turns in alternation. Tool results (several for
+parallel calls) and another answer may follow an answer. The last turn is an answer, because nothing can be learned from
+turns after it. A result belongs to the call whose id it names or, if no result of an answer names an id, to the call at
+the same position.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from surefoot.system.messages import nearest_words
 
 
 def field(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a field that must be there."""
+    """Return the value of a required field."""
     if name not in record:
         like = nearest_words(name, record, 1)
         hint = f", {like[0]!r} looks like it" if like else ""
@@ -31,15 +32,15 @@ def field(record: Mapping[str, Any], name: str) -> Any:
 
 
 def text(record: Mapping[str, Any], name: str) -> str:
-    """A text that must be there and may be empty."""
+    """Return a required text, which may be empty."""
     value = field(record, name)
     if not isinstance(value, str):
-        raise RowFault(f"has {kind_of(value)} in {name!r}, where text belongs")
+        raise RowFault(f"has {kind_of(value)} in {name!r}, where text is required")
     return value
 
 
 def filled(record: Mapping[str, Any], name: str) -> str:
-    """A text that must be there and hold more than blanks."""
+    """Return a required text that is not blank."""
     value = text(record, name)
     if not value.strip():
         raise RowFault(f"has an empty {name!r}", "remove the row or fill it in")
@@ -47,7 +48,7 @@ def filled(record: Mapping[str, Any], name: str) -> str:
 
 
 def optional(record: Mapping[str, Any], name: str) -> str:
-    """Absent, null and blank all mean: none."""
+    """Return an optional text; "" if it is absent, null or blank."""
     if record.get(name) is None:
         return ""
     value = text(record, name)
@@ -55,7 +56,7 @@ def optional(record: Mapping[str, Any], name: str) -> str:
 
 
 def from_json(value: Any, name: str) -> Any:
-    """A value that may be written as JSON text, such as a call's arguments, as what it stands for."""
+    """Parse a value that may be written as JSON text, such as a call's arguments."""
     if not isinstance(value, str):
         return value
     try:
@@ -66,20 +67,20 @@ def from_json(value: Any, name: str) -> Any:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in quotes, for a sentence."""
+    """List quoted names for a message."""
     return ", ".join(repr(name) for name in names) or "nothing"
 
 
-IMAGE = "\ufdd0"  # stands for a picture in a text; Unicode gives the character to nobody
-MARK = "<image>"  # in a text: where a picture of the record's own list stands
+IMAGE = "\ufdd0"  # stands for a picture in a text; a Unicode noncharacter, which data cannot contain
+MARK = "<image>"  # in the data's text: position of a picture of the record's `images`
 
 
 class Picture(NamedTuple):
-    """A picture's file, as it was when the record was read.
+    """A picture file, as it was when the record was read.
 
-    width, height: in pixels, as it is looked at.
-    tokens: features that stand for it in the text.
-    size, changed: bytes, and when the file was written (nanoseconds): by these another file is told at once.
+    width, height: pixels, after EXIF rotation.
+    tokens: number of feature tokens that stand for it in the text.
+    size, changed: bytes and modification time (ns), to detect a changed file quickly.
     """
 
     path: str
@@ -93,10 +94,10 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What an assistant asks a tool to do.
+    """A tool call of the assistant.
 
     arguments: a JSON object.
-    id: by which a result names it, "" without one.
+    id: id that results refer to; "" without one.
     """
 
     name: str
@@ -108,14 +109,13 @@ class ToolCall:
 class Turn:
     """One turn of a conversation, or a text.
 
-    role: system | user | assistant | tool, or "text" for a text without turns.
+    role: system | user | assistant | tool, or "text" for a plain text without turns.
     context: alpaca's `input`, else empty.
-    calls: of an assistant turn, whose content may then be empty.
+    calls: tool calls of an assistant turn; its content may then be empty.
     learned: False for an answer that the data marks as not to be learned.
-    call, tool: of a result, the id of its call and the tool's name, where the data gives them.
-    thought: what was thought before an answer, where the data has it in a field of its own.
-    images: for each `IMAGE` in the content the path of the picture that stands there, "" where the record's own list
-        has it.
+    call, tool: for a tool result, the id of its call and the tool's name, if the data has them.
+    thought: reasoning before an answer, if the data has it in a separate field.
+    images: path of the picture at each `IMAGE` in the content; "" if it comes from the record's `images`.
     """
 
     role: str
@@ -130,20 +130,20 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """Content and context as one text, for templates that have no place for the latter."""
+        """Content and context as one text, for templates without a slot for the context."""
         return f"{self.content}\n{self.context}" if self.content and self.context else self.content or self.context
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns, and the row (number and line, from 1; 0 = from no file) they were read from.
+    """A conversation.
 
-    tools: definitions of the tools on offer, JSON objects as in the OpenAI format ({"type": "function", "function":
-        {"name", …}}).
-    good: whether its answer is the better of two, or was judged good; None where nobody judged it.
-    images: the record's own list of paths, for the marks in the texts in their order.
-    pictures: those of the `IMAGE`s in the texts, in order, once they were looked at.
-    record: of a prompt, all fields of its record: what scores its answers may ask for them.
+    number, line: the row it was read from, from 1; 0 if it comes from no file.
+    tools: tool definitions in the OpenAI format ({"type": "function", "function": {"name", …}}).
+    good: whether its answer is the better of a pair or was judged good; None for other data.
+    images: the record's `images`: paths for the `<image>` marks in the texts, in order.
+    pictures: the pictures of all `IMAGE`s in the texts, in order, after their files were opened.
+    record: for a prompt, all fields of its record, which reward functions may use.
     """
 
     turns: tuple[Turn, ...]
@@ -166,9 +166,9 @@ _NEXT = {
 
 
 def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str:
-    """What the turn's field `name` stands for; RowFault for a word that is none of these.
+    """Return the role that the turn's field `name` stands for. Raises RowFault for an unknown value.
 
-    roles: word -> role.
+    roles: value in the data -> role.
     """
     written = text(turn, name)
     if written not in roles:
@@ -179,7 +179,7 @@ def role_in(turn: Mapping[str, Any], name: str, roles: Mapping[str, str]) -> str
 
 
 def read_dialogue(record: Mapping[str, Any], name: str, read_turn: Callable[[Mapping[str, Any]], Turn]) -> Conversation:
-    """The conversation in the list `name`, with the record's `system` and `tools` where it has them. RowFaults name the
+    """Read the conversation in the list `name`, with the record's optional `system` and `tools`. RowFaults name the
     turn, counted from 1."""
     turns = read_turns(record, name, read_turn)
     check_order(turns)
@@ -195,7 +195,7 @@ def read_dialogue(record: Mapping[str, Any], name: str, read_turn: Callable[[Map
 
 
 def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mapping[str, Any]], Turn]) -> list[Turn]:
-    """Every item of the list as a turn, in whatever order."""
+    """Read every item of the list as a turn, without checking their order."""
     items = field(record, name)
     if not isinstance(items, list) or not items:
         raise RowFault(f"{name!r} is {kind_of(items)}, not a list of turns")
@@ -211,9 +211,9 @@ def read_turns(record: Mapping[str, Any], name: str, read_turn: Callable[[Mappin
 
 
 def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
-    """RowFault, with the number of the first turn that stands where it cannot, or of a result without its call.
+    """Check the order of turns and the tool results. Raises RowFault with the number of the first wrong turn.
 
-    answered: the last turn has to be an answer.
+    answered: the last turn must be an answer.
     """
     expected = _FIRST
     for number, turn in enumerate(turns, start=1):
@@ -232,11 +232,11 @@ def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
 
 
 def is_learned(item: Mapping[str, Any], role: str) -> bool:
-    """What `train: true/false` or `weight: 0/1` say; True where neither is given."""
+    """Read `train: true/false` or `weight: 0/1`; True if neither is given."""
     marks = []
     if (train := item.get("train")) is not None:
         if not isinstance(train, bool):
-            raise RowFault(f"has {kind_of(train)} in 'train', where true or false belongs")
+            raise RowFault(f"has {kind_of(train)} in 'train', where true or false is required")
         marks.append(train)
     if (weight := item.get("weight")) is not None:
         if isinstance(weight, bool) or weight not in (0, 1):
@@ -250,8 +250,8 @@ def is_learned(item: Mapping[str, Any], role: str) -> bool:
 
 
 def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The record's `tools`: a list, or the same as JSON text; absent, null, "" and [] mean none. Each entry is
-    {"type": "function", "function": {"name", …}} or the inner object alone."""
+    """Read the record's `tools`: a list, or a list as JSON text; absent, null, "" and [] mean none. Each entry is
+    {"type": "function", "function": {"name", …}} or only the inner object."""
     written = record.get("tools")
     if written is None or (isinstance(written, str) and not written.strip()):
         return ()
@@ -262,26 +262,27 @@ def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def path_in(value: Any) -> Any:
-    """Of a cell of Hugging Face's data sets, {"bytes", "path"}, the path; anything else as it is."""
+    """Return the path of a Hugging Face image cell, {"bytes", "path"}; return anything else unchanged."""
     cell = isinstance(value, dict) and value and value.keys() <= {"bytes", "path"}
     return (value.get("path") or "picture") if cell else value
 
 
 def read_images(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The record's `images`: a path, or a list of paths; absent and null mean none."""
+    """Read the record's `images`: a path or a list of paths; absent and null mean none."""
     written = record.get("images")
     paths = [path_in(one) for one in ([] if written is None else written if isinstance(written, list) else [written])]
     for number, path in enumerate(paths, start=1):
         if not isinstance(path, str) or not path:
-            what = f"has {kind_of(path)} as picture {number} in 'images', where a path belongs"
-            raise RowFault(what, "name the picture's file", "SF-DATA-PICTURE")
+            what = f"has {kind_of(path)} as picture {number} in 'images', where a path is required"
+            raise RowFault(what, "write the path of the picture's file", "SF-DATA-PICTURE")
     return tuple(paths)
 
 
 def read_calls(written: Any, name: str) -> tuple[ToolCall, ...]:
-    """One call or a list of them, as objects or as JSON text. Each is {"name", "arguments"}, or that under "function".
+    """Read one call or a list of calls, as objects or as JSON text. Each is {"name", "arguments"}, optionally inside
+    "function".
 
-    name: the field it stands in.
+    name: the field that contains them.
     """
     calls = from_json(written, name)
     calls = calls if isinstance(calls, list) else [calls]
@@ -310,7 +311,7 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     call = call["function"] if isinstance(call.get("function"), dict) else call
     arguments = from_json(field(call, "arguments"), "arguments")
     if not isinstance(arguments, dict):
-        raise RowFault(f"has {kind_of(arguments)} in 'arguments', where an object belongs")
+        raise RowFault(f"has {kind_of(arguments)} in 'arguments', where an object is required")
     return ToolCall(filled(call, "name"), arguments, own)
 
 
@@ -318,8 +319,8 @@ _FIX = "each result names the id of one call of the answer before it"
 
 
 def pair_results(turns: Sequence[Turn]) -> list[int | None]:
-    """For each turn the place, among the calls of the answer before it, of the call that it is the result of. None
-    where there is no such call, and for turns that are no results."""
+    """Match tool results with their calls: for each turn, the index of its call among those of the answer before it;
+    None if there is no such call, or the turn is not a tool result."""
     found: list[int | None] = [None] * len(turns)
     for answer, results in _rounds(turns):
         ids = [call.id for call in turns[answer].calls]
@@ -334,17 +335,17 @@ def pair_results(turns: Sequence[Turn]) -> list[int | None]:
 
 
 def check_results(turns: Sequence[Turn]) -> None:
-    """RowFault for results that leave open which calls they belong to."""
+    """Raise RowFault if results cannot be matched unambiguously with their calls."""
     paired = pair_results(turns)
     for answer, results in _rounds(turns):
         ids = [call.id for call in turns[answer].calls if call.id]
         if len(set(ids)) < len(ids):
-            raise RowFault(f"turn {answer + 1} has two calls with one id", "give every call an id of its own")
+            raise RowFault(f"turn {answer + 1} has two calls with the same id", "give every call its own id")
         named = [turns[place].call for place in results]
         for place in results if any(named) else ():
             own, where = turns[place].call, f"turn {place + 1}"
             if not own:
-                raise RowFault(f"{where} names no call, and another result of the same answer does", _FIX)
+                raise RowFault(f"{where} names no call, but another result of the same answer does", _FIX)
             if own not in ids:
                 raise RowFault(f"{where} is the result of a call {own!r}, which turn {answer + 1} does not make", _FIX)
             if named.count(own) > 1:
@@ -352,12 +353,12 @@ def check_results(turns: Sequence[Turn]) -> None:
         for place in () if any(named) else results:
             call, tool = paired[place], turns[place].tool
             if call is not None and tool and tool != (other := turns[answer].calls[call].name):
-                what = f"turn {place + 1} is a result of {tool!r}, and the call in its place is to {other!r}"
+                what = f"turn {place + 1} is a result of {tool!r}, but the call at its position is to {other!r}"
                 raise RowFault(what, "put results in the order of their calls, or name the calls in tool_call_id")
 
 
 def _rounds(turns: Sequence[Turn]) -> Iterator[tuple[int, list[int]]]:
-    """The place of each answer, and those of the results that follow it."""
+    """Yield the index of each answer and the indices of the tool results that follow it."""
     for answer, turn in enumerate(turns):
         if turn.role == "assistant":
             end = answer + 1

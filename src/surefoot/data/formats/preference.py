@@ -1,18 +1,18 @@
-"""Record formats of preference data: pairs, judged answers, and prompts alone.
+"""Record formats of preference data: pairs, judged answers, and prompts.
 
     preference  `chosen` and `rejected`: texts, turn objects (LLaMA-Factory's sharegpt ranking), or lists of turns (TRL)
     judged      an answer with `label` (TRL's KTO format) or `kto_tag` (LLaMA-Factory): true or false
-    prompts     what a policy is to answer: any record that has a prompt, without its last answer
+    prompts     prompts for a policy: any record that has a prompt, without its last answer
 
-The prompt stands in `prompt`, `conversations`, `messages` or `instruction`; or both dialogues are given in full, and
-their common beginning is the prompt: turn by turn in lists, up to the last `Assistant:` in texts.
+The prompt is in `prompt`, `conversations`, `messages` or `instruction`. If both dialogues are given in full instead,
+the prompt is their common beginning: turn by turn for lists, up to the last `Assistant:` for texts.
 
-Dialogues written as one text, as hh-rlhf and DeepSpeed-Chat's data sets have them, become turns:
+Dialogues written as one text, as in hh-rlhf and DeepSpeed-Chat's data sets, become turns:
 
     \\n\\nHuman: What is a fjord?\\n\\nAssistant: A long, narrow inlet of the sea.
 
-What stands before the first turn is a system text. Neighbouring turns of one speaker are joined by a blank line,
-because the text cannot tell them from one turn that contains the speaker's mark.
+Text before the first turn is a system text. Neighbouring turns of the same speaker are joined by a blank line, because
+they cannot be distinguished from one turn that contains the speaker's mark.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import read_instruction, read_message, read_sharegpt_turn
 from surefoot.data.sources.records import kind_of
 
-OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields, the first of which is read
+OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields of the prompt; the first present one is read
 BESIDES = ("input", "history", "system", "tools")
 
 
 def read_turn(item: Mapping[str, Any]) -> Turn:
-    """A turn with `role` and `content`, or with `from` and `value`."""
+    """Read a turn with `role` and `content`, or with `from` and `value`."""
     return read_sharegpt_turn(item) if "from" in item and "role" not in item else read_message(item)
 
 
 def opening_field(record: Mapping[str, Any]) -> str | None:
-    """Where the prompt stands; null counts as absent, since tables have no other way to leave a field out."""
+    """Return the name of the prompt's field. Null counts as absent: tables can only leave a field out by null."""
     return next((name for name in OPENINGS if record.get(name) is not None), None)
 
 
 def read_opening(record: Mapping[str, Any]) -> list[Turn]:
-    """The turns of the first field of OPENINGS that the record has, after the text in `system`. RowFault without any.
-    A list may end with an answer."""
+    """Read the turns of the prompt, after the text in `system`. A list may end with an answer. Raises RowFault without
+    a prompt."""
     name = opening_field(record)
     if name is None:
-        raise RowFault(f"has no prompt (it has {listed(record)})", f"the prompt stands in {listed(OPENINGS)}")
+        raise RowFault(f"has no prompt (it has {listed(record)})", f"the prompt is in {listed(OPENINGS)}")
     if name == "instruction":
         return list(read_instruction(record))
     value = record[name]
@@ -71,13 +71,13 @@ def read_opening(record: Mapping[str, Any]) -> list[Turn]:
 
 
 def answer_turn(record: Mapping[str, Any], words: str) -> Turn:
-    """A text that answers the record's prompt. Behind `Assistant:` it begins with a blank, which is no part of it."""
+    """Return a text as the answer to the record's prompt. The space after `Assistant:` is not part of it."""
     prompt = record.get("prompt")
     return Turn("assistant", words.strip() if isinstance(prompt, str) and is_open_dialogue(prompt) else words)
 
 
 def opening_form(record: Mapping[str, Any]) -> str:
-    """How the prompt is written, in words for the audit."""
+    """Describe how the prompt is written, for the audit."""
     name = opening_field(record)
     if name is None or name == "instruction" or not isinstance(record[name], str):
         return {None: "no prompt", "instruction": "an instruction"}.get(name, f"turns in {name!r}")
@@ -97,8 +97,8 @@ _WHOLE_LISTS = "whole dialogues in 'chosen' and 'rejected': the turns that both 
 class Ranked:
     """A prompt with its better and its worse answer, as turns.
 
-    prompt: ends before an answer.
-    better, worse: how it goes on; each begins and ends with an answer.
+    prompt: the turns before the answer.
+    better, worse: the continuations; each begins and ends with an answer.
     """
 
     prompt: tuple[Turn, ...]
@@ -108,7 +108,7 @@ class Ranked:
 
 
 def read_preference(record: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
-    """The better and the worse conversation. Of both only what follows the common prompt is learned."""
+    """Read a pair as the better and the worse conversation. Only the turns after the common prompt are learned."""
     ranked = read_ranked(record)
     prompt = tuple(replace(turn, learned=False) for turn in ranked.prompt)
     better = Conversation((*prompt, *ranked.better), tools=ranked.tools, good=True)
@@ -116,7 +116,7 @@ def read_preference(record: Mapping[str, Any]) -> tuple[Conversation, Conversati
 
 
 def read_ranked(record: Mapping[str, Any]) -> Ranked:
-    """The three parts of a preference record; turns are in order in both conversations that they make."""
+    """Read prompt, better and worse answer of a preference record, and check the order of turns in both dialogues."""
     kinds = {name: type(field(record, name)) for name in PAIR}
     if kinds["chosen"] is not kinds["rejected"] or kinds["chosen"] not in (str, dict, list):
         shown = " and ".join(f"{kind_of(record[name])} in {name!r}" for name in PAIR)
@@ -135,7 +135,7 @@ def read_ranked(record: Mapping[str, Any]) -> Ranked:
 
 
 def form_of(record: Mapping[str, Any]) -> str:
-    """How a preference record is written, in words for the audit."""
+    """Describe how a preference record is written, for the audit."""
     chosen = record.get("chosen")
     if isinstance(chosen, list) and chosen and isinstance(chosen[0], dict):
         first = chosen[0].get("role", chosen[0].get("from"))
@@ -162,13 +162,13 @@ def _split_turns(
     shorter = min(len(better), len(worse))
     same = next((place for place in range(shorter) if better[place] != worse[place]), shorter - 1)
     if not better[same].role == worse[same].role == "assistant":
-        what = f"'chosen' and 'rejected' differ in turn {same + 1} already, which is no answer in both"
+        what = f"'chosen' and 'rejected' already differ in turn {same + 1}, which is not an answer in both"
         raise RowFault(what, "a pair is two answers to the same prompt")
     return better[:same], better[same:], worse[same:]
 
 
 def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
-    """A text may be empty: an answer that says nothing can be the worse one."""
+    """Read an answer. A text may be empty: an empty answer can be the worse one."""
     if isinstance(record[name], str):
         return [answer_turn(record, record[name])]
     if isinstance(record[name], dict):
@@ -177,7 +177,7 @@ def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
 
 
 MARKS = ("label", "kto_tag")
-ANSWERS = ("completion", "output")  # fields beside a prompt; in a list of turns the last one is the answer
+ANSWERS = ("completion", "output")  # fields of the answer; without them the last turn of the prompt's list is it
 
 
 def mark_field(record: Mapping[str, Any]) -> str | None:
@@ -185,17 +185,17 @@ def mark_field(record: Mapping[str, Any]) -> str | None:
 
 
 def read_judged(record: Mapping[str, Any]) -> Conversation:
-    """A conversation of which only what is judged is learned: the completion, or else the last answer."""
+    """Read a judged answer: only the completion is learned, or the last answer if there is no completion."""
     mark = mark_field(record)
     if mark is None:
         raise RowFault(f"has no {listed(MARKS)} (it has {listed(record)})", "mark every answer with true or false")
     good = record[mark]
     if good not in (0, 1) or not isinstance(good, bool | int):
-        raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false belongs")
+        raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false is required")
     prompt, answer = read_opening(record), _judged_answer(record)
     if answer is None:
         if prompt[-1].role != "assistant":
-            raise RowFault("has no answer that could be judged", "end with an assistant turn, or add 'completion'")
+            raise RowFault("has no answer", "end with an assistant turn, or add 'completion'")
         prompt, answer = prompt[:-1], prompt[-1:]
     if answer[0].role != "assistant":
         raise RowFault(f"turn 1 of the answer is {answer[0].role}, but assistant was expected")
@@ -209,7 +209,7 @@ def judged_form(record: Mapping[str, Any]) -> str:
 
 
 def _judged_answer(record: Mapping[str, Any]) -> list[Turn] | None:
-    """None where the prompt's list holds it."""
+    """Read the answer's turns; None if the answer is the last turn of the prompt's list."""
     field = opening_field(record)
     name = next((name for name in ANSWERS if record.get(name) is not None), None)
     if field in ("conversations", "messages") or name is None:
@@ -220,8 +220,8 @@ def _judged_answer(record: Mapping[str, Any]) -> list[Turn] | None:
 
 
 def read_prompt(record: Mapping[str, Any]) -> Conversation:
-    """A conversation that ends where the model begins to write: a preference record's prompt; else that of the record,
-    without its last answer."""
+    """Read a prompt: a conversation that ends where the model begins to write. For preference records it is the common
+    prompt, for others the dialogue without its last answer."""
     if all(name in record for name in PAIR):
         ranked = read_ranked(record)
         return Conversation(ranked.prompt, tools=ranked.tools)
@@ -230,7 +230,7 @@ def read_prompt(record: Mapping[str, Any]) -> Conversation:
     if turns[-1].role == "assistant":
         turns = turns[:-1]
     if not turns or turns[-1].role not in ("user", "tool"):
-        raise RowFault("has nothing that a model could answer", "a prompt ends with a user turn")
+        raise RowFault("has no question for the model to answer", "a prompt ends with a user turn")
     return Conversation(tuple(turns), tools=read_tools(record))
 
 
@@ -247,17 +247,17 @@ _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
 def is_dialogue(text: str) -> bool:
-    """Whether both speakers have their marks in it."""
+    """Whether the text contains the marks of both speakers."""
     return set(_MARK.findall(text)) == set(_SPEAKERS)
 
 
 def is_open_dialogue(text: str) -> bool:
-    """Whether it ends where the assistant begins to write."""
+    """Whether the text is a dialogue that ends where the assistant begins to write."""
     return is_dialogue(text) and text.rstrip().endswith("\n\nAssistant:")
 
 
 def read_dialogue_text(text: str, name: str) -> list[Turn]:
-    """Its turns, each without blanks around it; an answer may be empty.
+    """Split a dialogue into turns, stripped of white space; an answer may be empty.
 
     name: the field, for RowFaults.
     """
@@ -270,24 +270,24 @@ def read_dialogue_text(text: str, name: str) -> list[Turn]:
         else:
             turns.append(Turn(role, content))
     if not any(turn.role == "user" and turn.content for turn in turns):
-        raise RowFault(f"{name!r} has no turn in which a human says something")
+        raise RowFault(f"{name!r} has no human turn with text")
     return turns
 
 
 def read_opening_text(text: str, name: str) -> list[Turn]:
-    """The turns of a dialogue up to where the assistant begins to write; of another text one turn of the user's."""
+    """Read the turns of an open dialogue; any other text becomes one user turn."""
     if not is_open_dialogue(text):
         return [Turn("user", text)]
     return read_dialogue_text(text, name)[:-1]
 
 
 def split_last_answers(better: str, worse: str) -> tuple[str, str, str]:
-    """Of two dialogues what both begin with, up to the last `\\n\\nAssistant:` in it, and how each goes on."""
+    """Split two dialogues into their common beginning, up to its last `\\n\\nAssistant:`, and the rest of each."""
     shared = _shared(better, worse)
     marks = [found for found in _MARK.finditer(better, 0, shared) if found[1] == "Assistant"]
     if not marks:
         raise RowFault(
-            "the dialogues in 'chosen' and 'rejected' have no beginning in common that an answer could follow",
+            "the dialogues in 'chosen' and 'rejected' have no common beginning that ends before an answer",
             "a pair is two answers to the same prompt",
         )
     end = marks[-1].end()

@@ -1,9 +1,9 @@
-"""From a source to conversations, in batches: no more of a file is held in memory than one batch.
+"""Read a source as conversations, in batches, so that only one batch of a file is in memory.
 
-A fault of the file itself is raised before faults of its records, and the records' faults are raised together, so
-nothing is raised before the last record was read.
+Faults of the file itself are raised before faults of its records, and faults of records are raised together after the
+last record was read.
 
-`reader_with` turns a user's function into a reader to which the same rules apply.
+`reader_with` turns a user's function into a reader with the same rules.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from surefoot.data.formats import (
     LAYOUTS,
     Conversation,
+    FormatScan,
     Reader,
     RowFault,
     RowFaults,
-    Seen,
     ToolCall,
     Turn,
     conversations_of,
@@ -41,20 +41,20 @@ from surefoot.method_facts.methods import methods_for
 from surefoot.system.errors import Fault, InputError
 
 CUSTOM = "custom"
-_BATCH = 1024  # conversations
+_BATCH = 1024  # conversations per batch
 Batches = Iterator[list[Conversation]]
 _PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
-_SHORT = 80  # characters of an example prompt
-_FIRST_WORDS = 5
+_SHORT = 80  # maximum characters of an example prompt
+_FIRST_WORDS = 5  # words of a plain text used as an example prompt
 
 
 class Reading:
-    """The conversations of one file, and what is known of its records once all of them were read.
+    """Reads the conversations of one file. The attributes are complete once all records were read.
 
-    rows: how many the file holds.
-    used: the first so many of them.
-    texts: no conversation has turns.
-    several: one has more than one answer.
+    rows: number of records in the file.
+    used: number of records used, from the start of the file.
+    texts: all records are plain texts.
+    several: some conversation has more than one answer.
     placeholders, placeholder, example_prompt: see `SourceFacts`.
     """
 
@@ -68,17 +68,17 @@ class Reading:
         read: Reader | None = None,
         pictures: Path | None = None,
     ):
-        """To be read by `batches`.
+        """Prepare to read the source; `batches` does it.
 
-        limit: only the first so many records.
-        texts_alone: records that have turns are refused.
-        read: of records whose format is custom.
-        pictures: a folder for those whose bytes lie in a table.
+        limit: number of records to use, from the start; None: all.
+        texts_alone: refuse records with turns.
+        read: reader of records in the custom format.
+        pictures: folder for pictures whose bytes are in a table.
         """
         self._source, self._limit = source, limit
         self._kind: Kind = kind
         self._texts_alone, self._read, self._pictures = texts_alone, read, pictures
-        self._seen: Seen | None = None
+        self._scan: FormatScan | None = None
         self._first: Row | None = None
         self._begins_with_text = False
         self.rows = self.used = 0
@@ -87,87 +87,85 @@ class Reading:
         self.placeholder = self.example_prompt = ""
 
     def batches(self) -> Batches:
-        """All of them in their order, of a pair the better and then the worse; to be called once. Gives nothing more
-        after the first fault; raises InputError when all records were read."""
+        """Iterate over all conversations in order; of a pair, the better comes first. Call it once. After the first
+        fault nothing more is yielded, and InputError is raised when all records were read."""
         name, rows = self._source.name, self._used_rows()
         self._first = first = next(rows)
         try:
             read = self._reader(first)
         except InputError:
-            for _ in rows:  # which has its own faults, perhaps
+            for _ in rows:  # faults of the file itself take precedence
                 pass
             raise
-        faults, strange = RowFaults[Row](name), None
+        faults, dialogue = RowFaults[Row](name), None
         batch: list[Conversation] = []
         for row in itertools.chain([first], rows):
-            if self._seen is not None:
-                self._seen.see(row)
+            if self._scan is not None:
+                self._scan.count(row)
             try:
                 found = conversations_of(row, read)
             except RowFault as fault:
                 faults.note(row, fault)
                 continue
-            if faults or strange:
+            if faults or dialogue:
                 continue
-            if self._seen is not None:
-                self._seen.note_unused(row)
+            if self._scan is not None:
+                self._scan.note_unused(row)
                 found = found[:1] if self._better_alone else found
             if self._kind == "prompts":
                 found = [replace(one, record=row.value) for one in found]
             if row is first:
                 self._begins_with_text = found[0].turns[0].role == "text"
             if self._texts_alone:
-                strange = next((one for one in found if one.turns[0].role != "text"), None)
+                dialogue = next((one for one in found if one.turns[0].role != "text"), None)
             batch += found
             if len(batch) >= _BATCH:
                 self._note(batch)
                 yield batch
                 batch = []
-        if self._seen is not None:
-            self._seen.refuse()
+        if self._scan is not None:
+            self._scan.refuse()
         faults.refuse()
-        if strange is not None:
-            what = f"row {strange.number}: is a conversation ({self.layout}), and pretraining learns plain texts"
+        if dialogue is not None:
+            what = f"row {dialogue.number}: is a conversation ({self.layout}), but pretraining needs plain texts"
             other = methods_for("answers")
-            fix = (
-                f"name the field that holds the text in the source's columns: {{text: FIELD}}, or choose stage: {other}"
-            )
-            raise InputError(Fault(f"{name}:{strange.line}", what, fix, code="SF-DATA-FORMAT"))
+            fix = f"set the source's columns to the field with the text: {{text: FIELD}}, or choose stage: {other}"
+            raise InputError(Fault(f"{name}:{dialogue.line}", what, fix, code="SF-DATA-FORMAT"))
         self._note(batch)
         yield batch
 
     @property
     def layout(self) -> str:
-        if self._seen is None:
+        if self._scan is None:
             return "text" if self._begins_with_text else CUSTOM
-        return self._seen.layout
+        return self._scan.layout
 
     @property
     def reason(self) -> str:
-        """How the layout is known, and what else is to be said of how records are read."""
-        if self._seen is None or self._first is None:
+        """How the layout was found, and how its records are read."""
+        if self._scan is None or self._first is None:
             return "read by your function"
-        said = [self._seen.reason]
-        if not self._source.only_columns:  # else its notes name them
-            said += [f"{own!r} read as {field!r}" for field, own in self._source.columns.items()]
+        reasons = [self._scan.reason]
+        if not self._source.only_columns:  # otherwise the source's notes list the columns
+            reasons += [f"{own!r} read as {field!r}" for field, own in self._source.columns.items()]
         if self.layout == "prompt-completion" and isinstance(self._first.value.get("prompt"), str):
-            said.append("a pair of texts goes through the template")
+            reasons.append("a pair of texts goes through the template")
         if self._better_alone:
-            said.append("the better answers are learned")
-        return "; ".join(said)
+            reasons.append("the better answers are learned")
+        return "; ".join(reasons)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Names of the fields that nothing reads."""
-        return self._seen.unused if self._seen is not None else ()
+        """Names of the fields that are not read."""
+        return self._scan.unused if self._scan is not None else ()
 
     @property
     def _better_alone(self) -> bool:
-        """Only where it is asked for: see `Seen`."""
+        """Whether the better answers of pairs are learned as plain answers, which the user must request."""
         return self.layout == "preference" and self._kind == "answers"
 
     def _used_rows(self) -> Iterator[Row]:
-        """Those beyond the limit are read as well, since a file is whole or not."""
+        """Yield the rows up to the limit. Those beyond it are read as well, to check that the file is intact."""
         for row in retag(read_rows(self._source), self._source.tags):
             self.rows += 1
             if self._limit is None or self.rows <= self._limit:
@@ -179,8 +177,8 @@ class Reading:
     def _reader(self, first: Row) -> Reader:
         if self._read is not None:
             return self._read
-        self._seen = Seen(self._kind, self._source.format, first, self._source.name, texts=self._texts_alone)
-        return LAYOUTS[self._seen.layout].read
+        self._scan = FormatScan(self._kind, self._source.format, first, self._source.name, texts=self._texts_alone)
+        return LAYOUTS[self._scan.layout].read
 
     def _note(self, batch: list[Conversation]) -> None:
         self.texts = self.texts and all(turn.role == "text" for one in batch for turn in one.turns)
@@ -192,11 +190,11 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Conversations on the disk, as they were read once.
+class Spooled:
+    """Conversations stored in a temporary file.
 
-    digest: of all of them.
-    again: all of them once more.
+    digest: hash of all conversations.
+    again: read all of them from the start.
     """
 
     digest: str
@@ -204,9 +202,9 @@ class Kept:
 
 
 @contextmanager
-def kept(batches: Batches) -> Iterator[Kept]:
-    """What a user's function makes of records is asked for once: it may be another thing the next time. The file has no
-    name, and is gone when the block ends."""
+def spooled(batches: Batches) -> Iterator[Spooled]:
+    """Store conversations in a temporary file, which is deleted when the block ends. A user's function is called only
+    once per record, because it may return something else the next time."""
     digest, separator = hashlib.sha256(), "["
     with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
         for one in itertools.chain.from_iterable(batches):
@@ -221,11 +219,11 @@ def kept(batches: Batches) -> Iterator[Kept]:
             while batch := [_conversation(json.loads(line)) for line in itertools.islice(file, _BATCH)]:
                 yield batch
 
-        yield Kept(digest.hexdigest(), again)
+        yield Spooled(digest.hexdigest(), again)
 
 
 def _conversation(value: dict[str, Any]) -> Conversation:
-    """From what `asdict` makes of one."""
+    """Rebuild a conversation from its `asdict` form."""
     turns = [
         Turn(
             **{
@@ -240,17 +238,17 @@ def _conversation(value: dict[str, Any]) -> Conversation:
     return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"]), "images": images})
 
 
-_LATER = ("thought", "images", "pictures", "record")
+_LATER = ("thought", "images", "pictures", "record")  # fields added later
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
-    """Of fields that there were not always, and most have nothing in: so the digest is what it was before."""
+    """Remove empty fields that older versions did not have, so that digests stay the same."""
     turns = [{name: item for name, item in turn.items() if name not in _LATER or item} for turn in value["turns"]]
     return {name: item for name, item in value.items() if name not in _LATER or item} | {"turns": turns}
 
 
 def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple[int, int]], str]:
-    """Number and line of the conversations whose texts hold something like {{name}}, and the first such thing."""
+    """Return (number, line) of the conversations with a placeholder such as {{name}}, and the first placeholder."""
     found = [
         (one.number, one.line, match[0])
         for one in conversations
@@ -260,9 +258,9 @@ def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tupl
 
 
 def find_example_prompt(conversations: Iterable[Conversation]) -> str:
-    """The first question of one short line, or, of texts, the first words of one; empty where there is none.
+    """Return the first short one-line question, or for plain texts the first words of one; "" if there is none.
 
-    It will stand in the model card, so whatever may be a path or an address is passed over.
+    The result is printed in the model card, so anything that may be a path or an address is skipped.
     """
     prompts = (
         " ".join(turn.content.split()[:_FIRST_WORDS]) if turn.role == "text" else turn.text
@@ -294,9 +292,9 @@ _LIST_FIELD: Mapping[Kind, str] = {"answers": "messages", "prompts": "prompt"}
 
 
 def reader_with(read_record: Callable[[dict[str, Any]], Any], kind: Kind) -> Reader:
-    """A user's function as a reader of records. Of answers it gets a record and returns its text, its list of messages,
-    or {"messages": …, "tools": …}; all rules of the messages format hold. Of other kinds it returns a record as the
-    formats preference, judged and prompts read it."""
+    """Turn a user's function into a reader. The function gets a record as a dict. For answers it returns a text, a list
+    of messages, or {"messages": …, "tools": …}, by the rules of the messages format. For other kinds it returns a
+    record in the preference, judged or prompts format."""
     return lambda record: _read(read_record, record, kind)
 
 
@@ -305,7 +303,7 @@ def _read(
 ) -> Conversation | tuple[Conversation, ...]:
     try:
         found = read_record(dict(record))
-    except Exception as error:  # the user's own code: whatever it raises belongs to this row
+    except Exception as error:  # the user's code may raise anything; report it as a fault of this row
         raise RowFault(f"the function that reads records failed: {type(error).__name__}: {error}") from error
     if isinstance(found, str) and kind == "answers":
         return read_text({"text": found})

@@ -1,13 +1,12 @@
-"""The table of record formats, and which of them a file has.
+"""The table of record formats, and the detection of a file's format.
 
-A row of the table names the fields that a format needs and reads, and its reader. `format: auto` takes the first row
-whose needed fields the first record has, and says so.
+Each entry lists the fields that a format requires and reads, and its reader. `format: auto` takes the first format
+whose required fields the first record has, and reports it.
 
-What a file holds is compared with what a stage learns from. Preference data met by supervised training are refused,
-because learning all of it would teach the bad answers as well; and so are plain answers where a stage compares two, or
-wants to know which are good. Two kinds of preference data are known by their fields: a better and a worse answer in one
-record (`chosen`, `rejected`), and answers that are marked good or bad (`label`: true or false), as TRL and
-LLaMA-Factory have them.
+The format must match what the stage learns from. Supervised training refuses preference data, because it would learn
+the bad answers as well; preference stages refuse plain answers. Two kinds of preference data are recognised by their
+fields, as in TRL and LLaMA-Factory: a better and a worse answer in one record (`chosen`, `rejected`), and answers
+labelled good or bad (`label`: true or false).
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ Reader = Callable[[Record], Conversation | tuple[Conversation, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """One format of records: how it is known, and what reads it.
+    """One record format.
 
-    read: the record's conversation, or of a pair both.
-    needed, besides: fields of a record.
-    turn_key: what every turn of a format with turns has.
-    turn_fields: all that is read of one, or is of no consequence for what is learned.
-    form: in which of several ways a record is written, in words for the audit.
+    read: convert a record to its conversation, or to the two of a pair.
+    needed, besides: required and optional fields.
+    turn_key: for formats with turns, the field that every turn has.
+    turn_fields: fields of a turn that are read, or that do not affect what is learned.
+    form: describe which variant of the format a record uses, for the audit.
     """
 
     read: Reader
@@ -83,7 +82,7 @@ class Layout:
         return isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and self.turn_key in turns[0]
 
     def seen_in(self, record: Record) -> str:
-        """What made the record fit, for a sentence."""
+        """Name the fields by which the record was recognised."""
         if self.turn_key:
             return f"{_dialogue(record)!r}, whose turns have {self.turn_key!r}"
         return listed(self.needed)
@@ -130,28 +129,28 @@ FOR_ANSWERS = tuple(name for name in LAYOUTS if FORMATS[name] == "answers")
 
 
 def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
-    """The layout of the first record and the reason.
+    """Detect the layout of the first record. Returns the layout and the reason.
 
-    name: the file, for the error when none of `among` fits.
+    name: the file, for the InputError if no layout of `among` fits.
     """
     first = row.value
     for layout in among:
         if LAYOUTS[layout].fits(first):
             besides = [field for field in LAYOUTS[layout].besides if first.get(field) and field not in _DIALOGUES]
-            more = f", and {listed(besides)} besides" if besides else ""
+            more = f", and also {listed(besides)}" if besides else ""
             return layout, f"the first record has {LAYOUTS[layout].seen_in(first)}{more}"
     columns = list(first)
     known = "; ".join(f"{layout}: {listed(LAYOUTS[layout].needed)}" for layout in among)
     fields = [field for layout in among for field in LAYOUTS[layout].needed]
     like = [(field, match) for field in fields if field not in columns for match in nearest_words(field, columns, 1)]
     hint = f" ({like[0][1]!r} looks like {like[0][0]!r})" if like else ""
-    what = f"row 1 has no layout that surefoot knows: it has {listed(columns)}{hint}"
-    fix = f"rename the fields, or name them in the source's columns ({known})"
+    what = f"row 1 has no known format: it has {listed(columns)}{hint}"
+    fix = f"rename the fields, or map them in the source's columns ({known})"
     raise InputError(Fault(f"{name}:{row.line}", what, fix, code="SF-DATA-FORMAT"))
 
 
 def conversations_of(row: Row, read: Reader) -> list[Conversation]:
-    """What `read` makes of a row, one conversation or two, with its number and line."""
+    """Read a row as one conversation, or two for a pair, with the row's number and line."""
     found = read(row.value)
     several = found if isinstance(found, tuple) else (found,)
     images = _images(row.value, several)
@@ -159,8 +158,8 @@ def conversations_of(row: Row, read: Reader) -> list[Conversation]:
 
 
 def _images(record: Record, conversations: Sequence[Conversation]) -> tuple[str, ...]:
-    """The record's own list of pictures. A field of that name may be something else where no text has a place for
-    one."""
+    """Return the record's list of pictures. If no text has a place for a picture, the field `images` may be something
+    else and is ignored when it is malformed."""
     turns = [turn for one in conversations for turn in one.turns]
     try:
         return read_images(record)
@@ -171,7 +170,7 @@ def _images(record: Record, conversations: Sequence[Conversation]) -> tuple[str,
 
 
 def unused_in(record: Record, layout: str) -> list[str]:
-    """Names of the record's fields that the layout does not read."""
+    """Return the names of the record's fields that the layout does not read."""
     table = LAYOUTS[layout]
     names = [name for name in record if name not in table.fields]
     if table.turn_key:
@@ -182,32 +181,32 @@ def unused_in(record: Record, layout: str) -> list[str]:
 
 
 _MARK = "label"
-_ANSWERS = ("messages", "conversations", "completion", "output")  # fields that hold what `label` judges
+_ANSWERS = ("messages", "conversations", "completion", "output")  # fields with the answer that `label` judges
 _QUESTIONS = ("prompt", "question", "instruction", "query", "input")
 
 
 def kind_of_record(record: Mapping[str, Any]) -> Kind:
-    """What can be learned from records like this one. Prompts are never meant by themselves."""
+    """Return the kind of data that the record's fields suggest: pairs, judged or answers (never prompts)."""
     if all(column in record for column in PAIR):
         return "pairs"
     return "judged" if isinstance(record.get(mark_field(record) or ""), bool) else "answers"
 
 
-class Seen:
-    """What the records of a file are: told by the first one, and counted as all of them pass by.
+class FormatScan:
+    """Detects a file's format from its first record, and collects statistics while all records are read.
 
     layout: a key of LAYOUTS.
-    rows: how many were seen.
+    rows: number of records seen.
     unused: names of the fields that the layout does not read, in order of appearance.
     """
 
     def __init__(self, kind: Kind, requested: str, first: Row, name: str, *, texts: bool = False):
-        """InputError for a record that a stage of this kind cannot learn from.
+        """Detect the format. Raises InputError for a first record that this kind of stage cannot learn from.
 
-        kind: what is to be learned from them.
-        requested: auto or a layout's name.
+        kind: what the stage learns from.
+        requested: "auto" or a layout's name.
         name: the file.
-        texts: a `text` field is taken before any other layout.
+        texts: prefer the text layout if the record has a `text` field.
         """
         self._name, self._for_all = name, kind == "answers" and requested == "auto"
         self.layout, self._how = _layout_of(kind, requested, first, name, texts)
@@ -217,8 +216,8 @@ class Seen:
         self.rows = self._bad = 0
         self._first_bad: tuple[int, int] | None = None
 
-    def see(self, row: Row) -> None:
-        """One record more, whatever it is."""
+    def count(self, row: Row) -> None:
+        """Count a record, valid or not."""
         self.rows += 1
         if self._form is not None:
             self._forms[self._form(row.value)] += 1
@@ -227,28 +226,28 @@ class Seen:
             self._first_bad = self._first_bad or (row.number, row.line)
 
     def note_unused(self, row: Row) -> None:
-        """One record more that the layout could read."""
+        """Note the unread fields of a record that the layout could read."""
         self._unused |= dict.fromkeys(unused_in(row.value, self.layout))
 
     def refuse(self) -> None:
-        """InputError for answers of which some are marked as bad, unless somebody named the layout. Answers that are
-        all marked as good can be learned."""
+        """Raise InputError if supervised training met answers labelled bad, unless the user named the format. If all
+        are labelled good, they can be learned."""
         if not self._for_all or self._first_bad is None:
             return
         number, line = self._first_bad
         what = (
             f"row {number} is a preference record (its {_MARK!r} is false, as in {self._bad:,} of {self.rows:,} "
-            "records): supervised training would learn its bad answers, too"
+            "records): supervised training would also learn its bad answers"
         )
         fix = (
-            f"choose stage {methods_for('judged')}; or keep only the records whose {_MARK!r} is true, or name the "
+            f"choose stage {methods_for('judged')}; or keep only the records whose {_MARK!r} is true; or set the "
             "source's format to learn them all"
         )
         raise InputError(Fault(f"{self._name}:{line}", what, fix, code="SF-DATA-FORMAT"))
 
     @property
     def reason(self) -> str:
-        """How the layout is known, and in which ways the records are written."""
+        """How the layout was found, and which variants of it the records use."""
         if len(self._forms) <= 1:
             return "; ".join([self._how, *self._forms])
         counts = (f"{count:,} records: {words}" for words, count in self._forms.most_common())
@@ -259,25 +258,25 @@ class Seen:
         return tuple(self._unused)
 
 
-def look(kind: Kind, requested: str, rows: Iterable[Row], name: str, *, texts: bool = False) -> Seen:
-    """What all these records are; arguments and InputErrors as `Seen` has them."""
-    seen: Seen | None = None
+def scan_format(kind: Kind, requested: str, rows: Iterable[Row], name: str, *, texts: bool = False) -> FormatScan:
+    """Scan all rows and return the filled `FormatScan`. Arguments and InputErrors as there."""
+    scan: FormatScan | None = None
     for row in rows:
-        seen = seen or Seen(kind, requested, row, name, texts=texts)
-        seen.see(row)
-    assert seen is not None  # a source has at least one
-    seen.refuse()
-    return seen
+        scan = scan or FormatScan(kind, requested, row, name, texts=texts)
+        scan.count(row)
+    assert scan is not None  # a source has at least one
+    scan.refuse()
+    return scan
 
 
 def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -> tuple[str, str]:
-    """The layout and how it is known, from the first record."""
+    """Return the layout of the first record, and how it was found."""
     if kind != "answers":
         return _layout_for(kind, requested, first, name)
     if requested != "auto":
         return requested, "asked for"
     if all(column in first.value for column in PAIR):
-        what = f"row 1 is a preference record (it has {listed(PAIR)}): nothing says which answer is to be learned"
+        what = f"row 1 is a preference record (it has {listed(PAIR)}), so it is open which answer to learn"
         advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
         raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
     if texts and "text" in first.value:
@@ -286,11 +285,11 @@ def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -
 
 
 def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, str]:
-    """For a stage that learns from pairs, judged answers or prompts. InputError, with the stage that could learn from
-    it, for a record of another kind."""
+    """Return the layout for a stage that learns from pairs, judged answers or prompts. Raises InputError for a record
+    of another kind; the message names the stage for it."""
     layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
     if requested not in ("auto", layout) and (kind != "prompts" or requested == "text"):
-        what = f"is {requested}, and this stage reads {layout}"
+        what = f"is {requested}, but this stage reads {layout}"
         raise InputError(
             Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
         )
@@ -301,7 +300,7 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
         raise InputError(
             Fault(f"{name}:{row.line}", f"row 1 {_other_kind(kind, first)}", _KIND_FIX[kind], code="SF-DATA-FORMAT")
         )
-    return layout, "asked for" if requested != "auto" else f"the first record has {listed(_seen(kind, first))}"
+    return layout, "asked for" if requested != "auto" else f"the first record has {listed(_present(kind, first))}"
 
 
 _KIND_FIX: Mapping[Kind, str] = {
@@ -311,30 +310,30 @@ _KIND_FIX: Mapping[Kind, str] = {
 }
 
 
-def _seen(kind: Kind, record: Mapping[str, Any]) -> list[str]:
+def _present(kind: Kind, record: Mapping[str, Any]) -> list[str]:
     marks = {"pairs": PAIR, "judged": MARKS, "prompts": ()}[kind]
     return [name for name in (*OPENINGS, *marks) if name in record]
 
 
 def _other_kind(kind: Kind, record: Mapping[str, Any]) -> str:
-    """What a record of another kind is, and what this one learns from."""
+    """Describe what the record is, and what this stage learns from."""
     wanted = {
         "pairs": f"this stage compares two answers ({listed(PAIR)})",
-        "judged": f"this stage wants to know of every answer whether it is good ({listed(MARKS)})",
+        "judged": f"this stage needs to know for every answer whether it is good ({listed(MARKS)})",
         "prompts": f"this stage answers prompts ({listed(OPENINGS)})",
     }[kind]
     if all(column in record for column in PAIR):
-        return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), and {wanted}"
+        return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), but {wanted}"
     if mark_field(record) is not None:
-        return f"is a judged answer for stage {methods_for('judged')} (it has {mark_field(record)!r}), and {wanted}"
+        return f"is a judged answer for stage {methods_for('judged')} (it has {mark_field(record)!r}), but {wanted}"
     known = next((layout for layout in LAYOUTS if LAYOUTS[layout].needed and LAYOUTS[layout].fits(record)), None)
     stage = methods_for("answers", plain_texts=known == "text")
     found = f"is {known} data for stage {stage} (it has {listed(record)})" if known else f"has {listed(record)}"
-    return f"{found}, and {wanted}"
+    return f"{found}, but {wanted}"
 
 
 def _advice(record: Mapping[str, Any]) -> str:
-    """The columns by which the better answers of such records can be read, where there are any: they were tried."""
+    """Suggest columns that let the better answers be read as plain answers, after trying them on the record."""
     better = record["chosen"]
     attempts = [
         ({"messages": "chosen"}, lambda: read_messages({"messages": better})),

@@ -1,4 +1,4 @@
-"""Faults of records: what is wrong with one row, gathered over a file and told by kind."""
+"""Collect the faults of a file's records, and report them grouped by kind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Generic, Protocol, TypeVar, cast
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
-_SHOWN = 8  # kinds of fault, and rows with the same one, listed before the rest is only counted
+_SHOWN = 8  # maximum kinds of fault, and rows per kind, that are listed; others are counted
 
 
 class Numbered(Protocol):
-    """A record or a conversation: its number in the file and the line where it starts, both from 1."""
+    """A record or a conversation, with its number in the file and its first line, both from 1."""
 
     @property
     def number(self) -> int: ...
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class RowFault(Exception):
-    """What is wrong with one row; the caller knows the file."""
+    """A fault of one row. The caller adds the file and the row."""
 
     def __init__(self, what: str, fix: str = "", code: str = "SF-DATA-ROW"):
         super().__init__(what)
@@ -33,19 +33,19 @@ class RowFault(Exception):
 
 
 class RowFaults(Generic[Item]):
-    """The rows of the file `name` that something could not be done with, gathered one after the other."""
+    """Collects the faulty rows of the file `name`."""
 
     def __init__(self, name: str):
         self._name = name
-        self._found: dict[tuple[str, str, str], list[int]] = {}  # the first kinds, with the numbers of their rows
-        self._lines: list[int] = []  # of the first row of each
+        self._found: dict[tuple[str, str, str], list[int]] = {}  # (what, fix, code) -> row numbers
+        self._lines: list[int] = []  # line of the first row of each kind
         self._rest = 0
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def attempt(self, item: Item, do: Callable[[Item], Result]) -> Result | None:
-        """What `do` returns; None where the row is at fault."""
+        """Call `do` and return its result; on a RowFault, note it and return None."""
         try:
             return do(item)
         except RowFault as fault:
@@ -53,7 +53,7 @@ class RowFaults(Generic[Item]):
             return None
 
     def note(self, item: Item, fault: RowFault) -> None:
-        """Count the fault of this row."""
+        """Add the fault of a row."""
         kind = (fault.what, fault.fix, fault.code)
         if kind in self._found:
             self._found[kind].append(item.number)
@@ -64,20 +64,20 @@ class RowFaults(Generic[Item]):
             self._rest += 1
 
     def refuse(self) -> None:
-        """One InputError for all of them, where there are any: each kind of fault once, by its first row and the
-        numbers of others; the first kinds in full, rows with others counted."""
+        """Raise one InputError for all faults, if there are any. Each kind of fault is listed once, with its first row
+        and the numbers of the others; after _SHOWN kinds, rows are only counted."""
         faults = [
             Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix), code=code)
             for line, ((what, fix, code), rows) in zip(self._lines, self._found.items(), strict=True)
         ]
         if self._rest:
-            faults.append(Fault(self._name, f"{self._rest} more faulty rows were seen", code="SF-DATA-ROW"))
+            faults.append(Fault(self._name, f"{self._rest} more rows have faults", code="SF-DATA-ROW"))
         if faults:
             raise InputError(faults)
 
 
 def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
-    """`do` for every row of the file `name`. InputError, as `RowFaults` words it, where there are faulty ones."""
+    """Call `do` for every row of the file `name`. Raises one InputError for all rows with faults, see `RowFaults`."""
     faults = RowFaults[Item](name)
     results = [faults.attempt(item, do) for item in items]
     faults.refuse()
@@ -85,7 +85,7 @@ def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> 
 
 
 def _also(rows: Sequence[int], fix: str) -> str:
-    """Before what is to be done, which is to be done in all of them; `what` stays a sentence about one row."""
+    """Prefix the fix with the other rows that have the same fault."""
     if not rows:
         return fix
     same = f"the same in row{'s' if len(rows) > 1 else ''} {first_few(rows, _SHOWN)}"

@@ -6,8 +6,7 @@
     alpaca             {"instruction", "input", "output"}, optionally with "system" and "history"
     commonsense        alpaca with "answer", the short form of "output"
 
-`retag` renames the turns of files whose dataset_info.json has other names for roles (`tags`); the sharegpt reader then
-sees its own.
+`retag` renames the turns of files whose dataset_info.json has other names for roles (`tags`) to those of sharegpt.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from surefoot.data.formats.conversation import (
 from surefoot.data.formats.rows import RowFault
 from surefoot.data.sources.records import Row, kind_of
 
-THOUGHTS = ("reasoning_content", "thinking")  # as Qwen, DeepSeek and GLM call the field, and gpt-oss
+THOUGHTS = ("reasoning_content", "thinking")  # reasoning field of Qwen, DeepSeek and GLM; of gpt-oss
 _MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def read_messages(record: Mapping[str, Any]) -> Conversation:
-    """{"messages": [{"role", "content"}, …]}, optionally with "tools" and "system". `conversations` is read as well,
-    where there is no `messages`."""
+    """Read {"messages": [{"role", "content"}, …]}, optionally with "tools" and "system". Without `messages`, the field
+    `conversations` is read."""
     name = "conversations" if "messages" not in record and "conversations" in record else "messages"
     return read_dialogue(record, name, read_message)
 
 
 def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
-    """{"prompt", "completion"}: two texts, or two lists of messages. The completion is learned, the prompt never."""
+    """Read {"prompt", "completion"}: two texts, or two lists of messages. Only the completion is learned."""
     if isinstance(field(record, "prompt"), str):
         return Conversation((Turn("user", filled(record, "prompt")), Turn("assistant", filled(record, "completion"))))
     prompt = [replace(turn, learned=False) for turn in read_turns(record, "prompt", read_message)]
@@ -60,11 +59,11 @@ def read_prompt_completion(record: Mapping[str, Any]) -> Conversation:
 
 
 def read_message(message: Mapping[str, Any]) -> Turn:
-    """{"role", "content"} as one turn."""
+    """Read {"role", "content"} as a turn."""
     role = role_in(message, "role", _MESSAGE_ROLES)
     calls = read_calls(message["tool_calls"], "tool_calls") if message.get("tool_calls") else ()
     if calls and role != "assistant":
-        raise RowFault(f"has tool calls, but its role is {message['role']}", "calls are made by the assistant")
+        raise RowFault(f"has tool calls, but its role is {message['role']}", "only the assistant can make calls")
     may_be_empty = calls or role in ("system", "tool")
     content, images = ("", ()) if calls and message.get("content") is None else _content(message)
     if not content.strip() and not may_be_empty:
@@ -76,7 +75,8 @@ def read_message(message: Mapping[str, Any]) -> Turn:
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """A text, or a list of parts that are texts and pictures; and the pictures' paths."""
+    """Read a content, which is a text or a list of text and picture parts. Returns the text, with `IMAGE` for each
+    picture, and the pictures' paths."""
     parts = field(message, "content")
     if not isinstance(parts, list):
         return text(message, "content"), ()
@@ -89,16 +89,16 @@ def _content(message: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
             texts.append(IMAGE)
             images.append(_path(part, number))
         else:
-            what = f"has a part {number} in 'content' that is no text ({kind})"
-            raise RowFault(what, "only texts and pictures can be learned")
+            what = f"has a part {number} in 'content' that is not text ({kind})"
+            raise RowFault(what, "only texts and pictures are supported")
     return "".join(texts), tuple(images)
 
 
-_PICTURES = ("image", "image_url")  # types of parts, and fields that hold the path
+_PICTURES = ("image", "image_url")  # types of picture parts, and fields with the path
 
 
 def _path(part: Mapping[str, Any], number: int) -> str:
-    """Of the picture; empty where the part names none, as in TRL, whose record lists them."""
+    """Return the picture's path; "" if the part has none, as in TRL's format, where the record lists the pictures."""
     found = [part[name] for name in (*_PICTURES, "url", "path") if part.get(name) is not None]
     path = found[0] if found else ""
     path = path.get("url") if isinstance(path, dict) and "url" in path else path_in(path)
@@ -128,14 +128,14 @@ _SHAREGPT_ROLES = {
 
 
 def read_sharegpt(record: Mapping[str, Any]) -> Conversation:
-    """{"conversations": [{"from", "value"}, …]}, optionally with "tools" and "system". `messages` is read as well,
-    where there is no `conversations`."""
+    """Read {"conversations": [{"from", "value"}, …]}, optionally with "tools" and "system". Without `conversations`,
+    the field `messages` is read."""
     name = "messages" if "conversations" not in record and "messages" in record else "conversations"
     return read_dialogue(record, name, read_sharegpt_turn)
 
 
 def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
-    """{"from", "value"} as one turn."""
+    """Read {"from", "value"} as a turn."""
     role = role_in(item, "from", _SHAREGPT_ROLES)
     if role == _CALL:
         calls = read_calls(field(item, "value"), "value")
@@ -156,10 +156,10 @@ _TAG_ROLES = {
 
 
 def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
-    """Rows whose turns have sharegpt's own words.
+    """Rename the fields and roles of turns to those of sharegpt.
 
-    tags: role_tag, content_tag, user_tag, … -> the file's word. What has another word stays as it is, for the format to
-        judge.
+    tags: role_tag, content_tag, user_tag, … -> the file's name. Other names stay unchanged, and the reader of the
+        format checks them.
     """
     fields = {tags[tag]: ours for tag, ours in _TAG_FIELDS.items() if tag in tags}
     roles = {tags[tag]: ours for tag, ours in _TAG_ROLES.items() if tag in tags}
@@ -170,7 +170,7 @@ def retag(rows: Iterable[Row], tags: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _turns(value: Any, fields: Mapping[str, str], roles: Mapping[str, str]) -> Any:
-    """A turn, or a list of turns, renamed; any other value as it is."""
+    """Rename a turn or a list of turns; return any other value unchanged."""
     if isinstance(value, dict):
         return _turns([value], fields, roles)[0]
     if not isinstance(value, list) or not all(
@@ -182,14 +182,14 @@ def _turns(value: Any, fields: Mapping[str, str], roles: Mapping[str, str]) -> A
 
 
 def read_alpaca(record: Mapping[str, Any]) -> Conversation:
-    """{"instruction", "output"} and optionally "input", "system" and "history": [[prompt, answer], …] of the turns
-    before, whose answers are learned as well."""
+    """Read {"instruction", "output"}, optionally with "input", "system" and "history": [[prompt, answer], …], the
+    earlier turns, whose answers are learned as well."""
     opening = read_instruction(record)
     return Conversation((*opening, Turn("assistant", filled(record, "output"))))
 
 
 def read_instruction(record: Mapping[str, Any]) -> tuple[Turn, ...]:
-    """All of an alpaca record that stands before its answer."""
+    """Read the turns of an alpaca record before its answer."""
     system, context = optional(record, "system"), optional(record, "input")
     prompt = text(record, "instruction")
     if not prompt.strip() and not context:
@@ -199,11 +199,11 @@ def read_instruction(record: Mapping[str, Any]) -> tuple[Turn, ...]:
 
 
 def read_commonsense(record: Mapping[str, Any]) -> Conversation:
-    """An alpaca record with "answer", the short form of "output": text or a number. Training reads the output alone;
+    """Read an alpaca record with "answer", a text or number, the short form of "output". Training uses only the output;
     evaluation compares with the answer."""
     answer = field(record, "answer")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise RowFault(f"has {kind_of(answer)} in 'answer', where text or a number belongs")
+        raise RowFault(f"has {kind_of(answer)} in 'answer', where text or a number is required")
     return read_alpaca(record)
 
 

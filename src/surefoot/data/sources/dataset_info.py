@@ -1,9 +1,9 @@
-"""dataset_info.json, LLaMA-Factory's description of data sets: what an entry says, in surefoot's words.
+"""Read dataset_info.json, LLaMA-Factory's description of data sets.
 
-Two of its rules are easy to miss and are kept: where `columns` is given, a column that it does not list is not read,
-and where it is not given, only the usual columns of the format are. `num_samples` picks at random there, repeating
-records when it is larger than the data; here it picks by a hash of the content, the same records on every machine, and
-never repeats. Facts: data/README.md of hiyouga/LLaMA-Factory.
+Two of its rules are easy to miss and also hold here: if `columns` is given, other columns are not read; if it is not
+given, only the standard columns of the format are. In LLaMA-Factory, `num_samples` draws at random and repeats records
+if it is larger than the data; here it draws by a hash of the content, the same records on every machine, and never
+repeats. Source: data/README.md of hiyouga/LLaMA-Factory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _KEYS = (
     "num_samples",
     "ranking",
 )
-_WITHOUT_EFFECT = ("file_sha1",)  # of old descriptions; surefoot records a SHA-256 of its own
+_WITHOUT_EFFECT = ("file_sha1",)  # in old descriptions; surefoot records the SHA-256 itself
 _NOT_READ = {
-    "script_url": "is built by a script, and surefoot runs no code of a data set",
-    "ms_hub_url": "lies on ModelScope, which surefoot does not read",
-    "om_hub_url": "lies on Modelers, which surefoot does not read",
-    "cloud_file_name": "lies in a cloud bucket, which surefoot does not read",
+    "script_url": "is built by a script, and surefoot does not run code of a data set",
+    "ms_hub_url": "is on ModelScope, which surefoot does not support",
+    "om_hub_url": "is on Modelers, which surefoot does not support",
+    "cloud_file_name": "is in a cloud bucket, which surefoot does not support",
 }
 _SOURCES = ("hf_hub_url", "file_name", *_NOT_READ)
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
@@ -57,7 +57,7 @@ _USUAL = {
 }
 _PAIR = {"chosen": "chosen", "rejected": "rejected"}
 _VERDICT = {"kto_tag": "label"}
-_MARKS = (*_PAIR, *_VERDICT)  # columns that make an entry preference data; `ranking` does, too
+_MARKS = (*_PAIR, *_VERDICT)  # columns that mark an entry as preference data, like the key `ranking`
 _MEDIA = ("videos", "audios")
 _OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "system_tag": "system"}
@@ -65,13 +65,16 @@ _OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "syste
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set.
+    """One entry of dataset_info.json.
 
-    file: below the folder, None where it lies on the hub as `hub`.
-    subset, split, folder: there.
-    columns: field of the format -> the file's name, all that is read.
-    sample: so many records, None for all.
-    mark: what says that these are preference data, empty for answers.
+    where: place for messages.
+    file: path within the folder; None for a data set on the hub.
+    hub: name on the hub; subset, split and folder refer to it.
+    format: name of the record format.
+    columns: the format's field name -> the file's field name; nothing else is read.
+    tags: names of roles and turn fields in the file.
+    sample: number of records to draw; None for all.
+    mark: the key or column that marks preference data; empty for answers.
     """
 
     where: str
@@ -94,15 +97,15 @@ class Entry:
 
 
 def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | None:
-    """The entries of the folder's dataset_info.json; None where there is none, or one of another kind (the library
-    `datasets` writes a file of the same name about a single data set).
+    """Read the entries of the folder's dataset_info.json; None if there is none, or the file has another meaning (the
+    `datasets` library writes a file of the same name about a single data set).
 
-    name: the folder's, for messages.
+    name: the folder's name, for messages.
     """
     path = folder / DESCRIPTION
     try:
-        if path.exists() and not path.is_file():  # a FIFO would be waited for without end
-            raise _refusal(f"{name}/{DESCRIPTION}", "is no regular file", "put the description in its place")
+        if path.exists() and not path.is_file():  # reading a FIFO would block forever
+            raise _refusal(f"{name}/{DESCRIPTION}", "is not a regular file", "replace it by the description")
         text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -120,11 +123,11 @@ def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | 
 
 
 def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str) -> Entry:
-    """The entry `name`.
+    """Read and check the entry `name`.
 
-    folder: for messages.
+    folder: the folder's name, for messages.
 
-    InputError for a name that is not there and for what an entry asks for and training on text cannot give.
+    Raises InputError for an unknown name, and for an entry that is malformed or needs unsupported features.
     """
     where = f"{folder}/{DESCRIPTION}"
     if name not in entries:
@@ -137,7 +140,7 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
     columns = entry.get("columns")
     tags = dict(entry.get("tags", {}))
     if layout == "messages" and any(_OPENAI_TAGS[tag] != word for tag, word in tags.items()):
-        layout = "sharegpt"  # which knows tags; the messages format has the words of OpenAI
+        layout = "sharegpt"  # only sharegpt supports tags; the messages format has OpenAI's names
     elif layout == "messages":
         tags = {}
     mark = _mark(entry)
@@ -173,14 +176,14 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
     if "hf_hub_url" not in entry:
         for key, reason in _NOT_READ.items():
             if key in entry:
-                raise _refusal(where, f"{reason} ({key})", "export it to a file and name that in file_name")
+                raise _refusal(where, f"{reason} ({key})", "export it to a file and set file_name")
     columns = entry.get("columns", {})
     if media := [column for column in _MEDIA if column in columns]:
-        raise _refusal(where, f"has {media[0]}, and surefoot reads texts and pictures", "name an entry without it")
+        raise _refusal(where, f"has {media[0]}, but surefoot only reads texts and pictures", "use another entry")
     known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
     if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
         fix = f"its format reads {', '.join(known)}"
-        raise _refusal(where, f"columns has {unknown[0]!r}, which means nothing here", fix)
+        raise _refusal(where, f"columns has the unknown key {unknown[0]!r}", fix)
     if "file_name" in entry and "hf_hub_url" not in entry:
         _check_file(entry, where)
 
@@ -200,7 +203,7 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
     for key in ("hf_hub_url", "file_name", "subset", "split", "folder"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
             refuse(key, "a text")
-    if entry.get("formatting", "alpaca") not in tuple(_FORMATS):  # a list or an object is in no mapping at all
+    if entry.get("formatting", "alpaca") not in tuple(_FORMATS):  # a tuple, because the value may be unhashable
         refuse("formatting", f"one of {', '.join(_FORMATS)}")
     for key, known in (("columns", None), ("tags", _TAGS)):
         pairs = entry.get(key, {})
@@ -216,7 +219,8 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
 
 
 def _check_file(entry: Mapping[str, Any], where: str) -> None:
-    """A description may come from anywhere: what it names must lie in its own folder; see `inside` for links."""
+    """Check that the file is inside the description's folder, since the description is untrusted; for links see
+    `inside`."""
     file = entry["file_name"]
     parts = (*PurePosixPath(file).parts, *PureWindowsPath(file).parts)
     if PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor or ".." in parts:
@@ -224,15 +228,15 @@ def _check_file(entry: Mapping[str, Any], where: str) -> None:
         raise _refusal(where, what, "put the file into the folder, or give its path in data.train")
     for key in ("subset", "split", "folder"):
         if entry.get(key, "train" if key == "split" else None) not in (None, "train"):
-            raise _refusal(where, f"{key} is for data sets on the hub, and this one is a file", "leave it out")
+            raise _refusal(where, f"{key} is for data sets on the hub, but this one is a file", "remove it")
 
 
 def inside(folder: Path, entry: Entry) -> Path:
-    """The file or folder that an entry names. InputError where it, or a file in it, is a link out of the folder."""
+    """Return the path of an entry. Raises InputError if it, or a file in it, is a link that leads out of the folder."""
     path = folder / (entry.file or "")
     files = path.iterdir() if path.is_dir() else ()
     if not all(one.resolve().is_relative_to(folder.resolve()) for one in (path, *files)):
-        what = f"file_name {entry.file} is, or holds, a link out of the folder of the description"
+        what = f"file_name {entry.file} is, or contains, a link out of the folder of the description"
         raise _refusal(entry.where, what, "put the file into the folder, or give its path in data.train")
     return path
 

@@ -1,8 +1,8 @@
-"""Data sets on the hub: which files of a repository are the subset and split that were asked for, and their records.
+"""Read data sets from the hub: choose the files of the requested subset and split, and download or stream them.
 
-No code of a repository is ever run. Files are chosen by what its README declares (`configs`), else by their folders and
-names, as the hub's own viewer does; where that leaves a choice, the answer is an error that lists it. The revision is
-resolved to a commit first, and all files are of this commit.
+No code of a repository is ever run. Files are chosen by the `configs` of its README, else by folder and file names, as
+the hub's own viewer does; an ambiguous choice is an error that lists the options. The revision is resolved to a commit
+first, and all files are read at this commit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from surefoot.system.hub import Repository, bounded_client, fetch, hub_faults, l
 from surefoot.system.locations import data_kind
 
 _README = "README.md"
-_BLOCK = 2**20  # bytes asked for at once
+_BLOCK = 2**20  # bytes per request
 _STREAMED = (".jsonl", ".ndjson", ".parquet")
 
 
 @dataclass(frozen=True)
 class HubData:
-    """What is asked for.
+    """A request for a data set.
 
     name: org/name.
-    folder: of the repository, None for all of it.
+    folder: folder of the repository; None for all of it.
     """
 
     name: str
@@ -43,10 +43,10 @@ class HubData:
 
 
 def open_hub(data: HubData) -> tuple[Source, ...]:
-    """The files of a data set, downloaded (or found in the cache) and hashed, in the order of their names.
+    """Download a data set's files (or find them in the cache) and hash them. Returns them sorted by name.
 
-    Raises InputError where the hub has no such data set, revision, subset or split; EnvironmentFault where it cannot be
-    reached or denies access.
+    Raises InputError for an unknown data set, revision, subset or split; EnvironmentFault if the hub cannot be reached
+    or denies access.
     """
     repository, chosen = _choose(data)
     folder = fetch(repository, chosen.files)
@@ -54,20 +54,18 @@ def open_hub(data: HubData) -> tuple[Source, ...]:
 
 
 def stream_hub(data: HubData, count: int) -> Source:
-    """The first `count` records of a data set as one source; no file is stored, and nothing beyond them is asked for
-    but the rest of a block. JSON lines and Parquet only: other files have to be read as a whole."""
+    """Stream the first `count` records of a data set as one source. No file is stored, and nothing beyond the last
+    block is requested. JSON lines and Parquet only: other formats must be read completely."""
     repository, chosen = _choose(data)
     if whole := [file for file in chosen.files if not file.lower().endswith(_STREAMED)]:
-        what = f"{whole[0]} has to be read as a whole, and streaming is on"
-        raise InputError(
-            Fault(data.name, what, "leave streaming out; JSON lines and Parquet can be streamed", code="SF-DATA-HUB")
-        )
+        what = f"{whole[0]} cannot be streamed; only JSON lines and Parquet can"
+        raise InputError(Fault(data.name, what, "remove streaming", code="SF-DATA-HUB"))
     fixed = json.dumps([data.name, repository.commit, chosen.files, count])
     name = f"{data.name}/{chosen.files[0]}" if len(chosen.files) == 1 else f"{data.name} ({chosen.part})"
 
     def read() -> Iterator[tuple[int, Any]]:
         rows = (row for file in chosen.files for row in _streamed(repository, file))
-        if len(chosen.files) > 1:  # lines of several files would be mistaken for those of one
+        if len(chosen.files) > 1:  # number the rows across files: line numbers of several files would be ambiguous
             rows = ((number, value) for number, (_, value) in enumerate(rows, start=1))
         with hub_faults(data.name, "dataset", data.revision):
             yield from islice(rows, count)
@@ -92,7 +90,7 @@ def _streamed(repository: Repository, file: str) -> Iterator[tuple[int, Any]]:
     from huggingface_hub import HfFileSystem
 
     name = f"{repository.name}/{file}"
-    # An instance of its own: fsspec keeps instances, and with them answers of a token that has changed.
+    # A new instance: fsspec caches instances, and with them responses for an old token.
     files = HfFileSystem(skip_instance_cache=True)
     with bounded_client():
         opened: Any = files.open(f"datasets/{repository.name}@{repository.commit}/{file}", "rb", block_size=_BLOCK)
@@ -105,6 +103,6 @@ def _streamed(repository: Repository, file: str) -> Iterator[tuple[int, Any]]:
                 text = line.decode("utf-8").removeprefix("\ufeff" if number == 1 else "")
             except UnicodeDecodeError:
                 raise InputError(
-                    Fault(f"{name}:{number}", "is not UTF-8", "the file has to be UTF-8", code="SF-DATA-FILE")
+                    Fault(f"{name}:{number}", "is not UTF-8", "the file must be UTF-8", code="SF-DATA-FILE")
                 ) from None
             yield from read_line(name, text.removesuffix("\n"), number, last=not text.endswith("\n"))

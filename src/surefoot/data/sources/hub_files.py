@@ -1,12 +1,12 @@
-"""Which files of a hub data set are the requested subset and split: a pure function of its file list and its README.
+"""Choose the files of a subset and split of a hub data set, as a pure function of its file list and README.
 
-The `configs` of the README's YAML header decide where it has them. Otherwise a subset is a folder (folders called
-`data` or after a split belong to their parent), and a split shows in the names of folders and files: train, validation
-(valid, val, dev), test (eval), or NAME-00000-of-00003 as the hub's tools write shards. A repository in which no name
-shows a split has one: train. A local folder is resolved in the same way.
+The `configs` of the README's YAML header decide, if present. Otherwise a subset is a folder (folders named `data` or
+after a split belong to their parent), and a split is recognised by the names of folders and files: train, validation
+(valid, val, dev), test (eval), or NAME-00000-of-00003, as the hub's tools name shards. If no name shows a split, all
+files are train. Local folders are resolved by the same rules.
 
-A README is untrusted input, read before anything is trained: YAML aliases are refused (a few of them make millions of
-values), and glob patterns are matched without backtracking, in time linear in pattern times path.
+A README is untrusted input: YAML aliases are refused (a few of them can expand to millions of values), and glob
+patterns are matched without backtracking, in time proportional to pattern length times path length.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SPLITS = {
 }
 _METADATA = (DESCRIPTION, "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 _PROSE = ("authors", "changelog", "citation", "contributing", "copying", "licence", "license", "notice", "readme")
-TO_EVALUATE = ("validation", "test")  # which split evaluation data is, where nobody says
-ROOT = "."  # subset: what lies in no folder of its own
-_LISTED = 8  # subsets in a message
-_SCALAR = (str, int, float)  # of a README; the text of anything else, of a list of lists of lists, may have no end
-# The order in which kinds are preferred where a repository holds a split in several: exact types before text.
+TO_EVALUATE = ("validation", "test")  # default splits of evaluation data, the first that exists
+ROOT = "."  # name of the subset of files that are in no subset folder
+_LISTED = 8  # subsets listed in a message
+_SCALAR = (str, int, float)  # accepted types of README values; nested lists could have endless text
+# File formats by preference, if a repository has a split in several: exact types before text.
 _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
 assert set(_PREFERRED) == set(DATA_KINDS)
 
@@ -45,9 +45,9 @@ Splits = tuple[str, ...]
 class Chosen:
     """The files of one split.
 
-    files: sorted.
-    part: which subset and split they are.
-    reason: what that was seen from.
+    files: paths, sorted.
+    part: name of the subset and split.
+    reason: how they were recognised.
     """
 
     files: tuple[str, ...]
@@ -58,14 +58,14 @@ class Chosen:
 def choose_files(
     name: str, files: Collection[str], readme: str, subset: str | None, split: str | Splits, folder: str | None = None
 ) -> Chosen:
-    """The files of the requested subset and split.
+    """Choose the files of the requested subset and split.
 
-    name: of the repository, for messages.
+    name: name of the repository, for messages.
     files: all its paths.
-    split: one, or several of which the first that is there is meant.
-    folder: only what lies in it counts.
+    split: a split, or several, of which the first that exists is used.
+    folder: consider only files in this folder.
 
-    Raises InputError that lists what there is.
+    Raises InputError, listing the options, if there is no unique choice.
     """
     splits = (split,) if isinstance(split, str) else split
     below = "" if folder is None else folder.strip("/") + "/"
@@ -84,12 +84,12 @@ def choose_files(
     kinds = sorted({data_kind(file) or "" for file in chosen}, key=_PREFERRED.index)
     if len(kinds) > 1:
         chosen = [file for file in chosen if data_kind(file) == kinds[0]]
-        reason += f"; its {', '.join(kinds[1:])} files are not read beside {kinds[0]}"
+        reason += f"; its {', '.join(kinds[1:])} files are ignored, {kinds[0]} is preferred"
     return Chosen(tuple(sorted(chosen)), part, reason)
 
 
 def is_data(file: str) -> bool:
-    """Whether a file's name is that of records: neither of facts about them, nor of a README or licence as text."""
+    """Whether a file contains records, judged by its name: metadata files, READMEs and licences do not."""
     name = file.rpartition("/")[2]
     letters = "".join(filter(str.isalpha, name.lower().partition(".")[0]))
     prose = data_kind(name) == ".txt" and letters in _PROSE
@@ -98,14 +98,14 @@ def is_data(file: str) -> bool:
 
 def _no_data(name: str, files: Collection[str], folder: str | None) -> InputError:
     if any(file == f"{name.rpartition('/')[2]}.py" for file in files):
-        fix = "set revision: refs/convert/parquet, which the hub makes of many such data sets"
-        return _refusal(name, "is built by a script, and surefoot runs no code of a data set", fix)
+        fix = "set revision: refs/convert/parquet, which the hub provides for many such data sets"
+        return _refusal(name, "is built by a script, and surefoot does not run code of a data set", fix)
     where = "has no data file" if folder is None else f"has no data file in {folder}"
     return _refusal(name, where, f"surefoot reads {' '.join(DATA_KINDS)}")
 
 
 def _configs(name: str, readme: str) -> list[Mapping[str, Any]]:
-    """The `configs` of the README's YAML header that name data files; none where there is no such header."""
+    """Return the `configs` of the README's YAML header that name data files."""
     header = read_header(name, readme)
     configs = header.get("configs") if isinstance(header, dict) else None
     listed = configs if isinstance(configs, list) else []
@@ -121,7 +121,7 @@ def _declared(
         default = [known for known, one in by_name.items() if one.get("default") is True or known == "default"]
         if not default and len(by_name) > 1:
             fix = f"set subset to one of {', '.join(by_name)}"
-            raise _refusal(name, f"has {len(by_name)} subsets, and none is the default", fix)
+            raise _refusal(name, f"has {len(by_name)} subsets and no default", fix)
         subset = (default or list(by_name))[0]
     elif subset not in by_name:
         raise _refusal(name, f"has no subset {subset!r}", f"it has {', '.join(by_name)}")
@@ -131,13 +131,13 @@ def _declared(
         raise _refusal(name, f"{_no_split(wanted)} in the subset {subset!r}", _other_splits(wanted, splits))
     chosen = matching(name, splits[split], data)
     if not chosen:
-        what = f"its README names {', '.join(splits[split])} for the split {split!r}, and no data file matches"
+        what = f"its README names {', '.join(splits[split])} for the split {split!r}, but no data file matches"
         raise _refusal(name, what, "choose another split or revision")
     return chosen, f"subset {subset}, split {split}", "as its README declares"
 
 
 def _declared_splits(data_files: Any) -> dict[str, list[str]]:
-    """Split -> patterns. Without splits, all of it is train."""
+    """Return split -> patterns. Entries without a split are train."""
     listed = data_files if isinstance(data_files, list) else [data_files]
     splits: dict[str, list[str]] = {}
     for item in listed:
@@ -153,7 +153,7 @@ def _no_split(wanted: Splits) -> str:
 
 
 def _other_splits(wanted: Splits, there: Iterable[str]) -> str:
-    """What to do instead; several were looked for where nobody named one."""
+    """Suggest a fix. Several splits are wanted only if the user named none."""
     listed = f"it has {', '.join(there)}"
     return listed if len(wanted) == 1 else f"{listed}; name the one you mean in split"
 
@@ -168,7 +168,7 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
             raise _refusal(name, f"has no subset {subset!r}", fix)
         data = inside
     elif len(subsets) > 1:
-        root = f" ({ROOT} means the files outside of these folders)" if ROOT in subsets else ""
+        root = f" ({ROOT} means the files outside these folders)" if ROOT in subsets else ""
         raise _refusal(name, f"has {len(subsets)} folders of data", f"set subset to one of {listed}{root}")
     shown = {file: _split_of(file) for file in data}
     unread = [file for file, seen in shown.items() if seen is None]
@@ -188,7 +188,7 @@ def _by_name(name: str, data: Sequence[str], subset: str | None, wanted: Splits)
 
 
 def _subset_of(path: str) -> str:
-    """The folder that a file lies in, without the folders of splits and the usual `data` at its end."""
+    """Return the folder of a file, without trailing folders named `data` or after a split."""
     folders = path.split("/")[:-1]
     while folders and (folders[-1] == "data" or folders[-1].lower().removeprefix("partial-") in _SPLITS):
         folders.pop()
@@ -196,7 +196,7 @@ def _subset_of(path: str) -> str:
 
 
 def _split_of(path: str) -> str | None:
-    """The split that a path shows: of its shard's name, else the last word in it that means one."""
+    """Return the split that a path shows: by its shard name, else by the last word that names a split."""
     *folders, file = path.split("/")
     stem = file.partition(".")[0]
     if shard := _SHARD.match(stem):
@@ -209,16 +209,16 @@ def _word_of(part: str) -> str | None:
 
 
 MAX_CHARACTERS = 1 << 20
-_LONGEST_NUMBER = 100  # digits; YAML 1.1 multiplies 1:1:1:1… out to base 60
+_LONGEST_NUMBER = 100  # characters; YAML 1.1 reads 1:1:1:1… as a number in base 60
 _FENCE = "---"
 
 
 def read_header(name: str, readme: str) -> Any:
-    """The header's value; None where the README has none.
+    """Parse the README's YAML header; None if there is none.
 
-    name: of the repository.
+    name: name of the repository.
 
-    Raises InputError.
+    Raises InputError for a header that is too long, has aliases, or is not YAML.
     """
     lines = readme.split("\n")
     if lines[0].rstrip() != _FENCE:
@@ -233,19 +233,19 @@ def read_header(name: str, readme: str) -> Any:
         return yaml.load(text, _Loader)
     except _Alias as alias:
         raise _refusal(where, f"its header has the alias *{alias}, which is not supported", _FIX) from None
-    except Exception:  # PyYAML's own errors, and whatever its constructors raise on 2024-99-99 or `!!int ''`
+    except Exception:  # PyYAML's errors, and anything that its constructors raise (2024-99-99, `!!int ''`)
         raise _refusal(where, "its header is not YAML", _FIX) from None
 
 
-_FIX = "name the files another way"
+_FIX = "download the files and use their paths"
 
 
 class _Alias(Exception):
-    """An alias stands here."""
+    """The header contains an alias."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, without aliases and without numbers that take long."""
+    """A safe loader that refuses aliases, and numbers that take long to parse."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -261,17 +261,17 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole)
 
 
-MOST_WORK = 10**9  # characters of all patterns times characters of all paths: minutes at the very worst
+MOST_WORK = 10**9  # characters of all patterns times characters of all paths: minutes in the worst case
 _PIECE = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
 
 
 def matching(name: str, globs: Iterable[str], paths: Collection[str]) -> list[str]:
-    """The paths that one of the patterns means, in their order. `**/` is any number of folders, `*` and `?` any text
-    and any character within one name.
+    """Return the paths that match any of the patterns, in order. `**/` matches any number of folders, `*` any text and
+    `?` any character within one name.
 
-    name: of the repository.
+    name: name of the repository.
 
-    Raises InputError where there are too many of both.
+    Raises InputError if there are too many patterns and paths.
     """
     exact, wild = set[str](), list[list[str]]()
     for glob in dict.fromkeys(one.removeprefix("./") for one in globs):
@@ -282,12 +282,12 @@ def matching(name: str, globs: Iterable[str], paths: Collection[str]) -> list[st
     work = sum(len(piece) for pieces in wild for piece in pieces) * sum(map(len, paths))
     if work > MOST_WORK:
         what = f"its README names {len(wild):,} patterns for {len(paths):,} files, which takes too long"
-        raise _refusal(name, what, "name the files another way")
+        raise _refusal(name, what, _FIX)
     return [path for path in paths if path in exact or any(matches(pieces, path) for pieces in wild)]
 
 
 def matches(pieces: Iterable[str], path: str) -> bool:
-    """Whether the whole path fits the pieces of one pattern."""
+    """Whether the whole path matches a pattern, given as its pieces."""
     reached = {0}
     for piece in pieces:
         reached = _reach(piece, path, reached)
@@ -297,11 +297,11 @@ def matches(pieces: Iterable[str], path: str) -> bool:
 
 
 def _reach(piece: str, path: str, reached: set[int]) -> set[int]:
-    """The places of the path behind the piece, from those before it."""
+    """Return the positions in the path after matching a piece from any of the positions `reached`."""
     if piece == "*":
         ends = set[int]()
         for place in reached:
-            if place not in ends:  # else its name's rest is there already
+            if place not in ends:  # otherwise the rest of this name was added already
                 end = path.find("/", place)
                 ends.update(range(place, (len(path) if end < 0 else end) + 1))
         return ends

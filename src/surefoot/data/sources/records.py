@@ -1,16 +1,16 @@
-"""A file of records, and the records themselves: read lazily, refused where they are not intact.
+"""Read the records of a data file lazily, and validate them.
 
 Files are JSON, JSON lines, CSV, TSV, Parquet or plain text; all but Parquet may be gzipped. A `Source` is identified by
-the SHA-256 of its content before any record is parsed, so data that was tokenised before is found in the cache for the
-price of a hash. `read_rows` reads the content a second time, one record after the other, and refuses it if it changed
-in between: a run must not train on other bytes than those it recorded. `surefoot.data.sources.resolve` makes sources.
+the SHA-256 of its content before any record is parsed, so data that was tokenised before is found in the cache by
+hashing alone. `read_rows` reads the content a second time, record by record, and raises if it changed in between: a run
+must train on the bytes whose hash it recorded. `surefoot.data.sources.resolve` creates sources.
 
-`Kind` says what a stage learns from, and so what a record becomes:
+`Kind` is what a stage learns from, and decides what a record becomes:
 
     answers  one example, whose answers are learned
-    pairs    two neighbouring examples, the better answer and then the worse, both behind the same prompt
-    judged   one example, whose answer is known to be good or bad
-    prompts  one example that ends where the model begins to write, with nothing to learn
+    pairs    two neighbouring examples with the same prompt: the better answer, then the worse
+    judged   one example, whose answer is labelled good or bad
+    prompts  one example without labels, which ends where the model begins to write
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Records
 
 
 def rows_per_item(kind: Kind) -> int:
-    """Examples that belong together, and of which a step takes all or none."""
+    """Return how many neighbouring examples one item has; a step takes all of them or none."""
     return 2 if kind == "pairs" else 1
 
 
@@ -51,28 +51,28 @@ _KINDS = {
     dict: "an object",
     type(None): "null",
 }
-_TABLES = (".csv", ".tsv", ".parquet")  # their cells hold no lists, or only some of them do
+_TABLES = (".csv", ".tsv", ".parquet")  # their cells may hold lists as JSON text
 _JSON_CELLS = ("messages", "conversations", "tools", "history")
-_LISTS_OR_TEXTS = ("prompt", "chosen", "rejected", "completion")  # lists of messages in some files, texts in others
+_LISTS_OR_TEXTS = ("prompt", "chosen", "rejected", "completion")  # lists of messages in some files, text in others
 
 
 @dataclass(frozen=True)
 class Source:
-    """Records of one file, or of one stream.
+    """Records of one file or stream.
 
-    name: as the user would recognise it, such as "data/train.csv".
-    kind: suffix that says how its content is parsed.
-    sha256: of its content, in hexadecimal; of a stream, of what fixes its content (commit, files, number of records).
-    read: (line, value) of each record, lines from 1.
-    format: auto or a layout's name.
-    columns: the layout's field -> the file's own name.
-    only_columns: fields that are not among the columns are not read.
-    tags: of the sharegpt layout, dataset_info.json's own words (role_tag, content_tag, user_tag, …) -> the file's;
-        empty: the layout's usual ones.
-    sample: so many records, chosen by the content itself.
-    notes: what was recognised, in plain words.
-    commit: of the hub data set it comes from.
-    folder: below which the records name pictures; None where there is none.
+    name: name for messages, such as "data/train.csv".
+    kind: file suffix that selects the parser.
+    sha256: hex hash of the content; for a stream, of what determines it (commit, files, number of records).
+    read: iterate over (line, value) of each record, lines from 1.
+    format: "auto" or the name of a format.
+    columns: the format's field name -> the file's field name.
+    only_columns: ignore fields that are not in `columns`.
+    tags: for the sharegpt format, tag of dataset_info.json (role_tag, content_tag, user_tag, …) -> the file's name;
+        empty for the standard names.
+    sample: number of records to draw, by a hash of content and position; None: all.
+    notes: how the source was resolved, in plain words.
+    commit: commit of the hub data set it comes from.
+    folder: base folder of the records' picture paths; None if there is none.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Source:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that decides which rows `read_rows` gives, and how they are to be understood; JSON values."""
+        """Everything that decides the rows of `read_rows` and their meaning, as JSON values."""
         return {
             "sha256": self.sha256,
             "kind": self.kind,
@@ -104,10 +104,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Row:
-    """One record, its fields under the layout's names.
+    """One record under the format's field names.
 
-    number: its place in the file, from 1.
-    line: where it starts, from 1; in a Parquet file its number.
+    number: number in the file, from 1.
+    line: line where it starts, from 1; in a Parquet file the row number.
     """
 
     number: int
@@ -116,13 +116,13 @@ class Row:
 
 
 def parse_rows(source: Source) -> list[Row]:
-    """All of `read_rows`, held in memory."""
+    """Return all of `read_rows` as a list."""
     return list(read_rows(source))
 
 
 def read_rows(source: Source) -> Iterator[Row]:
-    """The records of the source, at least one. InputError names the line (and column) of the first fault. Each call
-    reads the source once; of a sample twice, to count first."""
+    """Iterate over the source's records, at least one. Raises InputError with the line (and column) of the first fault.
+    Each call reads the source once, or twice if it is sampled (the first pass counts the records)."""
     if source.sample is None:
         yield from _all_rows(source)
         return
@@ -147,26 +147,26 @@ def _all_rows(source: Source) -> Iterator[Row]:
         yield Row(number, line, parse_record(value, source, where))
     if not number:
         raise InputError(
-            Fault(source.name, "0 records", "put at least one example into the file", code="SF-DATA-EMPTY")
+            Fault(source.name, "contains no records", "add at least one example to the file", code="SF-DATA-EMPTY")
         )
     _check_columns(source, names)
 
 
 def parse_record(value: dict[str, Any], source: Source, where: str) -> dict[str, Any]:
-    """One record's fields under the layout's names, lists that a table keeps as text read.
+    """Rename a record's fields to the format's names, and parse lists that a table holds as JSON text.
 
-    where: for InputErrors.
+    where: place of the record, for InputErrors.
     """
     return _parse_cells(_renamed(value, source), where, source.kind)
 
 
 def kind_of(value: Any) -> str:
-    """A JSON value's type in words."""
+    """Describe the type of a JSON value for messages."""
     return "an empty list" if value == [] else _KINDS[type(value)]
 
 
 def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The record's fields under the layout's names. A column hides a field of the file that has the layout's name."""
+    """Rename the record's fields by `source.columns`. A column replaces a field that already has the format's name."""
     if not source.columns and not source.only_columns:
         return value
     taken = {*source.columns.values(), *source.columns}
@@ -175,8 +175,8 @@ def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
 
 
 def _check_columns(source: Source, names: Iterable[str]) -> None:
-    """A named column that no record has is a slip of the pen; one that only some records lack is optional there. A
-    description lists what is read and may list more than a file has."""
+    """Raise InputError for a configured column that no record has; one that only some records lack is optional.
+    dataset_info.json may list standard fields that the file does not have."""
     names, faults = list(names), []
     for layout_field, own in source.columns.items():
         if own in names or (source.only_columns and own == layout_field):
@@ -185,7 +185,7 @@ def _check_columns(source: Source, names: Iterable[str]) -> None:
         fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(map(repr, names))}"
         faults.append(
             Fault(
-                source.name, f"no record has the column {own!r}, named for {layout_field!r}", fix, code="SF-DATA-FORMAT"
+                source.name, f"no record has the column {own!r} (set for {layout_field!r})", fix, code="SF-DATA-FORMAT"
             )
         )
     if faults:
@@ -193,11 +193,11 @@ def _check_columns(source: Source, names: Iterable[str]) -> None:
 
 
 def _sampled(rows: int, source: Source, count: int) -> list[bool]:
-    """Of each row whether it is one of `count`, picked by a hash of content and place: the same on every machine."""
+    """Choose `count` rows by a hash of content and position, the same on every machine: [rows] bool."""
     if count > rows:
-        what = f"num_samples is {count}, and there are {rows} records"
+        what = f"num_samples is {count}, but there are only {rows} records"
         raise InputError(
-            Fault(source.name, what, "lower it; records are repeated with weight or epochs", code="SF-DATA-SHARES")
+            Fault(source.name, what, "lower it; to repeat records, set weight or epochs", code="SF-DATA-SHARES")
         )
     drawn = heapq.nsmallest(
         count, range(1, rows + 1), key=lambda number: hashlib.sha256(f"{source.sha256}:{number}".encode()).digest()
@@ -207,7 +207,7 @@ def _sampled(rows: int, source: Source, count: int) -> list[bool]:
 
 
 def _parse_cells(value: dict[str, Any], where: str, kind: str) -> dict[str, Any]:
-    """Tables keep lists as JSON text; an empty cell is none."""
+    """Parse the cells of a table that hold lists as JSON text; an empty cell becomes None."""
     if kind not in _TABLES:
         return value
     for name in _JSON_CELLS:
@@ -220,7 +220,7 @@ def _parse_cells(value: dict[str, Any], where: str, kind: str) -> dict[str, Any]
 
 
 def _turns(text: str) -> list[Any] | None:
-    """A list of messages written as JSON; None for a text, which may well begin with a bracket."""
+    """Parse a list of messages written as JSON; None for any other text, also one that begins with a bracket."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -238,21 +238,22 @@ def _parse_cell(text: str, where: str) -> Any:
     except InputError:
         if "'" not in text[:8]:
             raise
-        what = "the cell is not JSON; it looks like a Python literal"
+        what = "the cell is not JSON but looks like a Python literal"
         raise InputError(Fault(where, what, "write it with json.dumps", code="SF-DATA-ROW")) from None
 
 
 def _check_characters(value: dict[str, Any], where: str) -> None:
-    """Half characters and NUL come in through \\u escapes; tokenizers and files fail on them later, without a line."""
+    """Refuse lone surrogates and NUL, which \\u escapes can produce: tokenizers and file writes would fail on them
+    later, without naming the line."""
     if _is_text("".join(texts := _texts(value))):
         return
-    item = next(item for item in texts if not _is_text(item))  # no two halves make a whole: they stay apart in a text
+    item = next(item for item in texts if not _is_text(item))  # lone surrogates stay invalid when texts are joined
     what = "holds NUL (\\u0000)" if "\0" in item else "holds half of a character (a lone \\ud800-\\udfff)"
     raise InputError(Fault(where, f"the record that starts here {what}", "remove it from the text", code="SF-DATA-ROW"))
 
 
 def _texts(value: dict[str, Any]) -> list[str]:
-    """Every text in a record, names of fields included."""
+    """Return every string in a record, field names included."""
     texts: list[str] = []
     pending: list[Any] = [value]
     while pending:
@@ -278,25 +279,25 @@ def _is_text(item: str) -> bool:
 
 
 def open_file(path: str | Path, name: str | None = None) -> Source:
-    """A data file as a source.
+    """Open a data file as a source: hash it, but do not parse it.
 
-    name: for messages and records, the path itself unless given.
+    name: name for messages and logs; None: the path.
 
-    InputError when there is no such file or its name has no suffix of a data file.
+    Raises InputError if the file does not exist or its suffix is not that of a data file.
     """
     path, name = Path(path), name or str(path)
     kind = file_kind(name)
     require_file(path, name)
     _require_room(path, name)
-    with named(name):
-        sha256 = durable.sha256_file(path)  # in pieces: the cache may make it needless to hold the whole file
+    with file_faults(name):
+        sha256 = durable.sha256_file(path)  # in chunks, without loading the file into memory
 
     def read() -> Iterator[tuple[int, Any]]:
-        with named(name), open(path, "rb") as file:
+        with file_faults(name), open(path, "rb") as file:
             try:
                 yield from records_of(name, kind, file, os.fstat(file.fileno()).st_size)
             except InputError:
-                # A file that changed under the reader explains whatever looks malformed.
+                # If the file changed while it was read, report that instead of the malformed record it causes.
                 _require_same(name, path, sha256)
                 raise
             _require_same(name, path, sha256)
@@ -305,17 +306,17 @@ def open_file(path: str | Path, name: str | None = None) -> Source:
 
 
 def parse_bytes(name: str, kind: str, data: bytes) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record.
+    """Iterate over (line, value) of each record in the content of a file.
 
-    name: of the file, for messages; one that ends in .gz says that data is packed.
+    name: the file's name, for messages; data is decompressed if it ends in .gz.
     """
     return records_of(name, kind, io.BytesIO(data), len(data))
 
 
 def records_of(name: str, kind: str, file: BinaryIO, size: int) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record, of which no more is read than is asked for, but for a piece of a text.
+    """Iterate lazily over (line, value) of each record of an open file.
 
-    size: of the file; for the rest see `parse_bytes`.
+    size: bytes of the file; for the rest see `parse_bytes`.
     """
     if kind == ".parquet":
         return read_parquet(name, file)
@@ -328,47 +329,46 @@ def records_of(name: str, kind: str, file: BinaryIO, size: int) -> Iterator[tupl
 
 
 def file_kind(name: str) -> str:
-    """Suffix that says how the content is parsed. InputError where there is none."""
+    """Return the suffix that selects the parser. Raises InputError if it is not that of a data file."""
     if (kind := data_kind(name)) is None:
         ends = Path(name).suffix
-        what = f"ends in {ends}, which is no kind of data file" if ends else "has no suffix that says what it holds"
-        raise InputError(
-            Fault(name, what, f"known: {' '.join(DATA_KINDS)}, and .gz behind all but .parquet", code="SF-DATA-FILE")
-        )
+        what = f"ends in {ends}, which is not a known data format" if ends else "has no suffix that names its format"
+        fix = f"known suffixes: {' '.join(DATA_KINDS)}; all but .parquet may be followed by .gz"
+        raise InputError(Fault(name, what, fix, code="SF-DATA-FILE"))
     return kind
 
 
 def require_file(path: Path, name: str) -> None:
-    """InputError for a FIFO, a socket or a device: it may be waited for without end, and is not there a second time."""
-    with named(name):
-        known = path.is_file() or path.is_dir() or not path.exists()  # the latter two have words of their own
+    """Raise InputError for a FIFO, a socket or a device: reading it may block forever, and it can be read only once."""
+    with file_faults(name):
+        known = path.is_file() or path.is_dir() or not path.exists()  # the last two are reported elsewhere
     if not known:
         raise InputError(
-            Fault(name, "is no regular file", "write what it gives into a file, and name that", code="SF-DATA-FILE")
+            Fault(name, "is not a regular file", "save its content to a file and use that", code="SF-DATA-FILE")
         )
 
 
 def _require_room(path: Path, name: str) -> None:
-    """EnvironmentFault for a file that this machine's memory cannot hold: the kernel would end the command, in silence.
-    Asked before it is hashed, since a file with holes can be larger than its disk."""
-    with named(name):
+    """Raise EnvironmentFault for a file larger than this machine's memory: the kernel would kill the process without a
+    message. Checked before hashing, since a sparse file can be larger than its disk."""
+    with file_faults(name):
         size = path.stat().st_size
     memory, _ = host_memory()
     if size > memory:
-        what = f"has {size_text(size)}, and this machine's memory {size_text(memory)}"
+        what = f"has {size_text(size)}, but this machine has {size_text(memory)} of memory"
         raise EnvironmentFault(Fault(name, what, "split it, and train on a part", code="SF-MEMORY"))
 
 
 def _require_same(name: str, path: Path, sha256: str) -> None:
     if durable.sha256_file(path) != sha256:
         raise InputError(
-            Fault(name, "changed while surefoot was reading it", "start again when it is complete", code="SF-DATA-FILE")
+            Fault(name, "changed while surefoot was reading it", "restart once it is complete", code="SF-DATA-FILE")
         )
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
-    """What reading a file may raise, in words."""
+def file_faults(name: str) -> Iterator[None]:
+    """Turn the OSErrors of reading a file into Faults."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,7 @@
-"""What a data source of a config means: a file, a folder, an entry of dataset_info.json, or a hub data set.
+"""Resolve a data source of a config: a file, a folder, an entry of dataset_info.json, or a hub data set.
 
-`open_sources` resolves the path and hashes the files; nothing is parsed yet (`surefoot.data.sources.records.read_rows`
-does that, one source after the other). `first_row` and `first_record` parse the first record alone, for checks that
-come before a run, and read no more of the file than that takes.
+`open_sources` resolves the path and hashes the files without parsing them (`surefoot.data.sources.records.read_rows`
+does that). `first_row` and `first_record` parse only the first record, for checks before a run.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from surefoot.data.sources.records import (
     Kind,
     Row,
     Source,
+    file_faults,
     file_kind,
-    named,
     open_file,
     parse_record,
     records_of,
@@ -39,14 +38,15 @@ class SourceSpec:
     """One entry of data.train or data.eval, as plain values.
 
     path: file, folder or hub id.
-    format: auto or a layout's name.
-    columns: field of the layout -> the file's own name.
+    format: "auto" or the name of a format.
+    columns: the format's field name -> the file's field name.
     name: entry of the folder's dataset_info.json.
-    split: of a folder or hub data set; of several the first that is there.
-    subset, revision, streaming: of the latter.
-    weight, epochs: its part in a mixture, see `surefoot.data.batching.order`.
-    share: sizes of the parts of its records and which of them is used, from 1; None: all.
-    kind: what the records are for; an entry of another kind is refused.
+    split: split of a folder or hub data set; of several names, the first that exists is used.
+    subset, revision, streaming: for hub data sets only.
+    max_samples: number of records to use, from the start; None: all.
+    weight, epochs: share in the mixture, see `surefoot.data.batching.order`.
+    share: (relative sizes of the parts, number of the part to use, from 1); None: all records.
+    kind: what is learned from the records; an entry of another kind is refused.
     """
 
     path: str
@@ -65,18 +65,17 @@ class SourceSpec:
 
 
 def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
-    """The files that a spec means, in a stable order, at least one; each hashed and none parsed.
+    """Resolve a spec to its files, at least one, in a stable order. Files are hashed but not parsed.
 
-    max_samples is the caller's to apply, over the sources in their order; only a stream ends by itself after so many.
-    Raises InputError for what does not exist or does not fit together, EnvironmentFault for what cannot be reached.
+    The caller applies max_samples across the sources; only a stream stops after max_samples records by itself.
+
+    Raises InputError for a missing path or contradictory settings, EnvironmentFault if the hub cannot be reached.
     """
     if is_hub_data(spec.path):
         sources = _open_hub(spec, HubData(spec.path, spec.subset, spec.split, spec.revision))
     elif spec.streaming:
         raise InputError(
-            Fault(
-                spec.path, "is on this machine, and streaming is for the hub", "leave streaming out", code="SF-DATA-HUB"
-            )
+            Fault(spec.path, "is a local path; only hub data can be streamed", "remove streaming", code="SF-DATA-HUB")
         )
     elif not Path(spec.path).is_dir():
         sources = (open_file(spec.path),)
@@ -86,8 +85,8 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
         raise InputError(
             Fault(
                 spec.path,
-                f"has no {DESCRIPTION} that could hold {spec.name!r}",
-                "leave name out",
+                f"has no {DESCRIPTION}, so there is no entry {spec.name!r}",
+                "remove name",
                 code="SF-DATA-DESCRIPTION",
             )
         )
@@ -97,7 +96,7 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
 
 
 def files_of(spec: SourceSpec) -> tuple[Path, ...]:
-    """Of a spec that means a file or a plain folder; none where it means anything else."""
+    """Return the files of a spec that is a file or a plain folder; () for anything else."""
     path = Path(spec.path)
     if is_hub_data(spec.path) or spec.streaming or spec.name is not None:
         return ()
@@ -115,29 +114,29 @@ def _open_folder(path: str, split: str | Splits) -> tuple[Source, ...]:
 
 
 def _chosen(path: str, split: str | Splits) -> tuple[Chosen, bool]:
-    """The data files right in the folder that are this split, by name, chosen as those of a repository on the hub; and
-    whether it has several. What lies deeper is another data set, or another split."""
+    """Choose the folder's data files that belong to this split, by the same rules as for a hub repository. Return them
+    and whether the folder has several data files. Subfolders are not searched: they are other data sets or splits."""
     entries = sorted(entry for entry in Path(path).iterdir() if not entry.name.startswith("."))
     files = [entry.name for entry in entries if is_data(entry.name) and entry.is_file()]
     if not files:
         below = [entry for entry in entries if entry.is_dir() and any(is_data(file.name) for file in entry.iterdir())]
-        fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"put {', '.join(DATA_KINDS)} files in it"
+        fix = f"did you mean {' or '.join(map(str, below))}?" if below else f"add {', '.join(DATA_KINDS)} files"
         raise InputError(Fault(path, "has no data file", fix, code="SF-DATA-EMPTY"))
     return choose_files(path, files, "", None, split), len(files) > 1
 
 
 def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Source, ...]:
-    """An entry of the folder's dataset_info.json. What the spec says itself goes before what the entry says."""
+    """Open an entry of the folder's dataset_info.json. Settings of the spec override those of the entry."""
     if spec.name is None:
         fix = f"set name to one of {', '.join(entries)}"
         raise InputError(
-            Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} data sets", fix, code="SF-DATA-DESCRIPTION")
+            Fault(spec.path, f"has a {DESCRIPTION} with {len(entries)} entries", fix, code="SF-DATA-DESCRIPTION")
         )
     entry = read_entry(entries, spec.name, spec.path)
     _check_kind(entry, spec)
     if spec.format not in ("auto", entry.format, "prompts"):
-        what = f"says {entry.format}, and format says {spec.format}"
-        raise InputError(Fault(entry.where, what, "leave format out, or name the file itself", code="SF-DATA-FORMAT"))
+        what = f"has the format {entry.format}, but the config says {spec.format}"
+        raise InputError(Fault(entry.where, what, "remove format, or use the file's path", code="SF-DATA-FORMAT"))
     if entry.hub is not None:
         sources = _open_hub(spec, HubData(entry.hub, entry.subset, entry.split, spec.revision, entry.folder))
     elif (file := inside(Path(spec.path), entry)).is_dir():
@@ -145,10 +144,8 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
     else:
         sources = (open_file(file),)
     if entry.sample is not None and len(sources) > 1:
-        what = f"num_samples picks from one file, and these are {len(sources)}"
-        raise InputError(
-            Fault(entry.where, what, "leave it out and set max_samples in the config", code="SF-DATA-SHARES")
-        )
+        what = f"num_samples works on one file, but the entry has {len(sources)}"
+        raise InputError(Fault(entry.where, what, "remove it and set max_samples in the config", code="SF-DATA-SHARES"))
     columns = spec.columns or entry.columns
     read = ", ".join(columns.values())
     note = f"entry {spec.name!r} of {DESCRIPTION}, " + (
@@ -170,22 +167,22 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
 
 
 def _check_kind(entry: Entry, spec: SourceSpec) -> None:
-    """Prompts can be taken from any entry; answers cannot be learned from preferences, nor preferences from answers."""
+    """Check that the entry holds the kind of data that the stage needs. Prompts can be read from any entry."""
     if spec.kind in ("prompts", entry.kind) or spec.format == "preference":
         return
     stage = methods_for(entry.kind)
     if spec.kind == "answers":
-        what = f"is preference data ({entry.mark}): supervised training would learn its bad answers, too"
+        what = f"is preference data ({entry.mark}): supervised training would also learn its bad answers"
     else:
-        what = f"is data for stage {stage}, and this stage learns from {spec.kind}"
-    raise InputError(Fault(entry.where, what, f"name another entry, or choose stage {stage}", code="SF-DATA-FORMAT"))
+        what = f"is data for stage {stage}, but this stage learns from {spec.kind}"
+    raise InputError(Fault(entry.where, what, f"use another entry, or choose stage {stage}", code="SF-DATA-FORMAT"))
 
 
 def _open_hub(spec: SourceSpec, data: HubData) -> tuple[Source, ...]:
     if not spec.streaming:
         return open_hub(data)
     if spec.max_samples is None:
-        what = "is streamed, and nothing says how many records are to be read"
+        what = "is streamed, but the number of records to read is not set"
         raise InputError(Fault(spec.path, what, "set max_samples of this source", code="SF-DATA-HUB"))
     return (stream_hub(data, spec.max_samples),)
 
@@ -194,21 +191,21 @@ Learned = Literal["completion", "everything"]
 
 
 def first_record(spec: SourceSpec) -> dict[str, Any]:
-    """Its fields under the layout's names. Raises as `first_row`."""
+    """Return the source's first record under the format's field names. Raises like `first_row`."""
     return first_row(spec)[1].value
 
 
 def first_row(spec: SourceSpec) -> tuple[Source, Row]:
-    """Where it comes from, and the record under the layout's names. Raises InputError for what is no data and for data
-    without a record, EnvironmentFault for what cannot be reached."""
+    """Return the first file and its first record, under the format's field names. Raises InputError for malformed or
+    empty data, EnvironmentFault if the hub cannot be reached."""
     files = files_of(spec)
     if files:
         name = str(files[0])
         kind = file_kind(name)
         require_file(files[0], name)
-        with named(name), files[0].open("rb") as file:
+        with file_faults(name), files[0].open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            whole = kind == ".txt"  # one record, whatever stands in it
+            whole = kind == ".txt"  # the file is one record
             row = (1, {"text": ""}) if whole else next(records_of(name, kind, file, size), None)
         source = Source(name, kind, "", lambda: iter(()), format=spec.format, columns=spec.columns)
     else:
@@ -216,17 +213,19 @@ def first_row(spec: SourceSpec) -> tuple[Source, Row]:
         row = next(source.read(), None)
     if row is None:
         raise InputError(
-            Fault(source.name, "0 records", "put at least one example into the file", code="SF-DATA-EMPTY")
+            Fault(source.name, "contains no records", "add at least one example to the file", code="SF-DATA-EMPTY")
         )
     line, value = row
     if not isinstance(value, dict):
-        raise InputError(Fault(f"{source.name}:{line}", "record 1 is no object with named fields", code="SF-DATA-ROW"))
+        what = "record 1 is not an object with named fields"
+        raise InputError(Fault(f"{source.name}:{line}", what, code="SF-DATA-ROW"))
     return source, Row(1, line, parse_record(value, source, f"{source.name}:{line}"))
 
 
 def template_and_labels(record: Mapping[str, Any], kind: Kind) -> tuple[str, Learned]:
-    """The template and what carries loss, as trainers have it that take texts as they stand and lay out conversations
-    with the tokenizer's template: of a prompt with its completion the completion, of all else every token."""
+    """Return the template and train_on that TRL's trainers use for a record like this: plain texts are used unchanged,
+    conversations are formatted with the tokenizer's template; if the record has a prompt, only the completion is
+    learned, else every token."""
     prompt, text = record.get("prompt"), record.get("text")
     if kind == "answers":
         texts = isinstance(prompt, str) or (prompt is None and isinstance(text, str))

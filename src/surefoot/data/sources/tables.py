@@ -1,15 +1,14 @@
 """CSV, TSV and Parquet tables as records.
 
-CSV: a header row, then one record per row; every value is text. Only the delimiter is detected, among comma, semicolon
-and tab, from the header. A row with another number of cells than the header, a header name that is empty or stands
-twice, and a quote that is never closed are refused with their line: a reader that repairs them shifts answers into
-questions.
+CSV: a header row, then one record per row; every value is text. Only the delimiter is detected, from the header: comma,
+semicolon or tab. A row with a different number of cells than the header, an empty or repeated column name, and a quote
+that is never closed are refused with their line, because repairing them would shift answers into questions.
 
-Parquet: read by pyarrow, one row group after the other, into the values that JSON would give: a null inside a struct is
-an absent field (a struct always has all its fields), a map is an object, a category its text, NaN in a number column is
-null (as pandas writes it), dates and decimals are their text. Bytes are refused, but those of a picture, which Hugging
-Face's data sets hold as {"bytes", "path"}: they become a file under its hash, so that two tables with one picture have
-one file. What learns pictures names files by path and hash, and opens them again for every batch.
+Parquet: read with pyarrow, row group by row group, and converted to the values that JSON would give: a null inside a
+struct becomes an absent field (a struct always has all its fields), a map an object, a category its text, NaN in a
+number column null (as pandas writes it), dates and decimals their text. Bytes are refused, except pictures in Hugging
+Face's form {"bytes", "path"}: each is stored as a file named by its hash, because pictures are later opened by path for
+every batch.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _DELIMITERS = ",;\t"
 
 
 def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, record) of each row below the header. Quoted cells may hold line breaks; `line` is where the row starts.
-    Blank lines between rows are skipped.
+    """Iterate over (line, record) of each row below the header. Quoted cells may contain line breaks; `line` is where
+    the row starts. Blank lines are skipped.
 
-    pieces: of the text.
-    delimiter: None looks at the header.
+    pieces: the text, in pieces.
+    delimiter: None: detect it from the header.
     """
     lines = lines_with_ends(pieces)
     begin: list[str] = []
@@ -54,7 +53,7 @@ def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> 
     _check_header(f"{name}:{line}", header)
     for line, row in cells:
         if len(row) != len(header):
-            what = f"the row that starts here has {len(row)} cells, and the header has {len(header)}"
+            what = f"the row that starts here has {len(row)} cells, but the header has {len(header)}"
             raise InputError(
                 Fault(
                     f"{name}:{line}",
@@ -67,11 +66,11 @@ def read_csv(name: str, pieces: Iterable[str], delimiter: str | None = None) -> 
 
 
 def _cells(name: str, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every row that is not blank."""
+    """Iterate over (line, cells) of every row that is not blank."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line, before = 1, csv.field_size_limit()
     while True:
-        csv.field_size_limit(sys.maxsize)  # 128 KiB otherwise, which a long document exceeds; the limit is global
+        csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is too small for documents; the limit is global
         try:
             row = next(reader)
         except StopIteration:
@@ -89,7 +88,7 @@ def _cells(name: str, lines: Iterable[str], delimiter: str) -> Iterator[tuple[in
 
 
 def _delimiter(text: str) -> str:
-    """The one that cuts the header into most cells; the comma among equals."""
+    """Return the delimiter that splits the header into most cells; comma in case of a tie."""
     header = text.lstrip("\r\n").splitlines()[0]
     return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([header], delimiter=delimiter))))
 
@@ -104,21 +103,21 @@ def _check_header(where: str, header: list[str]) -> None:
         )
 
 
-_BATCH = 1024  # rows made into Python values at once
-_LONGEST = 64 << 20  # characters of one text: Parquet packs half a billion equal ones into 16 kB
+_BATCH = 1024  # rows converted to Python values at once
+_LONGEST = 64 << 20  # maximum characters of a text: Parquet can pack half a billion equal ones into 16 kB
 _MISSING = "pip install 'surefoot[data]'"
 
 
 def read_parquet(name: str, content: bytes | BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row, record) of each row, rows from 1.
+    """Iterate over (row, record) of each row, rows from 1.
 
-    content: the bytes of the file, or the file, of which no more is read than the rows asked for take.
+    content: the bytes of the file, or the open file, which is read lazily.
 
-    Raises EnvironmentFault without pyarrow, InputError for a broken file.
+    Raises EnvironmentFault without pyarrow, InputError for a damaged file.
     """
     file = _open(name, content)
     number = 0
-    # Group by group: over all of them pyarrow reads ahead, and a stream would fetch what nobody asked for.
+    # One row group at a time: over all of them pyarrow reads ahead, and a stream would download unused data.
     groups = range(file.num_row_groups)
     batches = (batch for group in groups for batch in file.iter_batches(_BATCH, row_groups=[group]))
     while (batch := _next(batches, name, number)) is not None:
@@ -139,10 +138,10 @@ def _open(name: str, content: bytes | BinaryIO) -> Any:
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content) if isinstance(content, bytes) else content)
         names = file.schema_arrow.names
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of a column's name
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: from a column's name
         _reraise_foreign(error)
-        what = f"is not a whole Parquet file: {_first_line(error)}"
-        raise InputError(Fault(name, what, "it looks cut off or misnamed", code="SF-DATA-FILE")) from None
+        what = f"is not a complete Parquet file: {_first_line(error)}"
+        raise InputError(Fault(name, what, "it seems truncated or misnamed", code="SF-DATA-FILE")) from None
     if twice := [field for field in names if names.count(field) > 1]:
         raise InputError(Fault(name, f"has the column {twice[0]!r} twice", "rename one of them", code="SF-DATA-FILE"))
     return file
@@ -155,12 +154,12 @@ def _next(batches: Iterator[Any], name: str, row: int) -> Any:
         return next(batches, None)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         _reraise_foreign(error)
-        what = f"cannot be read on: {_first_line(error)}"
+        what = f"cannot be read further: {_first_line(error)}"
         raise InputError(Fault(f"{name}:{row + 1}", what, "the file is damaged", code="SF-DATA-FILE")) from None
 
 
 def _reraise_foreign(error: Exception) -> None:
-    """pyarrow itself raises plain OSError; a subclass comes from the file, such as a hub that refuses."""
+    """Re-raise subclasses of OSError: pyarrow raises plain OSError, so they come from the file object (the hub)."""
     if isinstance(error, OSError) and type(error) is not OSError:
         raise error
 
@@ -181,7 +180,7 @@ def _cell(scalar: Any, where: str, column: str) -> Any:
 
 
 class _Unreadable(Exception):
-    """A value that has no equal in JSON."""
+    """A value that JSON cannot represent."""
 
 
 def _plain(value: Any) -> Any:
@@ -194,27 +193,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return None
-        raise _Unreadable(f"holds {value}, which is no number that JSON knows")
+        raise _Unreadable(f"contains {value}, which is not a JSON number")
     if isinstance(value, date | time | timedelta | Decimal):
         return str(value)
     if isinstance(value, str) and len(value) > _LONGEST:
-        raise _Unreadable(f"holds a text of {len(value):,} characters, which no record is")
+        raise _Unreadable(f"contains a text of {len(value):,} characters, more than {_LONGEST:,}")
     if isinstance(value, bytes):
-        raise _Unreadable("holds bytes (an image or a sound?), where text belongs")
+        raise _Unreadable("contains bytes (an image or sound?), where text is required")
     return value
 
 
 _FIELDS = {"bytes", "path"}
-_NAME = 60  # last characters of the name that a picture had
+_NAME = 60  # characters kept from the end of a picture's name
 
 
 def is_bytes(value: Any) -> bool:
-    """Whether a cell of a table is a picture's bytes with, or without, its name."""
+    """Whether a cell of a table contains a picture's bytes, with or without its name."""
     return isinstance(value, dict) and isinstance(value.get("bytes"), bytes) and value.keys() <= _FIELDS
 
 
 def as_files(value: Any, folder: Path) -> Any:
-    """A record, or a part of one, with the path of a file in `folder` in place of a picture's bytes."""
+    """Store the pictures' bytes in a record (or a part of one) as files in `folder`, and replace them by paths."""
     if is_bytes(value):
         return str(_file(value["bytes"], str(value.get("path") or ""), folder))
     if isinstance(value, dict):

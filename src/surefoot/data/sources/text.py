@@ -1,9 +1,8 @@
-"""The text of a file a piece at a time: unpacked, decoded, cut into lines, and parsed as JSON.
+"""Read a text file in pieces: decompress, decode, split into lines, and parse JSON.
 
-What is wrong is found where it stands, and everything before it has been read by then. JSON is parsed strictly: the
-standard library's parser keeps the last of two equal keys, accepts NaN and half characters, and says "row 30" of
-nothing; each of these is refused with file, line and what to do. No more is held than the record that is being read
-needs.
+Errors are raised at their position, after everything before it was yielded. JSON is parsed more strictly than by the
+standard library, which keeps the last of two equal keys and accepts NaN and lone surrogates; these are refused with
+file and line. Only the record being read is in memory.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ from typing import Any, BinaryIO, NoReturn
 
 from surefoot.system.errors import Fault, InputError
 
-_PIECE = 1 << 18  # bytes that are read at once
-_RATIO = 200  # unpacked to packed; text reaches 3 to 20, gzip's most is 1,030
-_SMALL = 64 << 20  # bytes that may be unpacked whatever the ratio: rows alike may be packed well
+_PIECE = 1 << 18  # bytes read at once
+_RATIO = 200  # maximum compression ratio; text reaches 3 to 20, gzip's maximum is 1,030
+_SMALL = 64 << 20  # bytes that may be unpacked at any ratio: similar rows compress well
 
 
 def decoded(name: str, pieces: Iterable[bytes]) -> Iterator[str]:
-    """The text that the bytes are in UTF-8, without a byte order mark. InputError names line and offset of others."""
+    """Decode UTF-8 and drop a byte order mark. Raises InputError with line and offset of a byte that is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line, offset, begun = 1, 0, False  # of what comes next
+    line, offset, started = 1, 0, False  # position of the next piece
     for piece in itertools.chain(pieces, [None]):
-        open_end = len(decoder.getstate()[0])  # bytes of a character whose end is in the next piece
+        open_end = len(decoder.getstate()[0])  # bytes of a character that continues in the next piece
         try:
             text = decoder.decode(piece or b"", final=piece is None)
         except UnicodeDecodeError as error:
             raise InputError(_undecodable(name, error, line, offset - open_end)) from None
         line, offset = line + text.count("\n"), offset + len(piece or b"")
         if text:
-            yield text if begun else text.removeprefix("\ufeff")
-            begun = True
+            yield text if started else text.removeprefix("\ufeff")
+            started = True
 
 
 def _undecodable(name: str, error: UnicodeDecodeError, line: int, offset: int) -> Fault:
-    """line, offset: of the first byte that the error is about."""
+    """Describe a decoding error. line, offset: position of the first byte of the failing piece."""
     data, at = error.object, error.start
     if offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8", code="SF-DATA-FILE")
     line += data.count(b"\n", 0, at)
     where = f"{name}:{line}"
     if "unexpected end" in error.reason:
-        return Fault(where, "the file ends in the middle of a character", "it looks cut off", code="SF-DATA-FILE")
+        return Fault(where, "the file ends in the middle of a character", "it seems truncated", code="SF-DATA-FILE")
     return Fault(
         where,
         f"byte 0x{data[at]:02x} at offset {offset + at} is not UTF-8",
@@ -60,73 +59,73 @@ def _undecodable(name: str, error: UnicodeDecodeError, line: int, offset: int) -
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    """All that is left of the file."""
+    """Read the rest of the file in pieces."""
     return iter(lambda: file.read(_PIECE), b"")
 
 
 def unpacked(name: str, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """What a file of gzip holds.
+    """Decompress a gzip file in pieces.
 
-    size: of the file.
+    size: bytes of the compressed file.
 
-    InputError for what unpacks to far more than text does: a small file could fill the memory.
+    Raises InputError if it unpacks to far more than text would: a small file could fill the memory.
     """
     most, count = max(_SMALL, _RATIO * size), 0
     try:
         with gzip.GzipFile(fileobj=file) as packed:
             while piece := packed.read(_PIECE):
                 if (count := count + len(piece)) > most:
-                    what = f"unpacks to more than {_RATIO} times its size, which no text does"
+                    what = f"unpacks to more than {_RATIO} times its size, which text does not"
                     raise InputError(Fault(name, what, "unpack it by hand if you trust it", code="SF-DATA-FILE"))
                 yield piece
     except (OSError, EOFError, zlib.error):
         raise InputError(
-            Fault(name, "is not, or not wholly, gzip", "it looks cut off or misnamed", code="SF-DATA-FILE")
+            Fault(name, "is not a complete gzip file", "it seems truncated or misnamed", code="SF-DATA-FILE")
         ) from None
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each line without its \\n, and whether it is what stands behind the last one. Nothing else ends a line: strings
-    may hold U+2028 and the like."""
-    begun: list[str] = []
+    """Iterate over (line without \\n, whether it is the text after the last \\n). No other character ends a line:
+    strings may contain U+2028 and the like."""
+    open_line: list[str] = []
     for piece in pieces:
         *whole, rest = piece.split("\n")
         if whole:
-            yield "".join([*begun, whole[0]]), False
+            yield "".join([*open_line, whole[0]]), False
             for line in whole[1:]:
                 yield line, False
-            begun = []
-        begun.append(rest)
-    yield "".join(begun), True
+            open_line = []
+        open_line.append(rest)
+    yield "".join(open_line), True
 
 
 def lines_with_ends(pieces: Iterable[str]) -> Iterator[str]:
-    """Lines of a table with what ends them, which may be \\r\\n, \\n or \\r."""
-    begun: list[str] = []
+    """Iterate over the lines of a table with their ends, which may be \\r\\n, \\n or \\r."""
+    open_line: list[str] = []
     for piece in pieces:
-        begun.append(piece)
+        open_line.append(piece)
         if "\n" in piece or "\r" in piece:
-            *whole, rest = StringIO("".join(begun), newline="")
+            *whole, rest = StringIO("".join(open_line), newline="")
             yield from whole
-            begun = [rest]  # a \n may come behind its \r
-    yield from StringIO("".join(begun), newline="")
+            open_line = [rest]  # the \n of a \r\n may be in the next piece
+    yield from StringIO("".join(open_line), newline="")
 
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _EXCERPT = 20  # characters shown on either side of a syntax error
-_OPEN_END = 16  # characters at the end of a piece that may be half a word, a number or an escape
+_OPEN_END = 16  # characters at the end of a piece that may be an incomplete word, number or escape
 
 
 def read_lines(name: str, pieces: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record of JSON lines."""
+    """Iterate over (line, value) of each record of a JSON lines file."""
     for number, (line, last) in enumerate(lines_of(pieces), start=1):
         yield from read_line(name, line, number, last=last)
 
 
 def read_line(name: str, line: str, number: int, *, last: bool) -> Iterator[tuple[int, Any]]:
-    """(number, value) of one line, nothing for a blank one.
+    """Yield (number, value) of one line; nothing for a blank one.
 
-    last: nothing comes after it, so it may be cut off.
+    last: it is the end of the file, so it may be truncated.
     """
     start = _skip_blank(line, 0)
     if start == len(line):
@@ -139,7 +138,7 @@ def read_line(name: str, line: str, number: int, *, last: bool) -> Iterator[tupl
 
 
 def read_list(name: str, pieces: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each record of one JSON list."""
+    """Iterate over (line, value) of each record of a JSON list."""
     text = _Window(name, pieces)
     begin = text.next()
     if not begin:
@@ -163,21 +162,21 @@ def read_list(name: str, pieces: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 class _Place:
-    """A stretch of text and where it stands in its file. last: nothing comes after it."""
+    """A stretch of text and its position in the file. last: it is the end of the file."""
 
     def __init__(self, name: str, text: str, first_line: int, *, last: bool):
         self._name, self._text, self._last = name, text, last
         self._line, self._counted = first_line, 0
-        self._before = 0  # characters of the first line that stand before the text
+        self._before = 0  # characters of the first line before the text
 
     def line(self, position: int) -> int:
-        """Positions must not go backwards: lines are counted once."""
+        """Return the line of a position. Positions must not decrease, because lines are counted incrementally."""
         self._line += self._text.count("\n", self._counted, position)
         self._counted = position
         return self._line
 
     def decode(self, start: int) -> tuple[Any, int]:
-        """The value that starts here, and where it ends."""
+        """Parse the value that starts here; return it and its end."""
         try:
             return _DECODER.raw_decode(self._text, start)
         except json.JSONDecodeError as error:
@@ -185,7 +184,7 @@ class _Place:
         except _Refused as refused:
             what, fix = str(refused), ""
         except RecursionError:
-            what, fix = "is nested too deeply", "records are flat"
+            what, fix = "is nested too deeply", "records must be flat"
         except ValueError:  # Python refuses to convert integers of thousands of digits
             what, fix = "holds a number with too many digits", "write it as text"
         raise InputError(
@@ -195,7 +194,7 @@ class _Place:
     def fail(self, position: int, what: str, fix: str = "") -> NoReturn:
         position = min(position, len(self._text))
         if self._last and position >= len(self._text.rstrip()):
-            what, fix = "the file ends in the middle of a record", "it looks cut off"
+            what, fix = "the file ends in the middle of a record", "it seems truncated"
         around = self._text[max(0, position - _EXCERPT) : position + _EXCERPT]
         where = f"{self._name}:{self.line(position)}:{self._column(position)}"
         raise InputError(Fault(where, f"{what} (near {around!r})", fix, code="SF-DATA-ROW")) from None
@@ -217,8 +216,10 @@ class _Place:
 
 
 class _Window(_Place):
-    """The part of a text in pieces that is at hand: more is read where it is asked for, and what lies behind is let go.
-    at: where the reader stands in it."""
+    """The part of a file that is in memory: more is read on demand, and text before the reader is dropped.
+
+    at: position of the reader in the part.
+    """
 
     def __init__(self, name: str, pieces: Iterable[str]):
         super().__init__(name, "", 1, last=False)
@@ -226,7 +227,7 @@ class _Window(_Place):
         self.at = 0
 
     def next(self) -> str:
-        """The next character that is no blank, where the reader then stands; empty at the end."""
+        """Move to the next character that is not blank, and return it; "" at the end."""
         self.at = _skip_blank(self._text, self.at)
         while self.at == len(self._text) and not self._last:
             self._more()
@@ -234,7 +235,7 @@ class _Window(_Place):
         return self._text[self.at : self.at + 1]
 
     def value(self) -> tuple[int, Any]:
-        """The line and the value that starts here; the reader then stands behind it."""
+        """Parse the value at the reader and move past it; return its line and the value."""
         while (found := self.decode(self.at) if self._last else self._certain()) is None:
             self._more()
         value, end = found
@@ -248,7 +249,7 @@ class _Window(_Place):
         super().fail(position, what, fix)
 
     def _certain(self) -> tuple[Any, int] | None:
-        """What `decode` gives; None where that could be otherwise with more of the text."""
+        """Return the result of `decode`; None if more text could change it."""
         open_end = len(self._text) - _OPEN_END
         try:
             value, end = _DECODER.raw_decode(self._text, self.at)
@@ -261,8 +262,8 @@ class _Window(_Place):
         return None if isinstance(value, int | float) and end >= open_end else (value, end)
 
     def _more(self) -> int:
-        """Let go of what lies behind, but for what an error shows, and read as much again as is left: however long a
-        record is, what is looked at twice stays in proportion. Returns how many characters went."""
+        """Drop the text before the reader, except for an error's excerpt, and double the rest by reading more, so that
+        parsing a long record repeatedly takes linear time overall. Returns the number of dropped characters."""
         gone = max(0, self.at - _EXCERPT)
         if gone > self._counted:
             self.line(gone)
@@ -283,9 +284,9 @@ class _Window(_Place):
 
 
 def read_value(where: str, text: str) -> Any:
-    """One JSON value that stands alone, such as a cell of a table.
+    """Parse a single JSON value, such as a cell of a table.
 
-    where: named by the InputError.
+    where: place for the InputError.
     """
     place = _Place(where, text, 1, last=True)
     value, end = place.decode(_skip_blank(text, 0))
@@ -295,7 +296,7 @@ def read_value(where: str, text: str) -> Any:
 
 
 class _Refused(Exception):
-    """Well-formed for the standard library, refused here."""
+    """JSON that the standard library accepts and surefoot refuses."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Tokenised data on disk, found again by what it was made from.
+"""The on-disk cache of tokenised data.
 
-The key is a hash of everything that decides the result, so nothing ever has to be invalidated: another file, template,
-tokenizer or length is another folder, and so is other code of surefoot's own. A folder appears by one rename and
-carries the size and SHA-256 of its files; one that does not match is made again. The price is disk: old folders stay
-until the user removes them.
+The key is a hash of everything that decides the result, so entries never have to be invalidated: another file,
+template, tokenizer or length, or other surefoot code, means another folder. A folder is published by one rename and
+records the size and SHA-256 of its files; a folder that does not match is written again. The cost is disk space: old
+folders stay until the user removes them.
 
-Examples are appended to the arrays' files as they come, so memory never holds a whole data set. The .npy header has
-room for the final number of rows, so each file is, byte for byte, what `numpy.save` writes of the whole array.
+Examples are appended to the array files in batches, so memory never holds a whole data set. The .npy header has room
+for the final number of rows, so each file is byte for byte what `numpy.save` would write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from surefoot.system.errors import EnvironmentFault
 
 _PACKAGE = Path(__file__).parents[2]
 _LIBRARIES = ("surefoot", "tokenizers", "transformers")
-_ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None: as ids need, and shape of one row
+_ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # dtype (None: that of ids), and shape of one row
     "ids": (None, ()),
     "mask": (np.dtype(bool), ()),
     "offsets": (np.dtype(np.int64), ()),
@@ -56,18 +56,18 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # type, None
     "field_offsets": (np.dtype(np.int64), ()),
 }
 _META, _PICTURES = "meta.json", "pictures.json"
-Written = tuple[TokenisedFile, dict[str, Any], str]  # the last: why nothing is kept, empty where it is
+Written = tuple[TokenisedFile, dict[str, Any], str]  # examples, metadata, and why nothing was cached ("" if it was)
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
-    """A name for the data that these parts, plain JSON values, and surefoot's own code decide."""
+    """Return the cache key of these parts (JSON values) and surefoot's own code."""
     return hashlib.sha256(_canonical({"code": code_digest(), **parts})).hexdigest()[:32]
 
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of the source of everything that turns records into ids and of the libraries' versions, so that no change
-    to either has to be declared. The price: after an update all data is tokenised once more."""
+    """Return the SHA-256 of all source files that turn records into ids, and of the libraries' versions. Changes need
+    no version number, but after an update all data is tokenised again."""
     installed = hardware.versions()
     digest = hashlib.sha256(json.dumps([installed.get(name) for name in _LIBRARIES]).encode())
     for path in _sources():
@@ -80,13 +80,13 @@ def _sources() -> list[Path]:
 
 
 def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:
-    """The examples and the record written with them, or None when they are absent or not what was written.
+    """Load the examples and their metadata; None if they are absent or damaged.
 
-    name: of the file they come from, which is no part of the cache: the same content may lie elsewhere.
+    name: name of the data file. It is not cached, because another file may have the same content.
     """
     try:
         meta = json.loads(plain_files.read_text(folder / _META))
-        # Hashed at every start: a bit that flipped on the disk would otherwise be trained on in silence.
+        # Verified at every start: otherwise a flipped bit on the disk would silently be trained on.
         intact = meta["sha256"] == _digest(meta["files"], meta["record"]) and all(
             (folder / name).stat().st_size == facts["size"] and durable.sha256_file(folder / name) == facts["sha256"]
             for name, facts in meta["files"].items()
@@ -105,13 +105,15 @@ def write_cache(
     record: Callable[[], Mapping[str, Any]],
     vocabulary: int,
 ) -> Written:
-    """Write the examples of the file `name` as they come, and then a JSON record.
+    """Write the examples of the file `name` batch by batch, and then their metadata.
 
-    vocabulary: every id is below it.
+    record: return the metadata (JSON values); called after the last batch.
+    vocabulary: upper bound of the ids; decides their dtype.
 
-    Several processes may do this at the same time with the same content: one of them writes the folder, the others find
-    it. What is returned then depends on no name that another one may move. Where no folder can be made, the examples
-    are in files without a name, which are gone with the process. Raises EnvironmentFault when a disk is full.
+    Several processes may write the same content at the same time: one of them publishes its folder. The returned arrays
+    stay valid in all of them, because they are mapped before the rename. If the cache folder is not writable, the
+    examples are stored in deleted temporary files, which last as long as the process. Raises EnvironmentFault if the
+    disk is full.
     """
     width = np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32)
     try:
@@ -133,7 +135,7 @@ def write_cache(
             known = dict(record())
             durable.fill_json(staging / _META, {"sha256": _digest(files, known), "files": files, "record": known})
             found = _opened(staging, name), known
-            # A folder that does not verify has to go, since the rename replaces none that holds anything.
+            # Remove a damaged folder first: a rename cannot replace a folder that is not empty.
             if open_cache(folder, name) is None:
                 _move_away(folder)
     except EnvironmentFault as error:
@@ -144,8 +146,8 @@ def write_cache(
 
 @contextmanager
 def _nameless(why: EnvironmentFault) -> Iterator[Path]:
-    """A folder for files that are opened in it; they stay readable when it is gone, which it is when the block ends.
-    why: is raised where there is no place for it either."""
+    """Yield a temporary folder. It is deleted when the block ends, but files mapped in it stay readable. Raises `why`
+    if no temporary folder can be created either."""
     try:
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     except OSError:
@@ -155,7 +157,7 @@ def _nameless(why: EnvironmentFault) -> Iterator[Path]:
 
 
 def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -> None:
-    """width: of an id."""
+    """Write all arrays and pictures.json; `width` is the dtype of the ids."""
     with ExitStack() as stack:
         append = {
             name: stack.enter_context(growing(folder / f"{name}.npy", dtype or width, row))
@@ -179,13 +181,13 @@ def _fill(folder: Path, batches: Iterable[Sequence[Encoded]], width: np.dtype) -
 
 
 def _is_taken(error: EnvironmentFault) -> bool:
-    """Whether another process has put its folder there, which then is the same."""
+    """Whether another process has already published the same folder."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def _move_away(folder: Path) -> None:
-    """A folder that did not verify; at once, so that no other process meets half of it."""
-    with suppress(EnvironmentFault):  # another process was faster; a real fault shows at the write
+    """Remove a damaged folder with one rename, so that no other process sees half of it."""
+    with suppress(EnvironmentFault):  # another process was faster; a real fault is raised by the write
         durable.remove(folder)
 
 
@@ -197,15 +199,12 @@ def _opened(folder: Path, name: str) -> TokenisedFile:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Read-only and on disk, but seen as a plain array: every slice of a memmap object costs microseconds more."""
+    """Memory-map an array read-only, as a plain ndarray: slicing a memmap object costs microseconds more."""
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 
 
 def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarray]:
-    """Of some examples what `TokenisedFile` has of all.
-
-    width: of an id.
-    """
+    """Build the arrays of `TokenisedFile` for some examples; `width` is the dtype of the ids."""
     rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
     ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
     mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])
@@ -223,7 +222,7 @@ def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarra
 
 
 def _with_files(examples: Sequence[Encoded], prints: np.ndarray) -> np.ndarray:
-    """The hashes with what is seen: the same question of two pictures is two examples."""
+    """Include the pictures in the hashes: the same question about two pictures is two examples."""
     for place, one in enumerate(examples):
         if one.pictures:
             seen = prints[place].tobytes() + "".join(picture.sha256 for picture in one.pictures).encode()
@@ -248,9 +247,9 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def growing(path: Path, dtype: np.dtype, row: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], None]]:
-    """What appends rows to a new file in a folder that is being staged.
+    """Yield a function that appends rows to a new .npy file in a staging folder.
 
-    dtype, row: of an element, and the shape of one row, () for a number.
+    dtype, row: dtype of the elements, and shape of one row (() for a number).
     """
     count = 0
     with durable.filling(path) as file:
@@ -262,13 +261,13 @@ def growing(path: Path, dtype: np.dtype, row: tuple[int, ...]) -> Iterator[Calla
 
         durable.write_all(file, _header(dtype, (0, *row)))
         yield append
-        # The number of rows is known now; the header was made as long as any.
+        # Now the number of rows is known; the header has the same length for any number.
         file.seek(0)
         durable.write_all(file, _header(dtype, (count, *row)))
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """As long for any number of rows."""
+    """Return a .npy header whose length does not depend on the number of rows."""
     header = BytesIO()
     described = np.lib.format.header_data_from_array_1_0(np.empty((0, *shape[1:]), dtype))
     np.lib.format.write_array_header_1_0(header, {**described, "shape": shape})

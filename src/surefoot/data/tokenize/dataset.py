@@ -1,8 +1,8 @@
-"""A tokenised data set: the examples of one file or several, each a few arrays, and a selection of them.
+"""Tokenised data sets: memory-mapped arrays of one or more files, and a selection of their examples.
 
-The arrays are usually memory-mapped and never concatenated: an example costs microseconds and no copy until it is
-read. Files, record numbers and lines are kept, so that a log or an error can name the record. What a start needs of
-every example (label counts, hashes for finding duplicates) is computed once and stored beside the tokens.
+The arrays are never concatenated, so an example costs nothing until it is read. Files, record numbers and lines are
+kept, so that logs and errors can name the record. Values that every start needs for all examples (label counts, hashes
+for finding duplicates) are computed once and stored with the tokens.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from surefoot.data.tokenize.sight import Sight
 
 # `flags`
 TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT = (1 << bit for bit in range(8))
-CHUNK = 4096  # examples looked at together where all are looked at
+CHUNK = 4096  # examples per chunk in passes over all examples
 
 
 @dataclass(frozen=True)
 class TokenisedFile:
-    """M examples that lie one after the other.
+    """The M examples of one file, concatenated.
 
-    name: the file's, for messages.
+    name: the file's name, for messages.
     ids: [tokens] uint16 or uint32.
     mask: [tokens] bool, True where the token is learned.
-    offsets: [M + 1] int64, where each example begins, and the end.
-    rows: [M, 4] int64: number, line, flags and lost answers of each example.
-    supervised: [M] int64, computed from mask.
+    offsets: [M + 1] int64, start of each example, and the end.
+    rows: [M, 4] int64, record number, line, flags and number of lost answers of each example.
+    supervised: [M] int64, learned tokens of each example.
     prints: [M] V16, hashes of ids, mask and pictures.
-    pictures: of the examples that have some, by their place.
-    fields: [bytes] uint8, the records of prompts as JSON, one after the other; empty where records are no prompts.
-    field_offsets: [M + 1] int64, where each begins, and the end; [1] where there are none.
+    pictures: index of an example -> its pictures, for examples that have some.
+    fields: [bytes] uint8, the records of prompts as concatenated JSON; empty for other kinds of data.
+    field_offsets: [M + 1] int64, start of each record, and the end; [1] for other kinds of data.
     """
 
     name: str
@@ -58,11 +58,12 @@ class TokenisedFile:
         return len(self.rows)
 
     def all_pictures(self) -> Iterator[Picture]:
-        """Of all examples, one after the other."""
+        """Iterate over the pictures of all examples."""
         return itertools.chain.from_iterable(self.pictures.values())
 
     def release_pages(self) -> None:
-        """Of pages that were read of the ids and the mask; the system still has them, and so they cost no memory."""
+        """Release the mapped pages of ids and mask that were read. They stay in the page cache but no longer count as
+        memory of this process."""
         for array in (self.ids, self.mask):
             if isinstance(mapped := getattr(array.base, "_mmap", None), mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -70,11 +71,11 @@ class TokenisedFile:
 
 @dataclass(frozen=True)
 class Chunk:
-    """C examples end to end.
+    """C neighbouring examples, concatenated.
 
-    start: the first one's index.
-    lengths: [C] int64.
-    ids, mask: [tokens], as files hold them.
+    start: index of the first one in the data set.
+    lengths: [C] int64, tokens of each.
+    ids, mask: [tokens], as in `TokenisedFile`.
     """
 
     start: int
@@ -84,16 +85,16 @@ class Chunk:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Of each example the place behind its last token: [C] int64."""
+        """Position after the last token of each example: [C] int64."""
         return np.cumsum(self.lengths)
 
 
 @dataclass(frozen=True)
 class TokenisedDataset:
-    """N examples chosen among those of all files.
+    """N examples selected from one or more files.
 
-    chosen[N]: their places, the files laid one after the other.
-    sight: makes the pixels of pictures; None where no example has any.
+    chosen[N]: their indices into the concatenation of all files.
+    sight: image processing that makes the pixels; None if no example has pictures.
     """
 
     files: tuple[TokenisedFile, ...]
@@ -109,7 +110,7 @@ class TokenisedDataset:
         return Example(file.ids[part].astype(np.int64), np.array(file.mask[part]), self._name(file, place), pictures)
 
     def pictures(self) -> Iterator[tuple[int, tuple[Picture, ...]]]:
-        """The examples that have some, by number, with these."""
+        """Iterate over (index, pictures) of the examples that have pictures."""
         if any(file.pictures for file in self.files):
             for index in range(len(self)):
                 file, place, _ = self._find(index)
@@ -117,38 +118,38 @@ class TokenisedDataset:
                     yield index, own
 
     def record(self, index: int) -> Mapping[str, Any]:
-        """Of a prompt: all fields of the record that it was read from."""
+        """Return all fields of the record of a prompt."""
         file, place, _ = self._find(index)
         return json.loads(file.fields[file.field_offsets[place] : file.field_offsets[place + 1]].tobytes())
 
     def records_digest(self) -> str:
-        """SHA-256 of the records of all prompts, in the order of the files."""
+        """Return the SHA-256 of the records of all prompts, in file order."""
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(file.fields.tobytes())
         return digest.hexdigest()
 
     def name(self, index: int) -> RecordName:
-        """What logs and errors call one example."""
+        """Return the name of one example for logs and errors."""
         file, place, _ = self._find(index)
         return self._name(file, place)
 
     def length(self, index: int) -> int:
-        """Tokens of one example."""
+        """Return the number of tokens of one example."""
         return int(self.lengths[index])
 
     def supervised(self, index: int) -> int:
-        """Tokens of one example that carry loss."""
+        """Return the number of learned tokens of one example."""
         return int(self.supervised_counts[index])
 
     @cached_property
     def supervised_counts(self) -> np.ndarray:
-        """Tokens of every example that carry loss: [N] int64."""
+        """Learned tokens of each example: [N] int64."""
         return np.concatenate([file.supervised for file in self.files])[self.chosen]
 
     def chunks(self) -> Iterator[Chunk]:
-        """All examples in their order, many at a time: what looks at every token does so much faster than one by one.
-        Neighbours in a file are read together."""
+        """Iterate over all examples in order, CHUNK at a time, which is much faster than one by one. Neighbours in a
+        file are read with one slice."""
         for start in range(0, len(self), CHUNK):
             chosen = self.chosen[start : start + CHUNK]
             number = np.searchsorted(self._starts, chosen, side="right") - 1
@@ -165,101 +166,98 @@ class TokenisedDataset:
                 np.concatenate([file.ids[part] for file, part in parts]),
                 np.concatenate([file.mask[part] for file, part in parts]),
             )
-            # Else the whole data set would count as memory of this process once it was looked through.
+            # Otherwise a full pass would make the whole data set count as memory of this process.
             for file in self.files:
                 file.release_pages()
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Tokens of every example: [N] int64."""
+        """Tokens of each example: [N] int64."""
         return np.concatenate([np.diff(file.offsets) for file in self.files])[self.chosen]
 
     def fingerprints(self) -> np.ndarray:
-        """Of every example: equal for two with the same ids and the same mask, also of different data sets of one
-        tokenizer: [N] V16."""
+        """Return a hash of ids, mask and pictures of each example: [N] V16. Comparable between data sets of the same
+        tokenizer."""
         return np.concatenate([file.prints for file in self.files])[self.chosen]
 
     def row(self, index: int) -> tuple[str, int, int]:
-        """File, number of the record in it and line where it starts, both from 1."""
+        """Return file, record number and first line of an example's record, both from 1."""
         file, place, _ = self._find(index)
         return file.name, int(file.rows[place, 0]), int(file.rows[place, 1])
 
     def flags(self) -> np.ndarray:
-        """TRUNCATED, PROMPT_CUT, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED and GOOD of every example:
-        [N]. CONTINUES and CONTINUED: of a text in several examples, all but the first and all but the last."""
+        """Return the flags (TRUNCATED, …) of each example: [N] int64. If a text was split into several examples,
+        CONTINUES is set on all but the first and CONTINUED on all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
 
     def good(self) -> np.ndarray:
-        """Of every example whether it is the better of a pair or was judged good: [N] bool."""
+        """Return whether each example is the better of a pair or was judged good: [N] bool."""
         return self.flags() & GOOD > 0
 
     def answers_lost(self) -> int:
-        """Answers of which cutting left nothing, in the examples that are left."""
+        """Return the number of answers that truncation removed completely from the remaining examples."""
         return int(np.concatenate([file.rows[:, 3] for file in self.files])[self.chosen].sum())
 
     def records(self) -> np.ndarray:
-        """Which record each example comes from, counted from 0: [N] int64. Parts of one text share theirs."""
+        """Return the record index (from 0) of each example: [N] int64. Parts of one text have the same."""
         places = [np.full(len(file), place) for place, file in enumerate(self.files)]
         numbers = [file.rows[:, 0] for file in self.files]
         names = np.stack([np.concatenate(places), np.concatenate(numbers)], axis=1)[self.chosen]
         return np.cumsum([False, *np.any(names[1:] != names[:-1], axis=1)])
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> TokenisedDataset:
-        """These examples, in this order, over the same arrays."""
+        """Select these examples, in this order, without copying their tokens."""
         return replace(self, chosen=self.chosen[np.asarray(indices, dtype=np.int64)])
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Place of each file's first example."""
+        """Index of each file's first example in the concatenation."""
         return np.cumsum([0, *(len(file) for file in self.files)])
 
     def _find(self, index: int) -> tuple[TokenisedFile, int, slice]:
-        """The file of an example, its place in it and its tokens."""
+        """Return an example's file, its index in the file and the slice of its tokens."""
         at = int(self.chosen[index])
         number = int(np.searchsorted(self._starts, at, side="right")) - 1
         file, place = self.files[number], at - int(self._starts[number])
         return file, place, slice(int(file.offsets[place]), int(file.offsets[place + 1]))
 
     def _run(self, number: int, first: int, count: int) -> tuple[TokenisedFile, slice]:
-        """A file and the tokens of `count` examples of it that lie one after the other.
-
-        first: as in `chosen`.
-        """
+        """Return the file and the token slice of `count` neighbouring examples; `first` is an index as in `chosen`."""
         file, place = self.files[number], first - int(self._starts[number])
         return file, slice(int(file.offsets[place]), int(file.offsets[place + count]))
 
     def _name(self, file: TokenisedFile, place: int) -> RecordName:
-        """What logs and errors call an example: the record's number, with its file where there are several."""
+        """Name an example by its record number, or by file and line if there are several files."""
         if len(self.files) == 1:
             return int(file.rows[place, 0])
         return f"{file.name}:{file.rows[place, 1]}"
 
 
 def of_files(files: Iterable[TokenisedFile], sight: Sight | None = None) -> TokenisedDataset:
-    """All examples of these files."""
+    """Return a data set of all examples of these files."""
     files = tuple(files)
     return TokenisedDataset(files, np.arange(sum(map(len, files))), sight)
 
 
 def joined(datasets: Sequence[TokenisedDataset]) -> TokenisedDataset:
-    """The examples of these data sets one after the other, over the same arrays."""
+    """Concatenate data sets without copying their tokens."""
     starts = np.cumsum([0, *(sum(map(len, one.files)) for one in datasets)])
     chosen = [one.chosen + start for one, start in zip(datasets, starts, strict=False)]
     files = tuple(file for one in datasets for file in one.files)
     return TokenisedDataset(files, np.concatenate(chosen), datasets[0].sight)
 
 
-PRINT = np.dtype("V16")  # BLAKE2b of 16 bytes: two examples of ten million are the same by chance once in 10^25
+PRINT = np.dtype("V16")  # BLAKE2b, 16 bytes: probability of a collision in ten million examples is about 10^-25
 
 
 def supervised_of(mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Tokens of each example that carry loss: [M] int64."""
+    """Count the learned tokens of each example: [M] int64."""
     before = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
     return np.diff(before[offsets])
 
 
 def prints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Of each example a hash of its ids, whatever their width, and of its labels: [M] V16."""
+    """Hash the ids (independent of their dtype) and labels of each example: [M] V16."""
     found = bytearray()
     wide, labels = memoryview(ids.astype("<u4").tobytes()), memoryview(mask.tobytes())
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -269,28 +267,29 @@ def prints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndar
     return np.frombuffer(found, dtype=PRINT)
 
 
-Place = tuple[str, int, int]  # file, number of the record and line where it starts, both from 1
+Place = tuple[str, int, int]  # file, record number and first line of the record, both from 1
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What is known of a file and of how its records were read.
+    """Facts about a file and how its records were read.
 
-    sha256: of the file.
-    content: hash of all that decides which conversations its records are.
-    layout, template: as used.
-    rows: records of the file.
-    used: the first so many of them.
-    dropped: records that have no label left.
-    unused: fields that nothing reads.
-    notes: what a reader should know of the template.
-    placeholders: records whose texts hold an unfilled {{name}}.
-    placeholder: the first of these.
-    part: where examples of the file went elsewhere.
-    commit: of the hub data set that the file belongs to.
-    template_fault: why it is not the template that was planned.
-    unkept: why it is tokenised anew at every start; empty where it is not.
-    example_prompt: something that a user could ask the trained model, from the records; empty where none is short.
+    sha256: hash of the file.
+    content: hash of everything that decides which conversations its records become.
+    layout, layout_reason: the record format in use, and how it was found.
+    template: the template in use.
+    rows: number of records in the file.
+    used: number of records used, from the start of the file.
+    dropped: records without a label left.
+    unused: fields that are not read.
+    notes: remarks on the template.
+    placeholders: records whose texts contain an unfilled {{name}}.
+    placeholder: the first such placeholder.
+    part: which part of the file's examples is in use; empty for all.
+    commit: commit of the hub data set that the file belongs to.
+    template_fault: why the planned template was not used; empty if it was.
+    unkept: why the tokenised data could not be cached; empty if it was.
+    example_prompt: a short prompt from the records, to try the trained model with; empty if there is none.
     """
 
     file: str
@@ -314,9 +313,9 @@ class SourceFacts:
 
 
 def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
-    """The facts of several files as one.
+    """Merge the facts of several files.
 
-    name: of the whole; None: all their names.
+    name: name of the whole; None: all file names.
     """
     if len(facts) == 1:
         return facts[0]

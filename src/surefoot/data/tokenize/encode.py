@@ -1,13 +1,14 @@
-"""From conversations to token ids with a label mask, for each kind of data.
+"""Encode conversations as token ids with a label mask, for each kind of data.
 
-The mask comes from the template's marks, never from a search for the answer. What is too long is truncated (see
-`truncate`), or, where texts are learned in full, split into several examples (`in_chunks`). Every truncation, every
-stop token lost by it and every example with nothing left to learn is reported.
+The mask comes from the marks that the template sets on its segments; the text is never searched for answers. An example
+that is too long is truncated (see `truncate`) or, if plain texts are learned in full, split into several examples
+(`in_chunks`). Every truncation, every stop token lost by it and every example without labels left is reported.
 
-Pairs: both rows begin with the same tokens. Where a pair is too long, both lose the same part of the prompt, so far
-that the longer answer fits or a quarter of the room is left; then answers lose their ends. What a template writes
-behind an answer's stop token is left out: nothing learns it, and a reward model scores an answer at its last token,
-which is the one that a policy ends with. Prompts are never truncated: a policy would answer a question nobody asked.
+Pairs: both rows begin with the same prompt tokens. If a pair is too long, both rows lose the same part of the prompt,
+until the longer answer fits or the prompt is down to a quarter of the room; then the ends of answers are cut. Tokens
+that the template writes after an answer's stop token are dropped: they are not learned, and a reward model scores an
+answer at its last token, which must be the one that a policy stops with. Prompts for rollouts are never truncated: the
+policy would answer another question.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from surefoot.data.formats.conversation import Picture
 from surefoot.data.sources.records import Kind
 from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs, token_spans
 from surefoot.data.tokenize.sight import Sight
-from surefoot.data.tokenize.truncate import Kept, keep
+from surefoot.data.tokenize.truncate import Truncation, choose_tokens
 from surefoot.system.errors import Fault, InputError
 
 TrainOn = Literal["responses", "last", "completion", "everything"]
 Encoding = Literal["parts", "whole"]
-# Conversations per call of the tokenizer: enough for its threads, and what it hands back stays in the processor's
-# caches: 1,024 take 4 to 8 % longer.
+# Conversations per tokenizer call: enough for its threads, and small enough that results stay in the CPU caches (1,024
+# take 4 to 8 % longer).
 _CHUNK = 128
 
 
@@ -40,17 +41,17 @@ _CHUNK = 128
 class EncodeSettings:
     """How conversations become token ids with a label mask.
 
-    bos_id: put first, exactly once; None for no BOS.
-    max_length: tokens of an example at most.
-    kind: what is learned from a record; for other kinds than answers, train_on, chunks and encoding have no meaning.
-    train_on: responses = all answers, last = the last answer, completion = all that follows the prompt of the first
-        answer, everything = all tokens but the first, which nothing predicts; an answer that the data marks as not to
-        be learned is none of these.
-    chunks: a text that is too long becomes several examples.
-    encoding: parts = an answer is a text of its own for the tokenizer; whole = prompt and answer are encoded in one go,
-        and what is too long loses its end.
-    sight: of a model that learns pictures, None for others. None of a picture's tokens is learned, and a conversation
-        with pictures that is too long is left out whole, since part of a picture means nothing.
+    bos_id: BOS, put first exactly once; None for no BOS.
+    max_length: maximum tokens of an example.
+    kind: what is learned from a record; train_on, chunks and encoding apply to "answers" only.
+    train_on: which tokens get labels. responses = all answers, last = the last answer, completion = everything after
+        the first prompt, everything = all tokens but the first. Answers that the data marks as not to be learned never
+        count as answers.
+    chunks: split a text that is too long into several examples.
+    encoding: parts = tokenise an answer separately from its prompt; whole = tokenise prompt and answer as one text, and
+        truncate at the end.
+    sight: image processing of a vision model, None for other models. Picture tokens get no labels, and a conversation
+        with pictures that is too long is dropped, since part of a picture is meaningless.
     """
 
     encoder: TextEncoder
@@ -64,18 +65,21 @@ class EncodeSettings:
 
 
 class Encoded(NamedTuple):
-    """One example as token ids with a label mask, and what cutting took from it.
+    """One example as token ids with a label mask, and what truncation removed from it.
 
-    ids[T], supervised[T]: what `Example` holds.
-    number, line: its row.
-    prompt_cut: cutting took the beginning of what the user says, or more.
-    prompt_lost: cutting took all that the user says.
-    stop_lost: cutting took the stop token of an answer, or left no answer.
-    answers_lost: answers that cutting took whole.
-    control_texts: names of control tokens that the row's texts spell out.
-    continues, continued: it is not the first, not the last part of its text.
+    ids[T], supervised[T]: as in `Example`.
+    number, line: the record it comes from.
+    prompt_cut: truncation removed at least the beginning of the user's text.
+    prompt_lost: truncation removed all of the user's text.
+    stop_lost: truncation removed an answer's stop token, or all answers.
+    answers_lost: number of answers that truncation removed completely.
+    control_texts: number of control-token names spelled out in the record's texts.
+    continues, continued: it is not the first, or not the last, part of its text.
+    good: it is the better answer of a pair, or was judged good.
+    fits: for a prompt: it has at most max_length tokens.
+    fields: for a prompt: its record as JSON.
 
-    An example without a supervised token is to be dropped.
+    The caller drops examples without a supervised token.
     """
 
     ids: np.ndarray
@@ -90,21 +94,22 @@ class Encoded(NamedTuple):
     control_texts: int = 0
     continues: bool = False
     continued: bool = False
-    good: bool = False  # the better of a pair, or judged good
-    fits: bool = True  # of a prompt: it has no more tokens than it may have
+    good: bool = False
+    fits: bool = True
     pictures: tuple[Picture, ...] = ()
-    fields: bytes = b""  # of a prompt: its record, as JSON
+    fields: bytes = b""
 
     @property
     def usable(self) -> bool:
-        """Whether there is something to learn."""
+        """Whether any token has a label."""
         return bool(self.supervised.any())
 
 
 class Row(NamedTuple):
-    """A conversation laid out and encoded in parts, before anything is cut.
+    """A conversation formatted and encoded in parts, before truncation.
 
-    learned: turns whose answers are.
+    learned: indices of the turns whose answers are learned.
+    whole: the untruncated example.
     """
 
     conversation: Conversation
@@ -116,11 +121,12 @@ class Row(NamedTuple):
 def encode(
     conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str
 ) -> Iterator[Encoded]:
-    """The examples of these conversations, in order: one each, of a text in chunks several.
+    """Iterate over the examples of these conversations, in order: one per conversation, or several for a text that is
+    split into chunks.
 
-    Pairs come better, worse, better, worse …, as the conversations do; a pair of which one answer is lost whole has
-    lost both, and so has one with pictures that is too long. Prompts are what a model continues
-    (`segments.prompt_ids`); one that has more than max_length tokens is whole and does not fit.
+    Pairs come as better, worse, better, worse …, both as input and as output. If truncation leaves one answer of a pair
+    without labels, or a pair with pictures is too long, both examples have no labels. Prompts are what a model
+    continues (`segments.prompt_ids`); one of more than max_length tokens is not truncated, and `fits` is False.
 
     name: the file, for InputErrors.
     """
@@ -172,12 +178,12 @@ def _answered(row: Row, template: Template, how: EncodeSettings) -> Iterator[Enc
     elif how.chunks:
         yield from in_chunks(row.whole, how.max_length)
     else:
-        yield cut_to(row, _keep(row, how), template.stop_ids)
+        yield cut_to(row, _choose_tokens(row, how), template.stop_ids)
 
 
 def _judged(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
     fits = _end(row) <= how.max_length
-    yield _first(row, _end(row)) if fits else cut_to(row, _keep(row, how), template.stop_ids)
+    yield _without_tail(row, _end(row)) if fits else cut_to(row, _choose_tokens(row, how), template.stop_ids)
 
 
 def _prompted(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
@@ -192,24 +198,24 @@ def _nothing_learned(whole: Encoded) -> Encoded:
 def _in_one_go(
     conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str
 ) -> Iterator[Encoded]:
-    """Examples whose prompt and answer are encoded in one go, as tools that tokenise a finished text do (TRL).
+    """Encode prompt and answer as one text, as tools that tokenise a finished text do (TRL).
 
-    An answer that begins in the middle of a word then shares a token with the prompt, and a line end at its start may
-    merge with one before it; a model that writes the answer itself never sees such tokens. So this is asked for, never
-    chosen.
+    An answer that begins in the middle of a word then shares a token with the prompt, and a newline at its start may
+    merge with one before it. A model that generates the answer never sees such tokens, so this is used only if the user
+    asks for it.
     """
     encoder, bos_id, train_on = how.encoder, how.bos_id, how.train_on
-    together = None if train_on in ("responses", "last") else template.at_once  # which marks no ends of answers
+    together = None if train_on in ("responses", "last") else template.at_once  # has no marks at the ends of answers
     layouts = each_row(conversations, lambda one: together(one, False) if together else template.segments(one), name)
-    begun: list[tuple[int, ...]] = []
+    prompt_ids: list[tuple[int, ...]] = []
     if train_on == "completion":
         prompts = [_prompt(*pair, together) for pair in zip(layouts, conversations, strict=True)]
-        begun = _encode_whole(prompts, encoder, bos_id)
+        prompt_ids = _encode_whole(prompts, encoder, bos_id)
     for at, (layout, ids) in enumerate(zip(layouts, _encode_whole(layouts, encoder, bos_id), strict=True)):
         if train_on == "everything":
             mask = np.ones(len(ids), dtype=bool)
         elif train_on == "completion":
-            mask = _behind_prompt(ids, begun[at])
+            mask = _behind_prompt(ids, prompt_ids[at])
         else:
             mask = _within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
         mask[0] = False
@@ -228,7 +234,7 @@ def _prompt(
     conversation: Conversation,
     together: Callable[[Conversation, bool], tuple[Segment, ...]] | None,
 ) -> Sequence[Segment]:
-    """What stands before the first answer that is learned: all of it, where none is."""
+    """Return the segments before the first learned answer; all of them if none is learned."""
     learned = _learned_turns(layout, conversation, "completion")
     if together and learned and min(learned) > 0:
         return together(replace(conversation, turns=conversation.turns[: min(learned)]), True)
@@ -238,15 +244,15 @@ def _prompt(
 def _encode_whole(
     layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None
 ) -> list[tuple[int, ...]]:
-    """The ids of each layout; none for one without text."""
+    """Return the ids of each layout; () for one without text."""
     filled = [[segment._replace(answer=False) for segment in layout if segment.text] for layout in layouts]
     runs = iter(encode_runs([layout for layout in filled if layout], encoder, bos_id))
     return [tuple(itertools.chain.from_iterable(run.ids for run in next(runs))) if layout else () for layout in filled]
 
 
 def _behind_prompt(ids: Sequence[int], prompt: Sequence[int]) -> np.ndarray:
-    """True from where the ids leave those of the prompt alone, which is earlier than its end where a token reaches
-    across: [tokens]."""
+    """Mark the tokens from the first one that differs from the prompt's own ids: [tokens] bool. If a token spans the
+    border, it is the first one marked."""
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False)))
     return np.arange(len(ids)) >= same
 
@@ -254,9 +260,9 @@ def _behind_prompt(ids: Sequence[int], prompt: Sequence[int]) -> np.ndarray:
 def _within_answers(
     ids: Sequence[int], layout: Sequence[Segment], learned: Collection[int], encoder: TextEncoder
 ) -> np.ndarray:
-    """True for every token with a character of an answer in `learned`: [tokens]."""
+    """Mark every token that contains a character of an answer in `learned`: [tokens] bool."""
     filled = [segment for segment in layout if segment.text]
-    numbers = itertools.accumulate(segment.alone for segment in filled)  # of the texts, cut where a template says so
+    numbers = itertools.accumulate(segment.alone for segment in filled)  # number of the tokenizer text of each segment
     texts = itertools.groupby(zip(numbers, filled, strict=True), key=lambda pair: pair[0])
     marks: list[np.ndarray] = []
     for number, text in texts:
@@ -267,7 +273,7 @@ def _within_answers(
                 if segment.answer and segment.turn in learned:
                     mark |= (starts < right) & (ends > left) & (starts < ends)
             marks.append(mark)
-    # BOS may have been added or taken away at the front, so the ends are aligned.
+    # BOS may have been added or removed at the front, so align at the end.
     return np.concatenate([np.zeros(len(ids), dtype=bool), *marks])[-len(ids) :]
 
 
@@ -283,10 +289,10 @@ def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> En
 
 
 def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
-    """A text in parts of at most max_length tokens, which together teach what it teaches and nothing twice.
+    """Split a text into parts of at most max_length tokens, such that every token is learned exactly once.
 
-    The last token of a part is the first of the next, where it is not learned: it is there for the token after it to be
-    predicted from. Apart from it parts do not overlap, and only the first one has the BOS.
+    The last token of a part is also the first of the next one, without a label there: it is the input from which the
+    following token is predicted. Otherwise parts do not overlap, and only the first part has the BOS.
     """
     starts = range(0, len(whole.ids) - 1, max_length - 1)
     for start in starts:
@@ -304,13 +310,12 @@ def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
 def _learned_turns(
     parts: Sequence[Run] | Sequence[Segment], conversation: Conversation, train_on: TrainOn
 ) -> frozenset[int]:
-    """The turns whose answers are learned: with `last`, earlier answers are prompt."""
+    """Return the turns whose answers are learned. With "last", earlier answers are part of the prompt."""
     turns = [part.turn for part in parts if part.answer and conversation.turns[part.turn].learned]
     return frozenset(turns[-1:] if train_on == "last" else turns)
 
 
 def _ids(runs: Sequence[Run]) -> np.ndarray:
-    """uint32."""
     ids = array("I")
     for run in runs:
         ids += run.ids
@@ -321,7 +326,7 @@ def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> n
     marks = [run.turn in learned if run.answer else train_on == "everything" for run in runs]
     if train_on == "completion":
         marks = list(itertools.accumulate(marks, max))
-    mask = bytearray()  # an eighth of the time that NumPy takes for so few numbers
+    mask = bytearray()  # eight times faster than NumPy for so few elements
     for run, mark in zip(runs, marks, strict=True):
         mask += bytes([mark]) * len(run.ids)
     mask[0] = False
@@ -329,18 +334,18 @@ def _mask(runs: Sequence[Run], learned: Collection[int], train_on: TrainOn) -> n
 
 
 def _answers(runs: Sequence[Run], learned: Collection[int]) -> np.ndarray:
-    """For each token the turn, from 1, whose learned answer it belongs to, 0 for none: [tokens]."""
+    """Return for each token the number (from 1) of the turn whose learned answer it belongs to, else 0: [tokens]."""
     turns = [run.turn + 1 if run.answer and run.turn in learned else 0 for run in runs]
     return np.repeat(turns, [len(run.ids) for run in runs])
 
 
-def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
-    """The row with what is kept alone, and what that took from it."""
+def cut_to(row: Row, cut: Truncation, stop_ids: Sequence[int]) -> Encoded:
+    """Truncate the row to the kept tokens, and record what was removed."""
     kept = cut.positions
     whole, answers = row.whole, _answers(row.runs, row.learned)
     before, after = (np.bincount(part, minlength=answers.max() + 1)[1:] > 0 for part in (answers, answers[kept]))
-    # An answer that is gone whole is counted as lost, not as one that lacks its stop.
-    left = np.append(False, after)[answers]  # of the answers of which something is left, all tokens
+    # An answer that is removed completely counts as lost, not as one without its stop token.
+    left = np.append(False, after)[answers]  # all tokens of the answers that are at least partly kept
     stops = left & whole.supervised & np.isin(whole.ids, stop_ids)
     return whole._replace(
         ids=whole.ids[kept],
@@ -354,48 +359,51 @@ def cut_to(row: Row, cut: Kept, stop_ids: Sequence[int]) -> Encoded:
 
 
 def _pair(better: Row, worse: Row, template: Template, how: EncodeSettings, name: str) -> list[Encoded]:
-    """Raises InputError where the template lays the prompt out differently before the two answers."""
+    """Encode a pair. Raises InputError if the template formats the prompt differently for the two answers."""
     prompt = _begin(better)
     if not np.array_equal(better.whole.ids[:prompt], worse.whole.ids[: _begin(worse)]):
         where = f"{name}:{better.conversation.line}"
-        what = f"row {better.conversation.number}: the template writes another prompt before the worse answer"
+        what = f"row {better.conversation.number}: the template writes different prompts before the two answers"
         raise InputError(Fault(where, what, "choose another data.template", code="SF-DATA-TEMPLATE"))
     found = cut_pair(better, worse, prompt, template, how)
     return found if all(one.usable for one in found) else list(map(_nothing_learned, found))
 
 
 def cut_pair(better: Row, worse: Row, prompt: int, template: Template, how: EncodeSettings) -> list[Encoded]:
-    """prompt: tokens of it, the same in both."""
+    """Truncate both rows of a pair to max_length, with the same prompt tokens left.
+
+    prompt: number of prompt tokens, which are the same in both rows.
+    """
     rows, ends, max_length = (better, worse), (_end(better), _end(worse)), how.max_length
     if max(ends) <= max_length:
-        return [_first(row, end) for row, end in zip(rows, ends, strict=True)]
+        return [_without_tail(row, end) for row, end in zip(rows, ends, strict=True)]
     if any(row.whole.pictures for row in rows):
         return [_nothing_learned(row.whole) for row in rows]
-    cut = _keep(rows[int(np.argmax(ends))], how)
+    cut = _choose_tokens(rows[int(np.argmax(ends))], how)
     kept = cut.positions[cut.positions < prompt]
     found = []
     for row, end in zip(rows, ends, strict=True):
         answer = np.arange(prompt, end)[: max_length - len(kept)]
         whole = len(kept) == prompt and prompt + len(answer) == end
         own = cut._replace(positions=np.append(kept, answer))
-        found.append(_first(row, end) if whole else cut_to(row, own, template.stop_ids))
+        found.append(_without_tail(row, end) if whole else cut_to(row, own, template.stop_ids))
     return found
 
 
-def _keep(row: Row, how: EncodeSettings) -> Kept:
-    return keep(row.runs, row.learned, row.conversation, row.whole.supervised, how.encoder, how.max_length)
+def _choose_tokens(row: Row, how: EncodeSettings) -> Truncation:
+    return choose_tokens(row.runs, row.learned, row.conversation, row.whole.supervised, how.encoder, how.max_length)
 
 
 def _begin(row: Row) -> int:
-    """Where the first token stands that is learned: at the end, where there is none."""
+    """Return the position of the first learned token, or the length if there is none."""
     return int(np.argmax(row.whole.supervised)) if row.whole.usable else len(row.whole.ids)
 
 
 def _end(row: Row) -> int:
-    """Behind the last token that is learned."""
+    """Return the position after the last learned token, or the length if there is none."""
     places = np.flatnonzero(row.whole.supervised)
     return int(places[-1]) + 1 if len(places) else len(row.whole.ids)
 
 
-def _first(row: Row, end: int) -> Encoded:
+def _without_tail(row: Row, end: int) -> Encoded:
     return row.whole._replace(ids=row.whole.ids[:end], supervised=row.whole.supervised[:end])

@@ -1,17 +1,18 @@
-"""What a template makes of a conversation, and how that becomes token ids.
+"""Templates as lists of text segments, and their encoding as token ids.
 
-A template returns segments in order: its own text and the data's text, each marked as the model's or not. The label
-mask follows from the marks; no text is ever searched for where an answer begins.
+A template returns segments in order: its own text and the data's text, each marked as part of an answer or not. The
+label mask follows from the marks; the text is never searched for the start of an answer.
 
-A template's `<|eot_id|>` is a control token; the same characters in a user's text are text. tokenizers can read a
-string either way as a whole, so `TextEncoder` takes text in pieces, each marked. Nothing is added to a piece: no BOS,
-and no blank before a piece that continues a sequence (SentencePiece-like tokenizers put one before every text).
+`<|eot_id|>` written by the template is a control token; the same characters in a user's text are plain text. The
+tokenizers library treats a whole string one way or the other, so `TextEncoder` takes text in pieces, each marked.
+Nothing is added to a piece: no BOS, and no space before a piece that continues a sequence (SentencePiece-like
+tokenizers add one to every text).
 
-Text is cut for the tokenizer at the borders between prompt and answer, and nowhere else. A prompt is encoded in one go,
-so its ids are what every program gets that renders the same prompt and tokenises it, and they are the ids that
-`prompt_ids` gives for generation. The answer starts afresh, as it does when a model writes it. Only where the data
-spells out a control token is the run cut further, around each content, so that those characters stay text; and where a
-template says so itself, because the tool whose layout it is encodes every slot alone.
+The text is split for the tokenizer only at the borders between prompt and answer. A prompt is encoded as one string, so
+its ids are those of every program that renders and tokenises the same prompt, and those that `prompt_ids` returns for
+generation. The answer is encoded separately, because a model that generates it starts with a new token as well. There
+are two exceptions: if the data spells out a control token, each content is a piece of its own, so that those characters
+stay text; and a template may ask for a split, because the tool it reproduces encodes every slot separately.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from surefoot.data.formats import Conversation, RowFault
 from surefoot.system.errors import Fault, InputError, is_panic
 
-_LEAD = "\n"  # never merges with what follows; takes the place of the text before a piece
+_LEAD = "\n"  # never merges with what follows; stands in for the text before a piece
 
 
 class Piece(NamedTuple):
-    """Text that is encoded at once.
+    """Text that is encoded as one string.
 
-    literal: names of control tokens in it are text.
-    opening: nothing comes before.
+    literal: names of control tokens in it are plain text.
+    opening: it is the start of a sequence.
     """
 
     text: str
@@ -51,24 +52,24 @@ class Piece(NamedTuple):
 
 @contextmanager
 def tokenizer_errors(folder: str | Path) -> Iterator[None]:
-    """InputError that names the tokenizer.json of `folder` where the library breaks off on what it says."""
+    """Turn a panic of the tokenizers library into an InputError that names the tokenizer.json of `folder`."""
     try:
         yield
     except BaseException as error:
         if not is_panic(error):
             raise
-        what = f"makes the tokenizers library break off: {' '.join(str(error).split())}"
+        what = f"makes the tokenizers library crash: {' '.join(str(error).split())}"
         raise InputError(
-            Fault(str(Path(folder) / "tokenizer.json"), what, "take the model's own file", code="SF-TOKENIZER")
+            Fault(str(Path(folder) / "tokenizer.json"), what, "use the model's original file", code="SF-TOKENIZER")
         ) from None
 
 
 class TextEncoder:
-    """A tokenizer reduced to what the data layer needs.
+    """A tokenizer, reduced to what the data layer needs.
 
-    control: id and text of the tokens that only templates use.
-    swallows_blanks: those of them that take the white space behind them away.
-    puts_blank: a text of its own begins with a blank that is not there (SentencePiece).
+    control: id -> text of the special tokens, which only templates write.
+    swallows_blanks: texts of the special tokens that strip the white space after them.
+    puts_blank: whether the tokenizer adds a space to the start of a text (SentencePiece).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -76,8 +77,8 @@ class TextEncoder:
             raise InputError(
                 Fault(
                     "tokenizer",
-                    "has no fast form",
-                    "a tokenizer.json must stand beside the weights",
+                    "is not a fast tokenizer",
+                    "add a tokenizer.json to the model's folder",
                     code="SF-TOKENIZER",
                 )
             )
@@ -91,20 +92,20 @@ class TextEncoder:
         self.bos_id = cast("int | None", tokenizer.bos_token_id)
         self.size = len(tokenizer)  # every id is below this
         self._backend = tokenizer.backend_tokenizer
-        # tokenizer.json may switch both on: examples would be cut or filled with PAD in silence.
+        # tokenizer.json may enable both, which would silently truncate or pad examples.
         self._backend.no_truncation()
         self._backend.no_padding()
         longest_first = sorted(self.control.values(), key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        # `control_places` of a template's own words, which stand in every example
+        # `control_places` of the template's own text, which is the same in every example
         self.words_places = functools.lru_cache(maxsize=256)(self.control_places)
         self._lead_ids = self._encode([_LEAD], literal=False)[0]
         alone, after_lead = self._encode(["a", _LEAD + "a"], literal=False)
         self.puts_blank = after_lead != self._lead_ids + alone
 
     def encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
-        """Ids of each piece, not to be changed: equal pieces share theirs. All pieces of one kind go to the tokenizer
-        in one call, and each text once: both answers of a pair follow the same prompt."""
+        """Return the ids of each piece. Do not modify them: equal pieces share one list. All literal and all other
+        pieces are each encoded in one call, and each distinct text once (both answers of a pair have one prompt)."""
         ids: list[list[int]] = [[] for _ in pieces]
         for literal in (False, True):
             places = [place for place, piece in enumerate(pieces) if piece.literal == literal]
@@ -116,7 +117,7 @@ class TextEncoder:
         return ids
 
     def spans(self, piece: Piece) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of one piece, and the characters (start, end) that each stands for."""
+        """Return the ids of one piece, and the (start, end) characters of each."""
         text = self._with_lead(piece)
         with self._backend_for(piece.literal) as backend:
             found = backend.encode(text, add_special_tokens=False)
@@ -128,15 +129,15 @@ class TextEncoder:
         return self.spans(Piece(piece.text, piece.literal, opening=True))
 
     def control_text(self, text: str) -> list[str]:
-        """The names of control tokens that the text spells out."""
+        """Return the names of control tokens that the text spells out."""
         return self._control_text.findall(text)
 
     def control_places(self, text: str) -> list[tuple[int, int]]:
-        """From where to where in the text the names of control tokens stand."""
+        """Return the (start, end) of each control-token name in the text."""
         return [found.span() for found in self._control_text.finditer(text)]
 
     def digest(self) -> str:
-        """SHA-256 of everything that decides which ids a text gets."""
+        """Return the SHA-256 of everything that decides which ids a text gets."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     def _with_lead(self, piece: Piece) -> str:
@@ -156,10 +157,10 @@ class TextEncoder:
 
     @contextmanager
     def _backend_for(self, literal: bool) -> Iterator[Tokenizer]:
-        """The backend, for which names of control tokens are text while the block runs where `literal` says so."""
+        """Yield the backend; with `literal`, it treats names of control tokens as plain text inside the block."""
         self._backend.encode_special_tokens = literal
         try:
-            # The switch is the backend's, not the call's: left on, the next template would lose its control tokens.
+            # The switch is state of the backend: left on, the next template would lose its control tokens.
             with tokenizer_errors(self.tokenizer.name_or_path):
                 yield self._backend
         finally:
@@ -167,12 +168,12 @@ class TextEncoder:
 
 
 class Segment(NamedTuple):
-    """A named tuple, like all that is made for every text: a frozen dataclass takes three times as long to make.
+    """A stretch of formatted text. A named tuple, because a frozen dataclass takes three times as long to create.
 
-    turn: index of the turn it belongs to; -1 for none (definitions of tools), which is never cut.
-    content: written in the data, not by the template.
-    answer: the model's.
-    alone: a text of its own begins here for the tokenizer.
+    turn: index of the turn it belongs to; -1 for none (tool definitions), which is never truncated.
+    content: it comes from the data, not from the template.
+    answer: it is part of an answer.
+    alone: the tokenizer starts a new text here.
     """
 
     text: str
@@ -184,19 +185,20 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """A template, made for one tokenizer.
+    """A chat template, bound to one tokenizer.
 
-    segments: raises RowFault for a conversation that it cannot lay out. A conversation that does not end with an answer
-        is laid out up to where the model begins to write.
-    identity: all that its output depends on besides the conversation.
+    identity: everything that its output depends on besides the conversation.
     stop_ids: tokens that end an answer.
-    jinja: the chat template that makes other programs write the same; takes BOS, which it puts at the start, or "".
-    notes, dialogue_notes: what a reader of the audit should know, always and where there are several answers.
-    repeats_bos: BOS stands before later turns as well.
-    learns_behind_stop: what follows a stop token is learned, too.
-    last_stops: of several answers the last alone ends with a stop token.
-    at_once: a conversation as it is rendered in one go, with the generation prompt or not, where that may differ from
-        laying it out answer by answer.
+    segments: format a conversation; raises RowFault if the template cannot. A conversation that does not end with an
+        answer is formatted up to where the model begins to write.
+    jinja: return the equivalent Jinja chat template for other programs; the argument is the BOS text to put at the
+        start, or "".
+    notes, dialogue_notes: remarks for the audit: always, and for conversations with several answers.
+    repeats_bos: BOS also appears before later turns.
+    learns_behind_stop: text after a stop token is learned as well.
+    last_stops: only the last of several answers ends with a stop token.
+    at_once: format a conversation in a single rendering, with the generation prompt if True; None if this cannot differ
+        from formatting it answer by answer.
     """
 
     name: str
@@ -213,8 +215,11 @@ class Template:
 
 
 class Run(NamedTuple):
-    """Neighbouring segments that are all prompt, or all one answer; their ids[T], and how many names of control tokens
-    the data spells out in them."""
+    """Neighbouring segments that are all prompt or all one answer.
+
+    ids: [T].
+    spelled_out: number of control-token names that the data spells out in them.
+    """
 
     segments: Sequence[Segment]
     ids: array[int]
@@ -230,7 +235,7 @@ class Run(NamedTuple):
 
 
 def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None) -> list[list[Run]]:
-    """The runs of each layout with their ids. BOS stands once at the start, or not at all where bos_id is None."""
+    """Split each layout into runs and encode them. BOS appears once at the start, or nowhere if bos_id is None."""
     if bos_id is None:
         layouts = [_without_bos(segments, encoder) for segments in layouts]
     texts = [list(_texts(segments, encoder)) for segments in layouts]
@@ -249,7 +254,7 @@ def encode_runs(layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_
 def _encoded(
     segments: Sequence[Segment], pieces: Sequence[Piece], encoded: Iterator[list[int]], encoder: TextEncoder
 ) -> Run:
-    """encoded: ids of all pieces from these segments' on."""
+    """Build a run. `encoded` iterates over the ids of all pieces, starting with those of these segments."""
     ids = array("I", next(encoded))
     for _ in pieces[1:]:
         ids.extend(next(encoded))
@@ -257,33 +262,33 @@ def _encoded(
 
 
 def prompt_ids(conversation: Conversation, template: Template, encoder: TextEncoder, bos_id: int | None) -> list[int]:
-    """What the model is given to continue a conversation that ends before an answer: the ids it was trained on."""
+    """Return the ids that a model continues for a conversation that ends before an answer, as in training."""
     (runs,) = encode_runs([template.segments(conversation)], encoder, bos_id)
     return [number for run in runs for number in run.ids]
 
 
 def text_ids(text: str, encoder: TextEncoder, bos_id: int | None) -> list[int]:
-    """A text to be continued as it is, behind one BOS, whether or not it spells BOS out; None puts none. Other control
-    tokens may be spelled out, too."""
+    """Encode a plain text for continuation, with exactly one BOS at the start (none if bos_id is None), even if the
+    text spells out BOS. Control tokens that the text spells out are encoded as such."""
     (ids,) = encoder.encode([Piece(text, literal=False, opening=True)])
     return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
 
 
 def require_turns(conversation: Conversation, name: str) -> None:
     if conversation.turns[0].role == "text":
-        raise RowFault(f"the {name} template lays out turns, and a text record has none", "choose data.template plain")
+        raise RowFault(f"the {name} template needs turns, but a text record has none", "choose data.template plain")
 
 
 def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) -> list[Piece]:
-    """One piece, or one per segment where the data spells out a control token.
+    """Join the segments into one piece, or make one piece per segment if the data spells out a control token.
 
-    segments: of one run, with text.
-    opening: nothing comes before.
+    segments: the non-empty segments of one run.
+    opening: the run is the start of the sequence.
     """
     opening = opening or segments[0].alone
     text = "".join([segment.text for segment in segments])
     found = encoder.control_places(text)
-    if not found or found == _own_places(segments, encoder):  # so none arises where two segments meet, either
+    if not found or found == _own_places(segments, encoder):  # also none across the border of two segments
         return [Piece(text, literal=False, opening=opening)]
     return [
         Piece(segment.text, literal=segment.content, opening=opening and place == 0)
@@ -294,8 +299,8 @@ def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) 
 def token_spans(
     segments: Sequence[Segment], encoder: TextEncoder, opening: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[tuple[Segment, int, int]]]]:
-    """For each piece of a run: from which character [T] to which [T] each of its tokens reaches, and from where to
-    where each of its segments does."""
+    """Iterate over the pieces of a run: the first character [T] and the end [T] of each token, and each segment with
+    its (start, end) in the same text."""
     pieces = pieces_of(segments, encoder, opening)
     groups = [segments] if len(pieces) == 1 else [[segment] for segment in segments]
     for piece, group in zip(pieces, groups, strict=True):
@@ -305,7 +310,7 @@ def token_spans(
 
 
 def _own_places(segments: Sequence[Segment], encoder: TextEncoder) -> list[tuple[int, int]]:
-    """From where to where in their text the template itself writes control tokens."""
+    """Return the (start, end) of the control tokens that the template itself writes in the joined text."""
     places: list[tuple[int, int]] = []
     at = 0
     for segment in segments:
@@ -316,7 +321,7 @@ def _own_places(segments: Sequence[Segment], encoder: TextEncoder) -> list[tuple
 
 
 def _texts(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[list[Segment]]:
-    """The segments of each run."""
+    """Yield the segments of each run, with the white space removed that a special token before them strips."""
     before = ""
     for group in _groups(segments):
         first = group[0]
@@ -329,7 +334,7 @@ def _texts(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[list[S
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Those with text: neighbours in one text of the tokenizer's that are all prompt, or all one answer."""
+    """Group the non-empty segments: neighbours that are all prompt or all one answer, split at `alone`."""
     group: list[Segment] = []
     whose = None
     for segment in segments:
@@ -346,7 +351,7 @@ def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
 
 
 def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[Segment]:
-    """BOS at the very start goes before the text is encoded: some tokenizers read what follows otherwise behind it."""
+    """Remove a BOS at the start before encoding: some tokenizers encode the text after it differently."""
     first, bos = segments[0], str(encoder.tokenizer.bos_token or "")
     if first.content or not bos:
         return segments
@@ -354,7 +359,7 @@ def _without_bos(segments: Sequence[Segment], encoder: TextEncoder) -> Sequence[
 
 
 def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Run]:
-    """A template may have written BOS already, or not, or a data file's template twice: exactly one remains."""
+    """Put exactly one BOS at the start (or none), however many the template wrote."""
     first, own = runs[0], array("I", () if bos_id is None else (bos_id,))
     written = itertools.takewhile(lambda number: number in (encoder.bos_id, bos_id), first.ids)
     return [first._replace(ids=own + first.ids[len(list(written)) :]), *runs[1:]]

@@ -1,7 +1,7 @@
-"""One data file: from its records to tokenised examples, or from the cache.
+"""Tokenise one data file, or load it from the cache.
 
-A file that was tokenised before in the same way needs its bytes hashed and nothing else. Records that a user's own
-function reads are converted at every start: surefoot cannot know what the function does, only what came of it.
+A file that was tokenised before with the same settings is only hashed. Records read by a user's function are converted
+at every start: the cache key is a hash of the function's output, because its code may depend on anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.formats import Conversation, each_row
-from surefoot.data.formats.reader import CUSTOM, Batches, Reading, kept, reader_with
+from surefoot.data.formats.reader import CUSTOM, Batches, Reading, reader_with, spooled
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
@@ -37,14 +37,15 @@ _STAGES = " or ".join(name for name, method in METHODS.items() if method.picture
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeSettings(EncodeSettings):
-    """How records become examples: the same for all files of a run.
+    """How records become examples; the same for all files of a run.
 
-    digest: of the tokenizer.
-    template_asked: the user named it.
-    fallbacks: templates for records that the first cannot write, where nobody asked for it.
-    chunks: plain texts only; other records are refused.
-    read_record: for files whose format is custom.
-    pictures: the method learns them.
+    digest: hash of the tokenizer.
+    template_asked: the user named the template.
+    stop_ids: tokens that end an answer, EOS first.
+    fallbacks: templates to try if the first cannot render all records and the user named none.
+    chunks: refuse records that are not plain texts.
+    read_record: reader of records in the custom format.
+    pictures: whether the method can train on pictures.
     """
 
     digest: str
@@ -56,21 +57,22 @@ class TokenizeSettings(EncodeSettings):
     pictures: bool = True
 
     def template_called(self, name: str) -> Template:
-        """name: as the facts of a file have it. A template of the user's own may have had another name when cached."""
+        """Return the template with this name, as stored in a file's facts. A name that is not built in means the user's
+        own template, which may have had another path when the file was cached."""
         return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
 
 
 def tokenise(
     source: Source, settings: TokenizeSettings, limit: int | None, cache: Path
 ) -> tuple[TokenisedFile, SourceFacts]:
-    """The file's examples, which may be none, and what is known of them.
+    """Return the file's examples (possibly none) and facts about the file.
 
-    limit: only the first so many records.
-    cache: a folder.
+    limit: number of records to use, from the start of the file; None: all.
+    cache: the cache folder.
 
     Raises InputError for anything wrong with the records.
     """
-    with _opened(source, settings, limit, Path(cache) / "pictures") as (content, records):
+    with _open_records(source, settings, limit, Path(cache) / "pictures") as (content, records):
         key = cache_key(
             {
                 "content": content,
@@ -91,20 +93,23 @@ def tokenise(
         )
         folder = Path(cache) / "tokenised" / key
         found = open_cache(folder, source.name)
-        # Pictures by size and time: to hash them all again would make every start as slow as the first.
+        # Pictures are compared by size and modification time: hashing them all would make every start slow.
         if found is not None and all(map(is_same, found[0].all_pictures())):
             file, record, unkept = *found, ""
         else:
-            with _no_collector():
+            with _gc_disabled():
                 file, record, unkept = _encode(source, records, settings, folder)
         return file, replace(_facts(source, _with_files(content, file), record), unkept=unkept)
 
 
 @contextmanager
-def _opened(
+def _open_records(
     source: Source, settings: TokenizeSettings, limit: int | None, pictures: Path
 ) -> Iterator[tuple[str, Records]]:
-    """The digest of what the records are, and a function that opens them anew at each call. pictures: see `Reading`."""
+    """Yield a hash of the records, and a function that reads them from the start at each call.
+
+    pictures: folder for pictures whose bytes are in a table.
+    """
     how = {"texts_alone": settings.chunks, "pictures": pictures}
     if source.format != CUSTOM:
 
@@ -115,25 +120,25 @@ def _opened(
         yield _digest({**source.identity, "limit": limit}), records
         return
     if settings.read_record is None:
-        what = "is custom, and nobody passed the function that reads a record"
+        what = "is custom, but no function that reads a record was given"
         raise InputError(
             Fault(
                 "data.format",
                 what,
-                "name functions.record (or pass read_record from Python), or name a format",
+                "set functions.record (or pass read_record from Python), or choose a format",
                 code="SF-OWN-FUNCTION",
             )
         )
     read = reader_with(settings.read_record, settings.kind)
     reading = Reading(source, settings.kind, limit, read=read, **how)
-    with kept(reading.batches()) as found:
+    with spooled(reading.batches()) as found:
         yield found.digest, lambda: (reading, found.again())
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    """Inside, Python looks for no cycles. Records and examples have none, so it would find nothing, in an eighth of the
-    time that tokenising takes."""
+def _gc_disabled() -> Iterator[None]:
+    """Disable Python's garbage collector. Records and examples have no reference cycles, and the collector would take
+    an eighth of the time of tokenising."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -144,8 +149,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def _encode(source: Source, records: Records, settings: TokenizeSettings, folder: Path) -> Written:
-    """The examples, by the first template that can write all records, what is to be known of them, and why they are not
-    kept: see `write_cache`."""
+    """Encode the records with the first template that can render all of them, and write the cache."""
     reading, batches = records()
     first = next(batches)
     batches = itertools.chain([first], batches)
@@ -159,17 +163,17 @@ def _encode(source: Source, records: Records, settings: TokenizeSettings, folder
         record = functools.partial(_record, reading, template, fault, dropped)
         try:
             return write_cache(folder, source.name, examples, record, settings.encoder.size)
-        except _Unwritten as error:
+        except _TemplateRefused as error:
             refused.append(error.why)
     if other := template_for_all(lambda: records()[1], settings.encoder, settings.stop_ids):
-        fix = f"choose data.template {other}, which can write all records"
+        fix = f"choose data.template {other}, which can render all records"
         faults = refused[0].faults
         raise InputError([fault if fault.where == source.name else replace(fault, fix=fix) for fault in faults])
     raise refused[0]
 
 
-class _Unwritten(Exception):
-    """A template cannot write all records."""
+class _TemplateRefused(Exception):
+    """A template cannot render all records."""
 
     def __init__(self, why: InputError):
         super().__init__(str(why))
@@ -183,11 +187,11 @@ def _examples(
     source: Source,
     dropped: list[tuple[int, int]],
 ) -> Iterator[list[Encoded]]:
-    """Those that are kept, some at a time.
+    """Yield the usable examples in batches.
 
-    dropped: gets number and line of the others' records.
+    dropped: output; number and line of each record without a usable example are appended.
 
-    Raises _Unwritten at the end: what is wrong with the records, whatever the template, goes before.
+    Raises _TemplateRefused after the last record, because faults of the records themselves take precedence.
     """
     why: InputError | None = None
     name = source.name
@@ -195,7 +199,7 @@ def _examples(
         if why is not None:
             continue
         try:
-            seen = each_row(batch, functools.partial(_seen, source=source, settings=settings), name)
+            seen = each_row(batch, functools.partial(_open_pictures, source=source, settings=settings), name)
             examples = list(encode(seen, template, settings, name))
         except InputError as error:
             why = error
@@ -206,13 +210,13 @@ def _examples(
         dropped += [(one.number, one.line) for one, kept in items if not kept]
         yield list(itertools.compress(examples, is_kept))
     if why is not None:
-        raise _Unwritten(why)
+        raise _TemplateRefused(why)
 
 
 def _record(reading: Reading, template: Template, fault: str, dropped: list[tuple[int, int]]) -> dict[str, Any]:
-    """What stands in the cache beside the examples, once all of them were written.
+    """Return the metadata stored in the cache with the examples. Call it after the last example was written.
 
-    fault: what hindered the template that was wanted before all others.
+    fault: why the first template could not be used.
     """
     return {
         "layout": reading.layout,
@@ -230,26 +234,26 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
     }
 
 
-def _seen(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
-    """The conversation with its pictures looked at. Raises RowFault for those that cannot be learned."""
+def _open_pictures(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
+    """Open the conversation's pictures. Raises RowFault for pictures that cannot be used."""
     sight = settings.sight
     if not settings.pictures:
-        return refuse_pictures(conversation, "this stage learns texts", f"choose stage {_STAGES}")
+        return refuse_pictures(conversation, "this stage trains on text only", f"choose stage {_STAGES}")
     if settings.encoding == "whole":
         return refuse_pictures(conversation, "data.encoding is whole", "set data.encoding: parts")
     if sight is None:
-        why = "the model is not one whose pictures surefoot learns"
-        return refuse_pictures(conversation, why, "docs/images.md lists those that are")
+        why = "surefoot cannot train this model on pictures"
+        return refuse_pictures(conversation, why, "docs/images.md lists the supported models")
     return with_pictures(conversation, lambda path: sight.look(path, source.folder))
 
 
 def _is_kept(example: Encoded, settings: TokenizeSettings) -> bool:
-    """Both examples of a pair, or none."""
+    """Whether the example is used. Both examples of a pair give the same answer."""
     return example.fits if settings.kind == "prompts" else example.usable
 
 
 def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
-    """The file's name is not part of the cache: the same content may lie elsewhere."""
+    """Build the facts from the cached record. The file's name is not cached: another file may have the same content."""
 
     def places(name: str) -> tuple[tuple[str, int, int], ...]:
         return tuple((source.name, number, line) for number, line in record[name])
@@ -275,11 +279,10 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
 
 
 def _with_files(content: str, file: TokenisedFile) -> str:
-    """The digest of records and of their pictures' files."""
+    """Return a hash of the records and of their picture files."""
     hashes = [picture.sha256 for picture in file.all_pictures()]
     return _digest([content, hashes]) if hashes else content
 
 
 def _digest(value: Any) -> str:
-    """Of plain JSON values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

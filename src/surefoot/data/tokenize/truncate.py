@@ -1,10 +1,10 @@
-"""Which tokens of a too long example remain.
+"""Choose which tokens of an example that is too long are kept.
 
-A label is worth keeping, but only with what it answers: an answer to a prompt that was cut away teaches the model to
-make things up, while an answer that ends early teaches what is left of it correctly. So the prompt's texts give way
-first, down to a quarter of the room (what the template's own words leave); then the end of the example goes. Of the
-prompt's texts the oldest go first, from the left; then the system text; last that quarter, which is nearest to the
-answer. BOS and the template's words stay.
+Labels are worth keeping, but only with their prompt: an answer without its prompt teaches the model to make things up,
+while an answer that is cut at the end still teaches its beginning correctly. So prompt text is removed first, until it
+fills only a quarter of the room (max_length minus the template's own tokens); then the example is cut at the end.
+Prompt text is removed oldest first, from the left; then the system text; the quarter next to the answer goes last. BOS
+and the template's own tokens are kept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from surefoot.data.formats import Conversation
 from surefoot.data.tokenize.segments import Run, Segment, TextEncoder, token_spans
 
-_PROMPT_PART = 4  # the prompt's texts keep at least one of so many parts of the room, if they are as long
+_PROMPT_PART = 4  # prompt text keeps at least 1/4 of the room (if it is that long)
 
 
-class Kept(NamedTuple):
-    """Which tokens of a too long example remain.
+class Truncation(NamedTuple):
+    """The tokens that truncation keeps.
 
-    positions: of the tokens that remain, in order.
-    prompt_cut: what the user says before the last answer that is left has lost its beginning or more.
-    prompt_lost: the user says something, and all of it is gone.
+    positions: positions of the kept tokens, ascending.
+    prompt_cut: user text before the last kept answer was removed, at least in part.
+    prompt_lost: all user text was removed.
     """
 
     positions: np.ndarray
@@ -33,18 +33,18 @@ class Kept(NamedTuple):
     prompt_lost: bool
 
 
-def keep(
+def choose_tokens(
     runs: Sequence[Run],
     learned: Collection[int],
     conversation: Conversation,
     supervised: np.ndarray,
     encoder: TextEncoder,
     max_length: int,
-) -> Kept:
-    """At most max_length tokens.
+) -> Truncation:
+    """Choose at most max_length tokens to keep.
 
-    learned: turns whose answers are.
-    supervised: [tokens].
+    learned: indices of the turns whose answers are learned.
+    supervised: [tokens] bool, the label mask.
     """
     lengths, answers = [len(run.ids) for run in runs], [run.answer and run.turn in learned for run in runs]
     turn_of, answer = np.full(sum(lengths), -1), np.repeat(answers, lengths)
@@ -64,19 +64,19 @@ def keep(
     kept = np.flatnonzero(stays)[:max_length]
     requested = (turn_of >= 0) & (roles[turn_of] == "user")
     lost = bool(requested.any() and not requested[kept].any())
-    return Kept(kept, prompt_cut=lost or bool(requested[gone].any()), prompt_lost=lost)
+    return Truncation(kept, prompt_cut=lost or bool(requested[gone].any()), prompt_lost=lost)
 
 
 def _may_give_way(prompt: int, max_length: int) -> bool:
-    """Whether texts among so many tokens of prompts, the template's words included, are more than those that are
-    protected. Most too long examples have a short prompt, and then nobody needs to know which text a token is of."""
+    """Whether a prompt of this many tokens (template included) can be longer than the protected quarter. Most examples
+    that are too long have a short prompt, and then the tokens need not be assigned to turns."""
     return _PROMPT_PART * prompt > max_length
 
 
 def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_length: int) -> tuple[int, int]:
-    """Length of the longest beginning that ends with a label and fits once its prompt texts are cut as far as they may
-    be, and how many of their tokens stay then; what follows the last label teaches nothing. Where none fits:
-    max_length, and no label that counts."""
+    """Return the length of the longest beginning that ends with a label and fits after its prompt text was cut to the
+    minimum, and the number of prompt tokens left in it. Tokens after the last label are not needed. If no beginning
+    fits: (max_length, 0)."""
     prompts, answers = np.cumsum(cuttable), np.cumsum(answer)
     room = max_length - (np.arange(1, len(answer) + 1) - prompts - answers)
     protected = np.minimum(prompts, np.maximum(room, 0) // _PROMPT_PART)
@@ -85,7 +85,7 @@ def _end(cuttable: np.ndarray, answer: np.ndarray, supervised: np.ndarray, max_l
 
 
 def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEncoder) -> np.ndarray:
-    """For each token of a run the turn whose prompt text it lies in, -1 where it must stay."""
+    """Return for each token of a run the turn whose prompt text it belongs to, or -1 if it must be kept: [tokens]."""
     count = len(run.ids)
     if not any(_is_prompt_text(segment, learned) for segment in run.segments):
         return np.full(count, -1)
@@ -96,7 +96,7 @@ def _owners(run: Run, opening: bool, learned: Collection[int], encoder: TextEnco
             if _is_prompt_text(segment, learned):
                 owner[(starts >= left) & (ends <= right) & (starts < ends)] = segment.turn
         owners.append(owner)
-    # BOS may have been added or taken away at the front of the first run, so the ends are aligned.
+    # BOS may have been added or removed at the front of the first run, so align at the end.
     return np.concatenate(owners)[-count:]
 
 
