@@ -42,11 +42,11 @@ def in_backward(rank: int = 0) -> None:
 def replayed_in_backward(rank: int = 0) -> None:
     """What a replay's child does, in the working folder and a process that has torch loaded already."""
     from surefoot.report.death import death_in_a_step
-    from surefoot.runs.failures.replay_run import take_again
+    from surefoot.runs.failures.replay_run import rerun_step
 
     in_backward()
     begun = death_in_a_step(Path.cwd()).begun
-    take_again(Path.cwd(), begun, lambda word, text: os.write(1, f"{word} {text}\n".encode()))
+    rerun_step(Path.cwd(), begun, lambda word, text: os.write(1, f"{word} {text}\n".encode()))
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""The examples of a method: prepared from the config's sources, laid out in micro-batches, dealt to the steps.
+"""Prepare the examples of a method from the config's sources and assign them to steps in micro-batches.
 
-`prepare_examples` renders, tokenises and audits them, or takes them from the cache. `task_of_items` turns them into
-the value that the training loop asks for the batches of a step: a function of seed and step, so resume needs no state.
+`prepare_examples` renders, tokenizes and audits them, or takes them from the cache. `task_of_items` builds the `Task`
+from which the training loop gets the batches of a step. They are a function of seed and step, so resume needs no state.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def prepare_examples(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """Those of config.stage; of the plan its tokenizer's part alone is needed. Stage pretrain: plain texts, in as many
-    examples as they need; ppo and grpo: prompts, each of which leaves room for an answer of max_new_tokens.
+    """Prepare the examples of config.stage; only the tokenizer part of the plan is needed. Stage pretrain: plain texts,
+    split into as many examples as needed; ppo and grpo: prompts that leave room for max_new_tokens of answer.
 
-    read_record: for sources whose format is custom.
+    read_record: reads the records of sources with `format: custom`.
 
     Raises InputError for bad data.
     """
@@ -47,11 +47,11 @@ def prepare_examples(
     evaluation = evaluated_specs(config) if isinstance(data.eval, tuple) else data.eval
     planned = tokens.dialogues or tokens.template.value
     learned = data.train_on
-    assert learned != "by-record", "settled before the plan: surefoot.methods.sources"
+    assert learned != "by-record", "resolved before the plan, in surefoot.methods.sources"
     return prepare_data(
         trained_specs(config),
         None if evaluation == "none" else evaluation,
-        template=data.template if is_file(data.template) else planned,  # a file may have moved
+        template=data.template if is_file(data.template) else planned,  # the file may have moved
         template_asked=data.template != "auto",
         template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,
@@ -78,19 +78,19 @@ def _named_reader(config: RunConfig) -> ReadRecord | None:
 
 
 def _max_length(config: RunConfig, tokens: TokenizerPlan) -> int:
-    """Of an example, in tokens."""
+    """Maximum length of an example, in tokens."""
     longest = tokens.max_length.value
     if not config.method.rollouts:
         return longest
     room = longest - config.rollout.max_new_tokens
     if room < 1:
-        what = f"{config.rollout.max_new_tokens} leave no room for a prompt in {longest} (data.max_length)"
+        what = f"{config.rollout.max_new_tokens} leaves no room for a prompt within {longest} tokens (data.max_length)"
         raise InputError(Fault(f"{config.method.section}.max_new_tokens", what, "lower it", code="SF-DATA-LENGTH"))
     return room
 
 
 def step_layout(plan: RunPlan, data: PreparedData) -> Layout:
-    """Of the examples, pairs or judged answers of one step: packed, or padded and counted in tokens or in items."""
+    """Layout of one step's examples, pairs or judged answers: packed, or padded with a limit in tokens or items."""
     micro, tokens, pad = plan.batch.micro.value, plan.batch.tokens, plan.tokenizer.pad_id
     most = micro if tokens is None else None
     if plan.kernels.documents.value == PLAIN:
@@ -100,8 +100,8 @@ def step_layout(plan: RunPlan, data: PreparedData) -> Layout:
 
 
 def whole_layout(plan: RunPlan, data: PreparedData) -> Layout:
-    """Of a whole data set that is evaluated: packed like the steps; padded rows, of which all are of like length here,
-    by their number."""
+    """Layout for evaluating a whole data set: packed as in training, else padded rows limited by number (the rows are
+    sorted, so a batch has similar lengths)."""
     layout = step_layout(plan, data)
     return layout if layout.packed else replace(layout, most=plan.batch.micro.value, tokens=None)
 
@@ -118,10 +118,10 @@ def task_of_items(
     of_step: OfStep,
     of_all: OfAll,
 ) -> Task:
-    """The task of a method whose steps take examples, pairs or judged answers by number.
+    """Build the task of a method whose steps take examples, pairs or judged answers by index.
 
-    of_step: these items of the training data, in micro-batches.
-    of_all: all of the evaluation data.
+    of_step: makes micro-batches of the given items of the training data.
+    of_all: makes micro-batches of all evaluation data.
     """
     train, evaluation, size = data.train, data.eval, plan.batch.size.value
     layout, whole = step_layout(plan, data), whole_layout(plan, data)

@@ -1,4 +1,4 @@
-"""The language model of a run, as the plan has it: loaded, adapted, and written for others to read."""
+"""The run's language model: loaded as planned, with its adapter, and saved in the format that other tools read."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from surefoot.training.checkpoint import Checkpoint
 def load_policy(
     config: RunConfig, plan: RunPlan, base: Path, checkpoint: Checkpoint | None, device: torch.device
 ) -> nn.Module:
-    """In training mode, with the planned adapter, on the device.
+    """Load the model in training mode on `device`, with the planned adapter.
 
     base: folder of the base model.
-    checkpoint: whose weights it takes, None for those of the base.
+    checkpoint: checkpoint to load weights from; None for the base model's.
     """
     full = plan.adapter is None
     packed = plan.precision.packed
@@ -44,7 +44,7 @@ def load_policy(
         vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
     )
     if full and checkpoint:
-        keep_left_out(model, base)  # the checkpoint will be deleted one day
+        keep_left_out(model, base)  # take them from the base: the checkpoint will be deleted at some point
     if packed:
         quantise(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
     if plan.precision.qat.value != OFF:
@@ -76,16 +76,16 @@ def load_policy(
 
 
 def trained_dropout(config: RunConfig, plan: RunPlan) -> float | None:
-    """Share of the model's own layers while it trains; None: as its config.json says."""
+    """Dropout probability of the model's own layers in training; None keeps the values of its config.json."""
     if plan.dropout is not None:
         return None if plan.dropout.value == OWN_DROPOUT else plan.dropout.value
     if config.method.rollouts and config.model.dropout is None and not (plan.adapter and plan.adapter.dropout):
-        return 0.0  # as runs did that were planned before there was the choice, here and in the next line
+        return 0.0  # plans saved before `dropout` existed lack the choice; they trained like this
     return None if config.model.dropout == OWN_DROPOUT else config.model.dropout
 
 
 def write_policy(policy: nn.Module, plan: RunPlan, folder: Path) -> None:
-    """The adapter, or all weights where there is none."""
+    """Save the adapter, or all weights if there is none."""
     if isinstance(policy, PeftModel):
         save_adapter(policy, folder, save_embedding=plan.tokenizer.added_rows > 0)
         causal_model(policy).generation_config.save_pretrained(folder)

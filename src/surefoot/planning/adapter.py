@@ -1,9 +1,10 @@
-"""Which modules carry the adapter, by full name, and how many parameters that trains.
+"""Choose the modules that get an adapter, by full name, and count the trainable parameters.
 
-LoRA adds r * (inputs + outputs) per target, DoRA one more per output; a module saved in full counts in full. Rows that
-are appended for a new token belong to embedding and head, and count where one of these trains. A mixture's experts, all
-of a layer in one parameter, take as many for each expert; PEFT has no DoRA and no dropout for them. All linear layers
-reach them too unless `experts: false`: in a mixture most weights are theirs. Routers stay as they are unless asked for.
+LoRA adds r * (inputs + outputs) parameters per target, DoRA one more per output; a module in `modules_to_save` counts
+in full. Rows appended for a new token belong to embedding and head, and count if one of these is trained. Experts whose
+weights are stacked in one parameter get one LoRA pair per expert; PEFT supports neither DoRA nor dropout for them.
+`all-linear` includes experts unless `experts: false`, because they hold most weights of a mixture. Routers are left
+alone unless requested.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _TARGETS = "SF-ADAPTER-TARGETS"
 def plan_adapter(
     request: AdapterShape, model: ModelFacts, added_rows: int, notes: Notes, key: str = "adapter"
 ) -> AdapterPlan:
-    """Which modules carry an adapter, and how many parameters that trains.
+    """Choose the modules that get an adapter and count the trainable parameters.
 
     added_rows: embedding rows that the run appends to the model.
-    key: where the request stands in the config.
+    key: path of the request in the config.
     """
     model = _with_rows(model, added_rows)
     targets = _targets(request, model, notes, key)
@@ -38,13 +39,13 @@ def plan_adapter(
         matrices = _without(matrices, request, obstacle, notes, key)
         _refuse_parameters(targets, request, notes, key)
     saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)
-    _look_at_rank(request.rank, targets, matrices, notes, key)
+    _check_rank(request.rank, targets, matrices, notes, key)
     per_output = 1 if request.kind == "dora" else 0
     added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
     added += sum(request.rank * matrix.sides for _, matrix in matrices)
     names = tuple(target.name for target in targets)
     plan = AdapterPlan(
-        kind=Choice(request.kind, "asked for", "user"),
+        kind=Choice(request.kind, "requested", "user"),
         rank=request.rank,
         alpha=request.alpha,
         dropout=request.dropout,
@@ -59,35 +60,35 @@ def plan_adapter(
     return plan
 
 
-_Held = tuple[ModuleFact, MatrixFact]  # a parameter that is no linear layer's, and the module that holds it
+_Stacked = tuple[ModuleFact, MatrixFact]  # a parameter outside linear layers (such as stacked experts), with its module
 
 
 def _full_name(module: ModuleFact, matrix: MatrixFact) -> str:
     return f"{module.name}.{matrix.name}"
 
 
-def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Held]) -> Choice[tuple[str, ...]]:
+def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Stacked]) -> Choice[tuple[str, ...]]:
     of_experts = sum(matrix.experts for module, matrix in matrices if not module.routes)
     experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
     if request.targets == "all-linear":
         return Choice(names, f"all {len(names)} linear layers but the output head{experts}", "default")
-    return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
+    return Choice(names, f"requested: {', '.join(request.targets)}", "user")
 
 
 def _obstacle(request: AdapterShape) -> str:
-    """Why PEFT can put no adapter on a parameter that is no linear layer's; empty where it can."""
+    """Return why PEFT cannot adapt a parameter outside linear layers; empty if it can."""
     if request.kind == "dora":
-        return "DoRA has no form for parameters that are no linear layers"
+        return "PEFT supports DoRA only for linear layers"
     if request.dropout:
         return "a parameter that is not a linear layer has no input that adapter.dropout could drop from"
     return ""
 
 
-def _matrices(request: AdapterShape, model: ModelFacts) -> list[_Held]:
-    """The parameters to adapt that are no linear layers'."""
-    held = [(module, matrix) for module in model.modules for matrix in module.matrices if module.in_layer]
+def _matrices(request: AdapterShape, model: ModelFacts) -> list[_Stacked]:
+    """Return the parameters outside linear layers that get an adapter."""
+    stacked = [(module, matrix) for module in model.modules for matrix in module.matrices if module.in_layer]
     if request.targets == "all-linear":
-        return [one for one in held if (request.router if one[0].routes else request.experts is not False)]
+        return [one for one in stacked if (request.router if one[0].routes else request.experts is not False)]
 
     def requested(module: ModuleFact, matrix: MatrixFact) -> bool:
         if request.experts is False and not module.routes:
@@ -96,11 +97,11 @@ def _matrices(request: AdapterShape, model: ModelFacts) -> list[_Held]:
         own = any(_named(module, name) or _is(_full_name(module, matrix), name) for name in names)
         return own or (request.router and module.routes) or (request.experts is True and not module.routes)
 
-    return [one for one in held if requested(*one)]
+    return [one for one in stacked if requested(*one)]
 
 
-def _without(matrices: list[_Held], request: AdapterShape, obstacle: str, notes: Notes, key: str) -> list[_Held]:
-    """None of them, refused where they are asked for."""
+def _without(matrices: list[_Stacked], request: AdapterShape, obstacle: str, notes: Notes, key: str) -> list[_Stacked]:
+    """Drop all of them, with an error if they were requested."""
     routers = [one for one in matrices if one[0].routes]
     named = request.targets != "all-linear" or request.experts is True
     which, switch = ("experts", f"{key}.experts: false") if len(matrices) > len(routers) else ("", "")
@@ -113,27 +114,28 @@ def _without(matrices: list[_Held], request: AdapterShape, obstacle: str, notes:
 
 
 def _refuse_parameters(targets: Sequence[ModuleFact], request: AdapterShape, notes: Notes, key: str) -> None:
-    """Linear layers that PEFT adapts as parameters, because it takes their names for those of experts."""
-    held = sorted({target.name.rpartition(".")[2] for target in targets if target.as_parameter})
+    """Refuse linear layers that PEFT would adapt as parameters, because their names are also those of experts."""
+    as_parameters = sorted({target.name.rpartition(".")[2] for target in targets if target.as_parameter})
     others = sorted({target.name.rpartition(".")[2] for target in targets if not target.as_parameter})
-    if not held:
+    if not as_parameters:
         return
-    what = f"PEFT adapts {', '.join(held)} as parameters here, also where they are linear layers: {_obstacle(request)}"
+    what = f"PEFT adapts {', '.join(as_parameters)} as parameters here, even as linear layers: {_obstacle(request)}"
     place, change = (f"{key}.kind", "lora") if request.kind == "dora" else (f"{key}.dropout", "0")
     leave = f", or name {key}.targets: [{', '.join(others)}]" if others else ""
     notes.refuse(place, what, f"set {place}: {change}{leave}", _DORA if request.kind == "dora" else _TARGETS)
 
 
 def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> tuple[str, tuple[str, str]]:
-    """Why an adapter on all linear layers reaches so little, and how to go on."""
+    """Explain why an adapter on all linear layers covers so few weights, and give the fix."""
     if obstacle and model.experts:
         change = "adapter.kind: lora" if request.kind == "dora" else "adapter.dropout: 0"
-        return f"the experts stay frozen, as {obstacle}", (f"set {change}", "adapter.experts: false")
-    return "other weights are in no linear layer", ("train all weights", "name adapter.targets")
+        return f"the experts stay frozen, because {obstacle}", (f"set {change}", "adapter.experts: false")
+    return "the other weights are not in linear layers", ("train all weights", "name adapter.targets")
 
 
-def _look_at_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_Held], notes: Notes, key: str) -> None:
-    """An update of an m × n matrix has no more than rank min(m, n): from there on an adapter only costs."""
+def _check_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_Stacked], notes: Notes, key: str) -> None:
+    """Warn if the rank is too high. An update of an m × n matrix has rank min(m, n) at most, so more rank only
+    costs."""
     sizes = {target.name: _sizes(target) for target in targets}
     sizes |= {_full_name(*one): (one[1].inputs, one[1].outputs) for one in matrices}
     reached = [name for name in sizes if rank >= min(sizes[name])]
@@ -144,13 +146,13 @@ def _look_at_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_
     side = min(inputs, outputs)
     notes.caution(
         f"{key}.rank {rank:,} reaches the narrower side of {len(reached)} of {len(sizes)} matrices with an adapter"
-        f", such as {narrowest} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
-        f"{side:,}, and its adapter holds more numbers than it does; a lower rank is meant, or full fine-tuning"
+        f", such as {narrowest} ({inputs:,} inputs, {outputs:,} outputs): its update cannot have a higher rank than "
+        f"{side:,}, and the adapter has more parameters than the matrix; use a lower rank or full fine-tuning"
     )
 
 
 def _with_rows(model: ModelFacts, rows: int) -> ModelFacts:
-    """The model with `rows` more in its embedding and its head."""
+    """The model with `rows` more rows in its embedding and head."""
 
     def grown(module: ModuleFact) -> ModuleFact:
         if module.name not in (model.embedding, model.head):
@@ -173,7 +175,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         return [module for module in model.layer_linears if module.name not in left_out]
     for name in request.targets:
         if not any(_matches(module, name) for module in model.modules):
-            what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
+            what = f"no linear layer is {'inside' if name.endswith('.') else 'called'} {name!r}"
             notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True), _TARGETS)
     chosen = [
         module
@@ -182,17 +184,17 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
     ]
     if never := sorted({short for one in chosen if (short := one.name.rpartition(".")[2]) in barred}):
-        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights past an adapter"
+        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights directly and skip adapters"
         notes.refuse(f"{key}.targets", what, "leave them out", "SF-ADAPTER-TARGETS")
     if model.tied and any(module.name == model.head for module in chosen):
-        what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would part them"
+        what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would untie them"
         notes.refuse(f"{key}.targets", what, f"leave out {model.head.rpartition('.')[2]}", _TARGETS)
     return chosen
 
 
 def _named(module: ModuleFact, name: str) -> bool:
-    """PEFT's rule for targets: the full name, or its last components. With a dot at its end it is a place: every module
-    on whose path it lies."""
+    """PEFT's rule for targets: the full name or its last components. A name with a trailing dot is a path prefix: it
+    matches every module inside it."""
     if name.endswith("."):
         return f".{name}" in f".{module.name}"
     return _is(module.name, name)
@@ -203,7 +205,7 @@ def _is(full: str, name: str) -> bool:
 
 
 def _matches(module: ModuleFact, name: str) -> bool:
-    """Whether a target of this name takes something of the module."""
+    """Whether a target of this name matches the module or one of its parameters."""
     if module.linear:
         return _named(module, name)
     return any(_named(module, name) or _is(_full_name(module, matrix), name) for matrix in module.matrices)
@@ -212,7 +214,7 @@ def _matches(module: ModuleFact, name: str) -> bool:
 def _saved_in_full(
     names: Sequence[str], targets: Sequence[ModuleFact], model: ModelFacts, notes: Notes, key: str
 ) -> list[ModuleFact]:
-    """PEFT's rule for modules_to_save: any module whose name ends so."""
+    """PEFT's rule for modules_to_save: any module whose name ends with the given one."""
     for name in names:
         if not any(module.name.endswith(name) for module in model.modules):
             fix = _suggestion(name, model, linear=False)
@@ -220,17 +222,17 @@ def _saved_in_full(
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in names)]
     for module in saved:
         if module in targets:
-            notes.refuse(f"{key}.modules_to_save", f"{module.name} already carries the adapter", "name it in one place")
+            notes.refuse(f"{key}.modules_to_save", f"{module.name} already carries the adapter", "name it once")
     return saved
 
 
 def _short(name: str, model: ModelFacts) -> str:
-    """Embedding and head by their last component: so PEFT recognises a pair that must stay tied."""
+    """Shorten embedding and head to their last component: PEFT recognizes tied modules by it."""
     return name.rpartition(".")[2] if name in (model.embedding, model.head) else name
 
 
 def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
-    """Embedding and head that share a weight stay one, whichever of them is named."""
+    """Parameters of the saved modules; a tied embedding and head count once."""
     shared = [module for module in saved if module.name in (model.embedding, model.head)]
     once_too_many = shared[1:] if model.tied else []
     return sum(module.parameters for module in saved) - sum(module.parameters for module in once_too_many)
@@ -239,24 +241,24 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
     if linear and (place := _layers(model)) and _is_place(name):
         whose = f"in {model.family.name} models" if model.family else "in this model"
-        return f"{whose} the layers lie in {place!r}"
+        return f"{whose} the layers are inside {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
     wanted = name.rpartition(".")[2]
     if linear and model.family and (other := counterpart(wanted, model.family)):
-        return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
+        return f"in {model.family.name} models it is called {other}; existing names: {', '.join(existing)}"
     near = nearest_word(wanted, list(existing))
-    return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
+    return f"did you mean {near}?" if near else f"existing names: {', '.join(existing)}"
 
 
 def _is_place(name: str) -> bool:
-    """Whether it ends where the layers of some family begin, such as "decoder.layers", with or without a dot."""
+    """Whether the name ends with the module list of some family, such as "decoder.layers", with or without a dot."""
     places = {family.structure.layers for family in FAMILIES if family.structure}
     return name.rstrip(".").rpartition(".")[2] in {place.rpartition(".")[2] for place in places}
 
 
 def _layers(model: ModelFacts) -> str:
-    """The place of the numbered layers by its last two names, as DeepSpeed-Chat's scripts write it: "decoder.layers."
-    of OPT, "model.layers." of Llama. Empty where no layer has a number."""
+    """Return the last two components of the path of the numbered layers, as in DeepSpeed-Chat's scripts:
+    "decoder.layers." for OPT, "model.layers." for Llama. Empty if no layer has a number."""
     for module in model.layer_linears:
         components = module.name.split(".")
         number = next((at for at, component in enumerate(components) if component.isdigit()), 0)

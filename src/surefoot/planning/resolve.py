@@ -1,7 +1,7 @@
-"""From a request and facts to a plan: `resolve` decides everything before anything is loaded.
+"""Resolve a request and facts into a plan: every choice is made here, before anything is loaded.
 
-Pure: the same arguments give the same plan, on any machine. All conflicts come in one InputError. What is expensive to
-know (measurements, lengths of the examples) may be left out.
+Pure: the same arguments give the same plan on any machine. All conflicts are raised in one InputError. Facts that are
+expensive to obtain (measurements, lengths of the examples) are optional.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def resolve(
     ranks: RanksFacts = ONE_RANK,
     roles: Roles = Roles(),  # noqa: B008  # frozen
 ) -> RunPlan:
-    """The plan of the run.
+    """Return the plan of the run.
 
-    environment: variables that matter, by name.
-    roles: of stage ppo.
+    environment: relevant environment variables, by name.
+    roles: the models of stage ppo.
 
     Raises InputError with every conflict.
     """
     notes = Notes()
-    for problem in contradictions(config):  # a config made in code was not read from a file
+    for problem in contradictions(config):  # a config built in Python has not been checked by the file reader
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     model = as_trained(model, config)
@@ -97,7 +97,7 @@ def resolve(
     packs = documents.value != PLAIN
     both_ways = bool(lengths and lengths.pictures and model.both_ways)
     if both_ways and config.attention.implementation == "flash_attention_2":
-        what = "flash_attention_2 takes no mask, and the tokens of this model's pictures see each other both ways"
+        what = "flash_attention_2 takes no mask, and this model's image tokens attend to each other in both directions"
         notes.refuse("attention.implementation", what, "leave it out")
     attention = plan_attention(
         config.attention,
@@ -105,7 +105,7 @@ def resolve(
         compute=precision.compute.value,
         head_dim=model.head_dim,
         dropout=model.attention_dropout,
-        # Rows that are not packed, as where answers are written, go beside packed ones through SDPA.
+        # A run with packed rows also has padded ones (generation), which use SDPA.
         trials=[trial for trial in seen.attention if not (packs and trial.form == "eager")],
         notes=notes,
         masked=mask_reason(model.window, longest, both_ways),
@@ -194,7 +194,7 @@ def resolve(
 
 
 def _experts_frozen(config: RunConfig, model: ModelFacts, work: Workload, added_rows: int) -> Workload | None:
-    """The same run with `adapter.experts: false`; None where that changes nothing, or leaves no adapter."""
+    """Return the same workload with `adapter.experts: false`; None if that changes nothing or leaves no adapter."""
     if config.adapter is None or work.adapter is None or not work.adapter.parameters:
         return None
     request = config.adapter.model_copy(update={"experts": False})
@@ -206,7 +206,7 @@ def _experts_frozen(config: RunConfig, model: ModelFacts, work: Workload, added_
 
 
 def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: int, notes: Notes) -> ParallelPlan:
-    """available: bytes of one rank."""
+    """available: memory of one rank in bytes."""
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     in_place = bool(work.adapter and work.adapter.parameters)
     check_shareable(parallel, config.optim.name, work.precision.packed is not None, in_place, notes)
@@ -226,7 +226,7 @@ def _reward(
     hardware: Hardware,
     notes: Notes,
 ) -> RewardPlan | None:
-    """None where the stage trains no reward model."""
+    """Return None if the stage trains no reward model."""
     if not config.method.scores:
         return None
     recomputed = memory.gradient_checkpointing.value
@@ -235,13 +235,13 @@ def _reward(
 
 
 def _states(work: Workload, available: int) -> MemoryPlan:
-    """The forecast in one process without any example."""
+    """Forecast the memory of one process without any example."""
     off = Choice(False, "", "default")
     return forecast(work, examples=0, length=1, supervised=0.0, checkpointing=off, available=available)
 
 
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
-    """The plan counts on all memory, so that it comes out the same twice; others may be using some of it now."""
+    """Warn if less memory is free now than forecast. The plan itself uses total memory, so that it is reproducible."""
     if hardware.free is not None and memory.total > hardware.free:
         notes.caution(
             f"the forecast is {size_text(memory.total)}, and only {size_text(hardware.free)} are free right now"
@@ -251,18 +251,18 @@ def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
 def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
     if config.compile == "off":
         source = "user" if "compile" in config.model_fields_set else "default"
-        return Choice("off", "it recompiles for new shapes, which can cost more than a run gains", source)
-    notes.caution(f"compile: {config.compile} takes minutes before step 1, where it is tried, and again for new shapes")
+        return Choice("off", "it recompiles for new shapes, which can cost more than it saves", source)
+    notes.caution(f"compile: {config.compile} takes minutes before step 1 and again for every new shape")
     if config.adapter is not None and config.adapter.kind == "dora":
         notes.caution("torch.compile breaks off at every DoRA layer (PEFT's code cannot be traced): expect no gain")
     if config.compile == "max-autotune":
         notes.caution(
-            "max-autotune chooses kernels by timing them: a resumed run may take others, with other last bits"
+            "max-autotune chooses kernels by timing them: a resumed run may choose others and differ in the last bits"
         )
-    return Choice(config.compile, "asked for", "user")
+    return Choice(config.compile, "requested", "user")
 
 
 def _trackers(config: RunConfig) -> Choice[tuple[str, ...]]:
     if not config.report_to:
-        return Choice((), "no tracker is asked for", "default")
+        return Choice((), "no tracker is requested", "default")
     return Choice(tuple(config.report_to), "installed; each gets every row of trainer_log.jsonl", "user")

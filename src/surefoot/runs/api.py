@@ -1,11 +1,11 @@
-"""`surefoot.train` and `surefoot.plan`: what the commands do, from Python, with the same objects.
+"""`surefoot.train` and `surefoot.plan`: the commands as Python functions, with the same objects.
 
     import surefoot
     result = surefoot.train("my-run.yaml", ["optim.lr=1e-4"])
     result.results["eval_loss"], result.folder
 
-Importing prints nothing and sets nothing up. A run may follow another in one process: what a run changes in torch (the
-number of threads, TF32) is put back, its memory is given back, and its weights lie in the run folder.
+Importing prints nothing and changes no settings. Several runs can follow each other in one process: torch settings that
+a run changes (number of threads, TF32) are restored, and its memory is freed; its weights are in the run folder.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TrainResult:
     """How a run ended.
 
     folder: the run folder.
-    finished: False when a signal stopped the run; then resume=True goes on.
-    results: what all_results.json holds.
+    finished: False if a signal stopped the run; resume=True continues it.
+    results: content of all_results.json.
     """
 
     folder: Path
@@ -69,19 +69,19 @@ def train(
     reward: RewardFunction | None = None,
     stream: TextIO | None = None,
 ) -> TrainResult:
-    """Run a config to its end, as `surefoot train` does.
+    """Run a config to its end, like `surefoot train`.
 
-    config: a YAML file, a mapping with the same keys, or what `load_config` gave.
-    overrides: "key=value", for a file.
-    resume: go on from the newest checkpoint that verifies.
-    overwrite: replace the run that lies in the output folder.
-    objective: (model, batch) -> LossSum, in place of the stage's loss.
-    metrics: functions of all answers, by the name under which metrics.names lists them.
-    read_record: what reads a record where data.format is custom.
-    reward: scores answers in stage ppo: (prompts, responses) -> a number for each.
-    stream: where to print; stdout unless given.
+    config: path of a YAML file, a mapping with the same keys, or the result of `load_config`.
+    overrides: "key=value" strings, for a file.
+    resume: continue from the newest intact checkpoint.
+    overwrite: replace the run in the output folder.
+    objective: (model, batch) -> LossSum, replaces the stage's loss.
+    metrics: functions of all answers, by the name used in metrics.names.
+    read_record: reads a record if data.format is custom.
+    reward: scores answers in stage ppo: (prompts, responses) -> one number per answer.
+    stream: where to print; stdout by default.
 
-    Raises surefoot.system.errors.SurefootError, whose text is what the command line would print, but for its flags.
+    Raises surefoot.system.errors.SurefootError with the text that the command line prints, minus its flags.
     """
     if resume and overwrite:
         raise InputError(
@@ -93,7 +93,7 @@ def train(
             )
         )
     chosen = _config(config, overrides)
-    # Notebook kernels ask for colours by FORCE_COLOR, and show them in the output but nowhere that it is saved.
+    # Notebook kernels set FORCE_COLOR, but escape codes are only rendered in the live output, not where it is saved.
     console = open_console(stream or sys.stdout, replace(process.terminal_wishes(), force_color=False))
     custom = Custom(objective, metrics or {}, read_record, reward)
     with _restored_torch_settings(), _python_advice():
@@ -104,10 +104,9 @@ def train(
 
 
 def plan(config: AnyConfig, overrides: Sequence[str] = (), *, hardware_name: str | None = None) -> RunPlan:
-    """Every choice of the run with its reason, as `surefoot plan` shows it; trains nothing.
+    """Return every choice of the run with its reason, like `surefoot plan`; trains nothing.
 
-    hardware_name: a machine from the table of presets, such as "h100", for which the data are not read; this one unless
-    given.
+    hardware_name: a preset such as "h100", for which the data is not read; this machine by default.
     """
     with _restored_torch_settings():
         chosen = _config(config, overrides)
@@ -142,7 +141,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
         return config
     if isinstance(config, Mapping):
         return check_config(config)
-    what = f"{config!r:.60} is no config"
+    what = f"{config!r:.60} is not a config"
     raise InputError(
         Fault("config", what, "give the path of a YAML file, or a mapping with its keys", code="SF-USE-FLAG")
     )
@@ -150,7 +149,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 
 @contextlib.contextmanager
 def _python_advice() -> Iterator[None]:
-    """Errors whose advice names flags of the command line name arguments in their place."""
+    """Replace command-line flags in error texts by the Python arguments."""
     try:
         yield
     except SurefootError as error:
@@ -174,6 +173,6 @@ def _restored_torch_settings() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.fp32_precision = products
         torch.backends.cudnn.fp32_precision = convolutions
-        gc.collect()  # modules and hooks refer to each other in circles
+        gc.collect()  # modules and hooks form reference cycles
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

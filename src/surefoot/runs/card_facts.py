@@ -1,4 +1,4 @@
-"""What the model card says, gathered from config, plan, data and results."""
+"""Collect the facts of the model card from config, plan, data and results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from surefoot.system import hardware
 from surefoot.system.locations import looks_local
 from surefoot.training.optimizer import MUON_MOMENTUM
 
-_LOOKED_AT = 32  # examples, of which one surely ends as all do
+_INSPECTED = 32  # examples searched for the stop token
 
 
 def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str]) -> CardFacts:
-    """Gather what the model card says of a finished run.
+    """Collect the facts of a finished run's model card.
 
-    results: all_results.json.
+    results: content of all_results.json.
     plots: file names of the curves.
     """
     config, plan, data, tokenizer = run.config, run.plan, run.task.data, run.tokenizer
@@ -79,7 +79,7 @@ def _data_file(role: str, audit: Audit) -> DataFile:
 
 
 def _alignment(config: RunConfig) -> dict[str, str]:
-    """The loss of stages dpo and kto, with the constants that it reads."""
+    """The loss of stages dpo and kto, with the constants it uses."""
     given, loss = config.alignment, config.loss
     if not config.method.reference:
         return {}
@@ -95,7 +95,7 @@ def _alignment(config: RunConfig) -> dict[str, str]:
 
 
 def _optimizer(optim: OptimConfig) -> str:
-    """Its name, and the settings that it goes by."""
+    """The optimizer's name and settings."""
     momentum = optim.momentum if optim.momentum is not None else {"muon": MUON_MOMENTUM}.get(optim.name, 0)
     moving, adam = f", momentum {momentum:g}", f", betas {optim.betas}, eps {optim.eps:g}"
     settings = {
@@ -109,26 +109,26 @@ def _optimizer(optim: OptimConfig) -> str:
 
 
 def example_question(data: PreparedData) -> str:
-    """Something to ask the trained model on this machine: from its data, where that has something short."""
+    """An example prompt from the run's data, for local use; a default if the data has nothing short."""
     return data.audit.source.example_prompt or EXAMPLE_PROMPT
 
 
 def _end(data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The stop token behind an answer; empty where no example that was looked at has one."""
-    looked_at = (data.train[index] for index in range(min(len(data.train), _LOOKED_AT)))
-    found = (ending_token(example.ids.tolist(), data.template.stop_ids) for example in looked_at)
+    """The stop token after an answer; empty if none of the inspected examples has one."""
+    inspected = (data.train[index] for index in range(min(len(data.train), _INSPECTED)))
+    found = (ending_token(example.ids.tolist(), data.template.stop_ids) for example in inspected)
     last = next((token for token in found if token is not None), None)
     return "" if last is None else str(tokenizer.convert_ids_to_tokens(last))
 
 
 def _public_question(data: PreparedData) -> str:
-    """For the card, which is made to be shown: of data that lie on the hub, never of a user's own files."""
+    """An example prompt for the published card: only from hub data, never from a user's own files."""
     found = (audit.source.example_prompt for audit in data.sources if audit.source.commit is not None)
     return next(filter(None, found), EXAMPLE_PROMPT)
 
 
 def _example_prompt(plan: RunPlan, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A beginning to be continued, for a run on texts. None where the saved chat template lays out the prompts."""
+    """A text to continue, for a run on plain texts. None if the chat template formats prompts."""
     if not is_on_texts(data):
         return None
     tokens = plan.tokenizer

@@ -1,11 +1,11 @@
-"""What a run with `precision.qat` trained is converted, and a certificate says whether its loss is what training saw.
+"""Convert the model of a run with `precision.qat`, and certify that its loss is the one seen in training.
 
-The published weights are measured three times on the same rows: with the layers that rounded in training, as converted,
-and as transformers reads the converted files. The first two have to be equal, on a CPU to the bit, and so have the last
-two. They are measured without surefoot's own kernels, so the loss that the run logged at that step may differ by
-rounding; it stands beside them.
+The published weights are measured three times on the same rows: with the fake-quantized layers of training, as
+converted, and as transformers loads the converted files. The first two must be equal (bit for bit on a CPU), and so
+must the last two. surefoot's own kernels are off here, so the loss logged during training may differ by rounding; it is
+recorded next to them.
 
-An adapter is not converted: it goes on beside its base, which is converted in memory for the certificate.
+An adapter is not converted: it is kept with its base, which is converted in memory for the certificate.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from surefoot.training.report import EvalReport
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted.
+    """The result of a conversion.
 
-    record: for all to read, see `surefoot.report.conversion`.
-    files: names of what was written into the run folder.
-    cautions: what is to be said of it.
+    record: see `surefoot.report.conversion`.
+    files: names of the files written into the run folder.
+    cautions: warnings for the user.
     """
 
     record: dict[str, Any]
@@ -53,10 +53,10 @@ class Conversion:
 
 
 def convert_run(run: PreparedRun, loaded: LoadedModels, checkpoint: Path, seen: EvalReport | None) -> Conversion | None:
-    """Convert the model of a checkpoint and write it into the run folder; None where nothing was to be converted.
+    """Convert the model of a checkpoint and write it into the run folder; None if the run has no QAT.
 
-    loaded: for the arithmetic of its passes alone; the weights are read again.
-    checkpoint: whose weights are published.
+    loaded: provides the settings of forward passes; the weights are read again.
+    checkpoint: the checkpoint whose weights are published.
     seen: the run's own evaluation of them.
     """
     plan, device = run.plan, loaded.engine.device
@@ -114,7 +114,7 @@ def _as_transformers_reads(folder: Path, run: PreparedRun, device: torch.device)
 
 
 def _loss(run: PreparedRun, loaded: LoadedModels, model: nn.Module) -> tuple[float | None, int]:
-    """Mean cross entropy of the tokens that are learned, in nats, None where it is not finite; and their number."""
+    """Return the mean cross entropy of the supervised tokens in nats (None if not finite), and their number."""
     total, count, device = 0.0, 0, loaded.engine.device
     with inference_mode(model):
         for rows in _rows(run):
@@ -125,7 +125,7 @@ def _loss(run: PreparedRun, loaded: LoadedModels, model: nn.Module) -> tuple[flo
 
 
 def _rows(run: PreparedRun) -> Iterator[Batch]:
-    """Held-out rows, padded; those of the first step where none were held out."""
+    """Yield held-out rows, padded; rows of step 1 if nothing was held out."""
     batches: Iterator[Weighted] = run.task.eval_batches() if run.task.eval_batches else iter(run.task.step_batches(1))
     for batch in batches:
         yield in_padded_rows(batch, run.plan.tokenizer.pad_id).rows

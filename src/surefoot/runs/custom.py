@@ -1,8 +1,8 @@
-"""What users bring of their own: a loss, metrics, a reward, a function that reads records.
+"""Functions of the user: a loss, metrics, a reward, a record reader.
 
 A Python caller passes functions; a config names them (`functions`, see `surefoot.methods.own_functions`). surefoot
-cannot look inside them. A resumed run must be given the same ones: of a named loss the file's content is compared, and
-what a reader made of the records is compared by content, as data always is.
+cannot inspect them, so a resumed run must be given the same ones. For a named loss the content of its file is compared,
+and records are compared by their content, like all data.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Custom:
-    """Functions of the user's own.
+    """The user's functions.
 
-    objective: takes the place of the stage's loss.
-    metrics: by the name that metrics.names lists.
-    read_record: of data sources whose format is custom; returns messages or a text.
-    reward: scores answers in stage ppo; called with prompts and responses, returns a number for each.
-    named_loss: identity of an objective, or of a loss of pairs, that the config names.
+    objective: replaces the stage's loss.
+    metrics: by the name used in metrics.names.
+    read_record: reads records of sources with `format: custom`; returns messages or a text.
+    reward: scores answers in stage ppo; called with prompts and responses, returns one number per answer.
+    named_loss: identity of an objective or pair loss that the config names.
     """
 
     objective: Objective | None = None
@@ -44,16 +44,16 @@ class Custom:
 
     @property
     def objective_name(self) -> str | None:
-        """By which a resumed run knows it again; what is behind the name cannot be compared."""
+        """Name by which a resumed run recognizes the objective; its code cannot be compared."""
         if self.objective is None or self.named_loss:
             return self.named_loss
-        kind = type(self.objective)  # of a callable object, which has no name of its own
+        kind = type(self.objective)  # a callable object has no __qualname__
         name = getattr(self.objective, "__qualname__", kind.__qualname__)
         return f"{getattr(self.objective, '__module__', kind.__module__)}.{name}"
 
     @property
     def all_metrics(self) -> Mapping[str, Metric]:
-        """Its own and those that surefoot has."""
+        """The user's metrics and surefoot's."""
         return {**METRICS, **self.metrics}
 
 
@@ -61,9 +61,9 @@ NOTHING = Custom()
 
 
 def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
-    """What a Python caller passes, and beside it what the config names under functions.
+    """Combine the functions that a Python caller passes with those that the config names.
 
-    Raises InputError for a function that is not there, and for a loss that is given twice.
+    Raises InputError for a function that does not exist, and for a loss that is given twice.
     """
     named = config.functions
     metrics = {name_of(one): own_function(one, "functions.metrics") for one in named.metrics}
@@ -79,45 +79,45 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
     return replace(found, objective=own_function(named.loss, "functions.loss"), named_loss=identity(named.loss))
 
 
-_TAKEN = (
+_RESERVED = (
     "step",
     "none",
     *(field.removeprefix("eval_") for field in EVAL_FIELDS),
-)  # columns and words of surefoot's own
+)  # columns and words that surefoot uses itself
 
 
 def custom_faults(config: RunConfig, custom: Custom) -> list[Fault]:
-    """All that a caller brings or leaves out against the config."""
+    """Return the conflicts between the config and the caller's functions."""
     return [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]
 
 
 def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:
-    """Metrics that nobody defines, or whose name an evaluation already uses."""
+    """Metrics that do not exist, or whose name is reserved."""
     faults = []
     for name in config.metrics.names:
-        if name in _TAKEN:
+        if name in _RESERVED:
             faults.append(
                 Fault(
                     "metrics.names",
-                    f"{name!r} is a name that every evaluation uses",
+                    f"{name!r} is a reserved name",
                     "choose another",
                     code="SF-OWN-FUNCTION",
                 )
             )
         elif name not in known:
             near = nearest_word(name, list(known))
-            fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
+            fix = f"did you mean {near}?" if near else f"known: {', '.join(known)}; Python callers may pass more"
             faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix, code="SF-OWN-FUNCTION"))
     return faults
 
 
 def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
-    """A stage that answers prompts without a score, or ppo with two, and a score for another stage."""
+    """A stage with rollouts without a reward, ppo with two, or a reward for another stage."""
     if config.method.rollouts and not config.method.critic:
         if config.grpo.rewards or reward is not None:
             return []
         fix = "name some, such as [numeric]; from Python pass reward="
-        return [Fault("grpo.rewards", f"stage {config.stage} needs scores for its answers", fix, code="SF-REWARD")]
+        return [Fault("grpo.rewards", f"stage {config.stage} needs a reward for its answers", fix, code="SF-REWARD")]
     named = config.ppo.reward is not None
     if config.method.rollouts and not named and reward is None:
         what = "stage ppo needs a score for its answers"
@@ -130,24 +130,24 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
 
 
 def check_objective(config: RunConfig, objective: Objective, loaded: LoadedModels, batch: Weighted) -> None:
-    """One forward pass as an evaluation makes it. Raises InputError for what is no LossSum, or whose sums have names
-    that an evaluation already uses."""
+    """Run one forward pass as in evaluation. Raises InputError if the objective does not return a LossSum, or its sums
+    use reserved names."""
     _, batch = with_stand_ins(objective, batch, loaded.engine.device, loaded.plan)
     with torch.no_grad(), loaded.settings.kernels(), loaded.settings.forward():
         found = objective(loaded.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
-        what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
+        what = f"returned {type(found).__name__}, not LossSum(loss) with a scalar tensor"
         raise InputError(Fault("objective", what, "see docs/python.md", code="SF-OWN-FUNCTION"))
-    taken = {*_TAKEN, *config.metrics.names}
+    reserved = {*_RESERVED, *config.metrics.names}
     faults = [
         Fault(
             "objective",
-            f"sums[{name!r}] has a name that every evaluation uses",
+            f"sums[{name!r}] has a reserved name",
             "choose another",
             code="SF-OWN-FUNCTION",
         )
         for name in found.sums
-        if name in taken
+        if name in reserved
     ]
     if faults:
         raise InputError(faults)

@@ -1,4 +1,4 @@
-"""One evaluation of a run: the loss over all of the evaluation set, metrics on generated answers, samples to read."""
+"""One evaluation of a run: loss over the whole evaluation set, metrics on generated answers, sample answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from surefoot.training.report import EvalReport
 
 
 def check_answers(config: RunConfig, data: PreparedData) -> None:
-    """Raises InputError where answers are to be generated to texts without turns, which ask nothing."""
-    asked = [("metrics.names", bool(config.metrics.names)), ("samples.count", config.samples.count > 0)]
+    """Raise InputError if answers should be generated but the evaluation data is plain text without prompts."""
+    keys = [("metrics.names", bool(config.metrics.names)), ("samples.count", config.samples.count > 0)]
     texts = [one.source.file for one in data.eval_sources if one.source.layout == "text"]
     if texts:
-        what = f"answers are generated to questions, and {texts[0]} holds texts without turns"
+        what = f"answers need prompts, but {texts[0]} contains plain texts"
         fix = "leave it out, or evaluate on records with questions"
-        if faults := [Fault(key, what, fix, code="SF-CONFIG-CONFLICT") for key, wanted in asked if wanted]:
+        if faults := [Fault(key, what, fix, code="SF-CONFIG-CONFLICT") for key, wanted in keys if wanted]:
             raise InputError(faults)
 
 
@@ -44,14 +44,14 @@ def make_evaluate(
     activity: Activity,
     current_batch: CurrentBatch,
 ) -> Callable[[int], EvalReport | None]:
-    """The run's evaluation: step -> report, None when a signal asked to stop in between.
+    """Make the run's evaluation: step -> report, or None if a signal interrupts it.
 
-    run: its task has its models.
-    metrics: those that the config may name.
-    current_batch: keeps the batch that the loss is at, for a failure's record.
+    run: the run; its task has its models.
+    metrics: the metrics that the config may name.
+    current_batch: keeps the batch being evaluated, for failure records.
 
-    Every rank evaluates its share of the loss. Answers are few, and each rank writes all of them, so that ranks that
-    share weights keep step.
+    Each rank evaluates its share of the loss. The few generated answers are computed by every rank in full, so that
+    sharded ranks stay in step.
     """
     config, task, engine = run.config, run.task, loaded.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
@@ -76,7 +76,7 @@ def make_evaluate(
                 give_up=give_up,
             )
 
-    def by_the_method(step: int) -> EvalReport | None:
+    def evaluate_by_method(step: int) -> EvalReport | None:
         assert task.evaluate is not None
         with observer.during("evaluating"), activity.during("evaluating"):
             measured = task.evaluate(step, give_up)
@@ -109,7 +109,7 @@ def make_evaluate(
                 observer.samples(step, [(one.prompt, one.answer) for one in samples])
         return report
 
-    return evaluate if task.evaluate is None else by_the_method
+    return evaluate if task.evaluate is None else evaluate_by_method
 
 
 def _with_metrics(
@@ -119,12 +119,12 @@ def _with_metrics(
     started: float,
     observer: RunObserver | SilentObserver,
 ) -> EvalReport:
-    """A metric that fails is not a number, and said: hours of training are worth more than it."""
+    """Add the metrics. One that raises becomes NaN with a warning: it must not end hours of training."""
     found: dict[str, float] = {}
     for name, metric in metrics.items():
         try:
             found[name] = float(metric(answered))
-        except Exception as error:  # a user's code may raise anything
+        except Exception as error:  # user code may raise anything
             found[name] = math.nan
             observer.caution(f"metric {name} after step {report.step}: {type(error).__name__}: {error}")
     return replace(report, metrics={**report.metrics, **found}, seconds=time.perf_counter() - started)

@@ -1,7 +1,8 @@
-"""A device that fails, or has no memory left, is the environment's fault: one line with remedies, exit 3.
+"""Report device errors and lack of memory as EnvironmentFault: one line with remedies, exit code 3.
 
-CUDA reports an error of the device long after its cause, and from then on no number that comes from it can be trusted.
-So the step under way is given up and none of it is saved; the run goes on from the last checkpoint, in another process.
+CUDA reports device errors asynchronously, long after their cause, and afterwards no value from the device can be
+trusted. So the current step is abandoned and nothing of it is saved; the run resumes from the last checkpoint in a new
+process.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault
 from surefoot.training.failure import is_device_error, is_out_of_memory
 
 _FIX = (
-    "look for the device in the log of the system (dmesg, nvidia-smi -q), then go on with --resume; "
-    "should it come again, on another device"
+    "check the device in the system log (dmesg, nvidia-smi -q), then continue with --resume; "
+    "if it fails again, use another device"
 )
 
 
 @contextmanager
 def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
-    """Turn a device that fails inside into one line with a remedy.
+    """Turn a device error inside the block into one line with a remedy.
 
-    phase: what the run is doing, as a place.
+    phase: what the run is doing; the place of the fault.
 
-    Raises EnvironmentFault, also for what `memory_faults` raises.
+    Raises EnvironmentFault, also for out-of-memory errors (see `memory_faults`).
     """
     with memory_faults(phase, config, plan):
         try:
@@ -43,14 +44,14 @@ def device_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
             ) from error
 
 
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
+_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
 @contextmanager
 def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None]:
-    """Turn an allocation that fails inside into one line with remedies.
+    """Turn an out-of-memory error inside the block into one line with remedies.
 
-    phase: what the run is doing, as a place.
+    phase: what the run is doing; the place of the fault.
 
     Raises EnvironmentFault.
     """
@@ -59,13 +60,13 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        requested = _ASKED.search(str(error))
-        what = f"out of memory on {plan.device.value}" + (f": {requested[1]} more were asked for" if requested else "")
+        requested = _REQUESTED.search(str(error))
+        what = f"out of memory on {plan.device.value}" + (f": {requested[1]} more were requested" if requested else "")
         raise EnvironmentFault(Fault(phase, what, advice(config, plan), NO_MEMORY)) from error
 
 
 def advice(config: RunConfig, plan: RunPlan) -> str:
-    """What would help, first what a resumed run may change: nothing that is saved is lost."""
+    """Return what would help, beginning with what a resumed run may change, because that keeps all progress."""
     micro = plan.batch.micro.value
     now = [f"batch.micro={max(1, micro // 2)} (was {micro})"] if micro > 1 else []
     if not plan.memory.gradient_checkpointing.value:
@@ -75,5 +76,5 @@ def advice(config: RunConfig, plan: RunPlan) -> str:
         anew += ["an adapter", "optim.name: adafactor or adamw_8bit"]
     elif plan.precision.base.value != "nf4":
         anew.append("precision.base: nf4")
-    elsewhere = f"a new run can also take {', '.join(anew)}"
-    return f"go on with --resume {' or '.join(now)}; {elsewhere}" if now else elsewhere
+    elsewhere = f"a new run can also use {', '.join(anew)}"
+    return f"continue with --resume {' or '.join(now)}; {elsewhere}" if now else elsewhere

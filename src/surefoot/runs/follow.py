@@ -1,7 +1,7 @@
-"""The part of every rank but the first: the plan that the first one made, the data that it prepared, the same steps.
+"""The run on every rank but the first: same plan, same data, same steps.
 
-Nothing is measured twice, asked of the hub twice or written: what the first rank hands over settles what it may settle,
-and what each rank reads for itself (data, base model) is compared with what the first one read.
+These ranks do not measure, ask the hub or write anything. They take the first rank's decisions, and compare what they
+read themselves (data, base model) with what the first rank read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OVER = "over"
 
 
 def hand_over(session: Session, run: PreparedRun) -> None:
-    """The first rank's word to the others: go on with this."""
+    """Send the first rank's plan to the other ranks."""
     existing = run.existing
     session.hand_over(
         {
@@ -47,7 +47,7 @@ def hand_over(session: Session, run: PreparedRun) -> None:
 
 
 def hand_over_end(session: Session, code: int = 0) -> int:
-    """The first rank's word to the others: there is nothing to do. Returns the code."""
+    """Tell the other ranks that there is nothing to do. Returns the code."""
     session.hand_over({_OVER: code})
     return code
 
@@ -55,20 +55,20 @@ def hand_over_end(session: Session, code: int = 0) -> int:
 def follow(
     config: RunConfig, session: Session, custom: Custom, console: Console, profile: ProfileOptions = NO_PROFILE
 ) -> int | None:
-    """Returns the exit code, as the first rank's; None: steps were lost, and whether the run goes back the first rank
-    says, to who follows again."""
+    """Run this rank. Returns the exit code of the first rank, or None after lost steps: then call it again, and the
+    first rank says whether the run is rolled back."""
     given = session.await_lead()
     if _OVER in given:
         return given[_OVER]
     with session.activity.during("reading the data"):
-        run = prepare(config, _claimed(config, given), console, custom, commits_from_json(given["commits"]))
+        run = prepare(config, _folder_state(config, given), console, custom, commits_from_json(given["commits"]))
     _compare(run.identity, given["identity"])
     run, loaded, _ = load_and_check(run, session, custom, console)
     session.gather("share", loaded.share)
     try:
         with device_faults("training", config, run.plan):
             outcome = take_steps(run, loaded, session, custom, SilentObserver(), {}, profile)
-    except StepsLost:  # the same on all ranks: it is judged by numbers that all have
+    except StepsLost:  # raised on all ranks together, because all see the same values
         if config.guard.rollback == "off":
             raise
         loaded.engine.release()
@@ -77,8 +77,8 @@ def follow(
     return STOPPED_EXIT_CODE if outcome.reason == "interrupted" else 0
 
 
-def _claimed(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
-    """What the first rank found in the run folder, seen from here."""
+def _folder_state(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
+    """Rebuild what the first rank found in the run folder."""
     folder, step, plan = Path(config.output), given["step"], plan_from_json(given["plan"])
     if step is None:
         return FolderState(folder, given["mode"], plan=plan)
@@ -86,12 +86,12 @@ def _claimed(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
         if checkpoint.step == step:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
             return FolderState(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
-    what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
+    what = f"the run resumes from step {step}, but {folder} has no such checkpoint on this machine"
     raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-RANKS-DIFFER"))
 
 
 def _compare(own: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """What is read here is what the first rank reads."""
+    """Raise EnvironmentFault if this rank reads something else than the first rank."""
     faults = [
         Fault(name, "is not what rank 0 reads", "give all machines the same files and versions", code="SF-RANKS-DIFFER")
         for name in first

@@ -1,13 +1,12 @@
-"""What a run and its checkpoints belong to: hashes of config, data, tokenizer, template and base model, and the
-environment.
+"""The identity of a run: hashes of config, data, tokenizer, template and base model, and the environment.
 
-Another data file or base model under the same name is refused on resume (exit 4). Another library version or thread
-count only ends the promise of bit-equality, and a caution says so.
+Resuming with another data file or base model under the same name is refused (exit 4). Another library version or thread
+count only ends the guarantee of bit-equality, and a warning says so.
 
-`base_fingerprint` recognises a base model by the first bytes of each tensor, before anything is loaded. A single bit
-that flips further on would go unseen, and a resumed run would differ from the one that it continues. So a thread hashes
-every weight file while the model loads; the first start writes the hashes to `base.json`, and a resumed run compares
-them before its first step. Trade-off: a second of one processor core for each 1.4 GB, at every start.
+`base_fingerprint` identifies a base model by the first bytes of each tensor, before anything is loaded. It would miss a
+flipped bit further on, and a resumed run would silently differ. So a thread hashes every weight file while the model
+loads; the first start writes the hashes to `base.json`, and a resumed run compares them before its first step. Cost:
+one second of one CPU core per 1.4 GB at every start.
 """
 
 from __future__ import annotations
@@ -33,21 +32,22 @@ from surefoot.training.checkpoint import Checkpoint
 from surefoot.training.manifest import CHANGED, damaged, read_manifest, sealed, unreadable
 
 _MUST_MATCH = {
-    "data": "the training data is not what it was",
-    "tokenizer": "the tokenizer files are not what they were",
-    "template": "the chat template is not what it was",
-    "base": "the base model is not what it was",
-    "reference": "the model of alignment.reference is not what it was",
-    "reward": "the model of ppo.reward is not what it was",
-    "critic": "the model that the critic began as is not what it was, and the critic's adapter lies over it",
+    "data": "the training data has changed",
+    "tokenizer": "the tokenizer files have changed",
+    "template": "the chat template has changed",
+    "base": "the base model has changed",
+    "reference": "the model of alignment.reference has changed",
+    "reward": "the model of ppo.reward has changed",
+    "critic": "the critic's base model has changed, and the critic's adapter depends on it",
 }
-_OF_THE_BASE = (NONE, ADAPTER_OFF, MODEL, CACHED)  # references that are the base itself
+_OF_THE_BASE = (NONE, ADAPTER_OFF, MODEL, CACHED)  # references that are the base model itself
 
 
 def run_identity(
     config: RunConfig, plan: RunPlan, base: Path, data: PreparedData, objective: str | None
 ) -> dict[str, Any]:
-    """JSON-able; goes into every manifest. objective: name of a Python caller's loss, None for the stage's own."""
+    """Return the identity as JSON values, for manifests. objective: name of a Python caller's loss; None for the
+    stage's."""
     return {
         "objective": objective,
         "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
@@ -70,7 +70,7 @@ def run_identity(
 
 
 def _reference_fingerprint(plan: RunPlan) -> str | None:
-    """Of a reference that is another model or adapter."""
+    """Fingerprint of the reference, if it is another model or adapter."""
     chosen = plan.reference.value if plan.reference else NONE
     return None if chosen in _OF_THE_BASE else base_fingerprint(resolve_folder(chosen, None, weights=True))
 
@@ -84,27 +84,27 @@ def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
 
 
 def require_base(checkpoint: Checkpoint, base: Path) -> None:
-    """Before anything of another model, such as its tokenizer, is found not to fit. Raises IntegrityError."""
+    """Raise IntegrityError if the base differs from the checkpoint's, before less clear errors about it can occur."""
     then = saved_identity(checkpoint).get("base")
     if then not in (None, base_fingerprint(base)):
         what = f"is not the base model of {checkpoint.folder}: {_MUST_MATCH['base']}"
         raise IntegrityError(
-            Fault(str(base), what, "name the old one as model, or start another run", code="SF-RESUME-CHANGED")
+            Fault(str(base), what, "set model to the old one, or start another run", code="SF-RESUME-CHANGED")
         )
 
 
 def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
-    """Cautions about an environment that is not the run's.
+    """Compare the identity with a checkpoint's and return warnings about a changed environment.
 
-    others: what else is computed in another way from here on.
+    others: further changes to how the run computes.
 
-    Raises IntegrityError where data, tokenizer or base changed.
+    Raises IntegrityError if data, tokenizer or base changed.
     """
     then = saved_identity(checkpoint)
     faults = [
         Fault(str(checkpoint.folder), what, "restore it, or start another run", code="SF-RESUME-CHANGED")
         for key, what in _MUST_MATCH.items()
-        if then.get(key, now.get(key)) != now.get(key)  # an older version's checkpoint may lack one
+        if then.get(key, now.get(key)) != now.get(key)  # checkpoints of older versions may lack a key
     ]
     if then.get("objective") != now["objective"]:
         losses = [name or "the stage's own" for name in (then.get("objective"), now["objective"])]
@@ -129,10 +129,10 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence
     ]
     cautions = [f"continuing, but not bit for bit: {change}" for change in [*changed, *others]]
     if then["eval_data"] != now["eval_data"]:
-        cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")
+        cautions.append("the evaluation data has changed: evaluation losses before and after are not comparable")
     if then.get("eval_template", now["eval_template"]) != now["eval_template"]:
-        what = "the template of the evaluation data is not what it was"
-        cautions.append(f"{what}: evaluation losses before and after cannot be compared")
+        what = "the template of the evaluation data has changed"
+        cautions.append(f"{what}: evaluation losses before and after are not comparable")
     return cautions
 
 
@@ -141,7 +141,7 @@ _FIX = "restore it to resume this run"
 
 
 def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
-    """meaning: of the content. Raises IntegrityError where the file is not as it was written."""
+    """Read a sealed JSON file. meaning: parses the content. Raises IntegrityError if the file was changed."""
     try:
         content = json.loads(plain_files.read_text(path))
         if sealed(content) != content:
@@ -153,11 +153,11 @@ def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
 
 RECORD = "base.json"
 Digests = dict[str, dict[str, str]]  # file name -> tensor -> SHA-256 of its bytes
-_CHUNK = 1 << 20  # bytes that are read at once
+_CHUNK = 1 << 20  # bytes per read
 
 
 def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -> Digests:
-    """Of all weight files. given_up: asked now and then; what is returned after a yes is not complete."""
+    """Hash all weight files. given_up: polled; once it returns true, hashing stops and the result is incomplete."""
     found: Digests = {}
     buffer = memoryview(bytearray(_CHUNK))
     for file in safetensors_files(folder):
@@ -168,7 +168,7 @@ def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -
                 stream.seek(start)
                 while start < end and not given_up():
                     count = stream.readinto(buffer[: end - start])
-                    if not count:  # a cut file, which whoever loads it names
+                    if not count:  # a truncated file; loading it reports that
                         break
                     digest.update(buffer[:count])
                     start += count
@@ -178,20 +178,20 @@ def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -
 
 @contextmanager
 def hashed_in_background(folder: Path) -> Iterator[Callable[[], Digests]]:
-    """In the block a thread hashes the weight files; the function waits for it, and raises what it raised."""
+    """Hash the weight files in a thread while the block runs. The yielded function waits for the result or raises."""
     over = Event()
     with ThreadPoolExecutor(1, "hash of the base") as pool:
         digests = pool.submit(tensor_digests, folder, over.is_set)
         try:
             yield digests.result
         finally:
-            # Else leaving the block, as on a refusal, would wait until a base of many GB is hashed.
+            # Otherwise leaving the block on an error would wait until many GB are hashed.
             over.set()
 
 
 def check_base(run: Path, base: Path, now: Digests) -> None:
-    """Raises IntegrityError where a tensor is not what it was at the run's first start; runs of earlier versions have
-    no record of that."""
+    """Raise IntegrityError if a tensor has changed since the run's first start. Runs of earlier versions have no
+    record."""
     path = run / RECORD
     if not path.is_file():
         return
@@ -204,20 +204,20 @@ def check_base(run: Path, base: Path, now: Digests) -> None:
     ]
     if changed:
         (file, name), more = changed[0], len(changed) - 1
-        others = f", nor are {more} others" if more else ""
-        what = f"{name} is not what it was when this run began (SHA-256 differs){others}"
+        others = f", and so have {more} others" if more else ""
+        what = f"{name} has changed since this run started (SHA-256 differs){others}"
         raise IntegrityError(
             Fault(str(base / file), what, "get the file again, or start another run", code="SF-RESUME-CHANGED")
         )
 
 
 def record_base(run: Path, now: Digests, *, anew: bool) -> None:
-    """Write them down for later starts. anew: also where there is a record, of an earlier run."""
-    # Never over a record of this run: that would declare a base right that has changed since the first start.
+    """Write the hashes for later starts. anew: overwrite a record, which is an earlier run's."""
+    # Never over a record of this run: that would accept a base that has changed since the first start.
     if anew or not (run / RECORD).is_file():
         durable.write_json(run / RECORD, sealed({"files": now}))
 
 
 def saved_identity(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Hashes and versions under which a checkpoint was written."""
+    """Hashes and versions stored with a checkpoint."""
     return read_manifest(checkpoint.folder)["identity"]

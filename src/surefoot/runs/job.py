@@ -1,4 +1,4 @@
-"""From a prepared run and its set-up to the loop's job: how a checkpoint is written, what is kept, who watches."""
+"""Build the training loop's job from a prepared run: how checkpoints are written and which are kept."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def make_job(
     activity: Activity,
     writer: BackgroundWriter | None = None,
 ) -> Job:
-    """All that the loop needs.
+    """Build the loop's job.
 
-    run: its task has its models.
-    evaluate: step -> report, None where the run does not evaluate.
-    observer, activity: hear what the run is doing.
-    writer: what finishes checkpoints beside the steps, where the run is one process.
+    run: the run; its task has its models.
+    evaluate: step -> report; None if the run does not evaluate.
+    observer, activity: are notified of progress.
+    writer: finishes checkpoints in the background, in single-process runs.
     """
     config, task, timetable = run.config, run.task, run.timetable
     keep_best, stopping = _keeps_best(config), config.early_stopping
@@ -79,10 +79,10 @@ def _save_checkpoint(
     copies: LogCopies,
     state: RunState,
 ) -> Path | None:
-    """Write a checkpoint; see `Job.save`. By way of the observer, so that its time is not counted as the step's.
+    """Write a checkpoint; see `Job.save`. The observer excludes the time from the step's.
 
-    writer: what finishes it beside the steps; of one process alone, because ranks agree on a checkpoint by a
-        collective, which must not run beside those of a step.
+    writer: finishes the checkpoint in the background. Single process only: ranks agree on a checkpoint by a collective,
+        which must not run concurrently with those of a step.
     """
     with observer.during("saving"), activity.during("saving"):
         observer.sync()
@@ -102,7 +102,7 @@ def _save_checkpoint(
 
 
 def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, state: RunState, folder: Path) -> None:
-    """Weights, config and tokenizer as others read them, what the stage adds, and a copy of the logs."""
+    """Write weights, config and tokenizer in the standard format, the stage's own files, and a copy of the logs."""
     loaded.write_weights(folder)
     run.tokenizer.save_pretrained(folder)
     for name in PROCESSOR_FILES:
@@ -117,7 +117,7 @@ def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, stat
 
 
 def _finish_checkpoint(pending: PendingCheckpoint, run: PreparedRun, loaded: LoadedModels, state: RunState) -> Path:
-    """Commit the checkpoint, then delete older ones: in this order, so that a kill leaves at least one whole."""
+    """Commit the checkpoint, then delete older ones: in this order, a kill leaves at least one intact."""
     folder = pending.finish()
     if loaded.engine.rank == 0:
         best = state.best.step if _keeps_best(run.config) and state.best else None

@@ -1,8 +1,8 @@
-"""The probes of surefoot's own kernels, as what a child process can be asked for (`surefoot.planning.probes.child`).
+"""The probes of surefoot's own kernels, which run in a child process (`surefoot.planning.probes.child`).
 
     run_in_child(DocumentsRequest(…), DOCUMENTS)
 
-`python -m surefoot.runs.kernel_probes` is that child.
+`python -m surefoot.runs.kernel_probes` is the child.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial,
 
 
 def pointwise_ways() -> Ways:
-    """Norms as Llama and as Gemma write them, and the rotation of heads: plain and by surefoot's kernels."""
+    """RMSNorm as in Llama and Gemma, and rotary embedding: reference code and surefoot's kernels."""
     from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
 
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))

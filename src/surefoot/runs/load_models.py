@@ -1,4 +1,4 @@
-"""Carry out a plan: load the model, put the adapter in, build optimizer and engine, restore a checkpoint, verify.
+"""Carry out a plan: load the model, add the adapter, build optimizer and engine, restore a checkpoint, verify.
 
 Everything here happens before step 1 and before anything in the run folder changes.
 """
@@ -46,9 +46,9 @@ from surefoot.training.step import StepSettings
 
 
 def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
-    """The tokenizer with the planned PAD, so that whoever loads the run pads as the run did.
+    """Load the tokenizer with the planned PAD token, so that the published model is padded like the run.
 
-    A PAD without a token of its own (a spare or an added row) becomes one: its id is the next free one.
+    A PAD id that has no token yet (a spare or an added row) gets one; it is the next free id.
     """
     tokenizer = load_tokenizer(folder)
     pad = tokens.pad_token.value
@@ -57,7 +57,7 @@ def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenize
     else:
         tokenizer.add_special_tokens({"pad_token": pad})
     if tokenizer.pad_token_id != tokens.pad_id:
-        what = f"planned PAD {pad} as id {tokens.pad_id}, but the tokenizer gives it {tokenizer.pad_token_id}"
+        what = f"the plan has PAD {pad} as id {tokens.pad_id}, but the tokenizer assigns id {tokenizer.pad_token_id}"
         raise InputError(Fault("tokenizer.pad", what, "name an existing special token", code="SF-TOKENIZER"))
     return tokenizer
 
@@ -69,13 +69,13 @@ def load_models(
     checkpoint: Checkpoint | None,
     ranks: Ranks = ALONE,
 ) -> LoadedModels:
-    """Load, adapt and share out the models of a plan, restore a checkpoint, and compare the result with the plan.
+    """Load, adapt and shard the models of a plan, restore a checkpoint, and compare the result with the plan.
 
     base: folder of the base model.
-    checkpoint: where to continue, None at the start.
-    ranks: with a process group where there are several, which all set up.
+    checkpoint: where to continue; None at the start.
+    ranks: the process group's ranks; all of them must call this.
 
-    Raises InputError for a model that is not intact and EnvironmentFault where reality differs from the plan.
+    Raises InputError for a damaged model and EnvironmentFault if the loaded model differs from the plan.
     """
     require_libraries(config, plan.device.value)
     torch.set_num_threads(plan.threads.value)
@@ -85,7 +85,7 @@ def load_models(
     kept = KeptMemory(plan.memory.total) if allocator else None
     device = torch.device(plan.device.value)
     choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
-    at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # whole, it may not fit elsewhere
+    at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # may not fit unsharded
     policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = functions_of(config.stage).build
@@ -98,7 +98,7 @@ def load_models(
     with eager_mode(policy):
         head = verify_head(policy, at_first)
     packs = plan.kernels.documents.value != PLAIN
-    # Once weights are shared out, ranks wait for one another within a forward pass, and none may fail in it.
+    # Checked now: once weights are sharded, ranks wait for each other within a forward pass, and none may fail there.
     packing_fault = documents_fault(policy) if packs and choice.name in CUTTING else ""
     whole = count_elements(built.model)
     settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
@@ -145,7 +145,7 @@ def load_models(
 
 
 def _routing(policy: nn.Module, plan: RunPlan) -> Routing | None:
-    """None for a model without routers, and where torch.compile could not trace who looks at them."""
+    """None for a model without routers, and under torch.compile, which cannot trace the hooks."""
     routers = {layer_name(name): module for name, module in policy.named_modules() if is_router(module)}
     if not routers or plan.compile.value != "off":
         return None
@@ -153,19 +153,19 @@ def _routing(policy: nn.Module, plan: RunPlan) -> Routing | None:
 
 
 def mapped_weights(model: nn.Module) -> int:
-    """Bytes of a model that are pages of the files that it was read from. Linux alone."""
-    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu"]
-    return mapped_bytes((tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in held)
+    """Bytes of the model's CPU tensors that are memory-mapped from its files. Linux only."""
+    on_cpu = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cpu"]
+    return mapped_bytes((tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in on_cpu)
 
 
 def _max_grad_norms(config: RunConfig, groups: Collection[str]) -> dict[str, float | None]:
-    """Of each group of parameters the gradient norm that it is clipped to."""
+    """Maximum gradient norm of each parameter group."""
     own = {CRITIC: config.ppo.critic_max_grad_norm}
     return {name: own.get(name, config.optim.max_grad_norm) for name in groups}
 
 
 def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:
-    """Of every group of parameters that a stage may have; the critic decays by a weight of its own."""
+    """Optimizer settings of every parameter group that a stage may have; the critic has its own weight decay."""
     optim = config.optim
     main = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
     return {ALL: main, ACTOR: main, CRITIC: replace(main, weight_decay=config.ppo.critic_weight_decay)}

@@ -1,6 +1,6 @@
-"""A config becomes a plan: read the model's facts, look at the machine, measure what is not decided yet, resolve.
+"""Make a plan from a config: read the model's facts, detect the hardware, measure what is still open, and resolve.
 
-`surefoot plan` and every training stage come through here. The model's weights are not needed.
+`surefoot plan` and every training stage use it. The model's weights are not needed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ def make_plan(
     measurements: Mapping[str, object] | None = None,
     lengths: LengthFacts | None = None,
 ) -> RunPlan:
-    """The plan of a run.
+    """Return the plan of a run.
 
-    config: the run's.
-    hardware: a preset to plan for; None looks at this machine and, with `measure`, times products and attention on it.
-    measure: whether this machine may be measured. A draft of the plan, which settles the tokenizer and raises all
-        conflicts of the config, does without.
-    measurements: those of an earlier plan; then nothing is measured.
-    lengths: of the examples, where they are known. They come from data that were tokenised by an earlier plan without
-        them, so that the conflicts of the config are known to be none: the plan is resolved once.
+    config: the run's config.
+    hardware: a preset to plan for; None detects this machine and, with `measure`, times products and attention on it.
+    measure: whether to run measurements on this machine. The draft of the plan, which selects the tokenizer and raises
+        all conflicts of the config, does not need them.
+    measurements: measurements of an earlier plan; if given, nothing is measured.
+    lengths: token lengths of the examples, if known. They come from data tokenized with an earlier plan, which has
+        already raised any conflicts; the plan is then resolved only once.
 
-    Raises InputError with all conflicts, EnvironmentFault where a hub model cannot be reached or a library that is
-    asked for does not work here.
+    Raises InputError with all conflicts, and EnvironmentFault if a hub model cannot be reached or a requested library
+    does not work here.
     """
     ranks = ranks_facts(config)
     folder = resolve_folder(config.model.path, config.model.revision, weights=False)
     model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)
-    environment = {} if hardware else process.read_environment()  # this machine's says nothing of another
+    environment = {} if hardware else process.read_environment()  # this machine's variables say nothing about a preset
     found = hardware or machine.detect()
     if hardware is None:
         require_libraries(config, found.kind)
@@ -63,16 +63,16 @@ def make_plan(
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
         if lengths is None:
-            resolved(measurements=None)  # conflicts come before anything that takes time
+            resolved(measurements=None)  # raises conflicts before the slow measurements
         process.bound_product_caches(found.kind)  # the probes compute this process's first products
         batch = cache(lambda: resolved(measurements=None).batch)
         seen = measure_open_choices(config, model, found, environment, lengths, batch)
-        machine.forget_peak(found.kind)  # of the probes
+        machine.forget_peak(found.kind)  # the probes' peak must not count as the run's
     return resolved(measurements=seen)
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:
-    """Who plays what in PPO; other stages need no look at other models."""
+    """Return the models that PPO uses besides the policy. Other stages read no other models."""
     if not config.method.critic:
         return Roles()
     from surefoot.methods.ppo.models import find_roles

@@ -1,6 +1,6 @@
-"""What the probes say of this machine, from the cache where it was asked before, and which of them a run needs.
+"""Measure this machine, or take earlier results from the cache, as far as a plan needs it.
 
-Not more than `LIMITS[…].seconds` pass in all, besides imports and a GPU's start: every probe has a budget of its own.
+All probes together take at most `LIMITS[…].seconds`, besides imports and GPU start-up; each has its own time budget.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.system.hardware import Hardware
 
-if TYPE_CHECKING:  # the plan of another machine comes by here and needs no torch
+if TYPE_CHECKING:  # planning for another machine must not import torch
     import torch
 
     from surefoot.planning.probes.child import Probe
@@ -49,13 +49,13 @@ def measure_open_choices(
     lengths: LengthFacts | None,
     batch: Callable[[], BatchPlan],
 ) -> Measurements | None:
-    """What the request leaves open; None where the defaults stand whatever is measured.
+    """Measure what the config leaves open; None if the result would not depend on measurements.
 
-    lengths: of the examples, where they are known.
-    batch: as it would be without measurements, for a GPU's probes.
+    lengths: lengths of the examples, if known.
+    batch: makes the batch plan without measurements, for the probes of a GPU.
     """
-    # A narrow model on a CPU is planned without: timings of its small products differ from start to start, and so would
-    # plans. But how slow a type is that somebody asked for can be seen nowhere else.
+    # Small models on a CPU are planned without: timings of small products vary from start to start, and so would plans.
+    # But the speed of a dtype that the user requested is measured, because nothing else shows how slow it is.
     narrow = hardware.kind == "cpu" and model.hidden < NARROW
     if narrow and config.precision.compute in ("auto", "fp32"):
         return None
@@ -73,8 +73,8 @@ def measure_open_choices(
     limit = plan_max_length(config.data.max_length, model, Notes()).value
     both_ways = bool(lengths and lengths.pictures and model.both_ways)
     masked = mask_reason(model.window, longest_example(limit, lengths), both_ways)
-    # A GPU that one short row does not fill would tell of launch times. A CPU is busy with one, and the probe has a
-    # budget of seconds.
+    # On a GPU one short row would measure only kernel launches. On a CPU one row is enough work, and the probe must end
+    # within seconds.
     rows = batch().micro.value if hardware.kind == "cuda" else 1
     if forms := _attention_forms(config, model, hardware, dtype, masked):
         length = lengths.typical if lengths else limit
@@ -102,11 +102,11 @@ def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
 def attention_request(
     model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, rows: int, window: int | None = None
 ) -> AttentionRequest:
-    """The model's heads at `length` tokens, for the probe.
+    """Build the attention probe's request with the model's heads at `length` tokens.
 
     kind: cpu | cuda.
-    rows: of a micro-batch; a CPU's probe takes one.
-    window: of the model, where an example reaches beyond it and every form gets a mask.
+    rows: rows of a micro-batch; the probe of a CPU uses one.
+    window: sliding window of the model, if an example is longer, so that every form gets a mask.
     """
     from surefoot.planning.probes.sizes import AttentionRequest
 
@@ -117,9 +117,9 @@ def attention_request(
 def _documents_request(
     model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
 ) -> DocumentsRequest:
-    """The model's heads and documents of the data's lengths, for the probe.
+    """Build the request of the packing probe, with the model's heads and documents of the data's lengths.
 
-    rows: of a micro-batch of padded rows, whose tokens a GPU's probe packs; a CPU's takes few.
+    rows: rows of a padded micro-batch, whose tokens a GPU's probe packs; a CPU's uses few.
     """
     from surefoot.planning.probes.documents import DocumentsRequest
 
@@ -131,8 +131,7 @@ def _documents_request(
 def _products(
     config: RunConfig, shapes: Sequence[tuple[int, int]], hardware: Hardware, kept: Kept
 ) -> dict[DType, float]:
-    """Rates of fp32 and of the type that is asked for, or bf16 where it is left open. fp32 alone is of use beside TF32
-    and nowhere else."""
+    """Rates of fp32 and the requested dtype (bf16 if open). fp32 alone is only needed to compare with TF32."""
     import torch
 
     requested, device = config.precision.compute, torch.device(hardware.kind)
@@ -142,7 +141,7 @@ def _products(
 
 
 def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:
-    """Forms of attention to try: those that can run here; of the kernels switched by hand, the ones that are on."""
+    """Forms of attention to time: those that can run here; if kernels are switched by hand, those that are on."""
     request = config.attention
     if request.implementation in ("eager", "flash_attention_2") or model.without_sdpa:
         return []
@@ -158,8 +157,8 @@ def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, d
 
 
 Shape = tuple[int, int]  # inputs, outputs
-# What may be otherwise tomorrow, or as soon as another program gives back its memory.
-_PASSING = (
+# Errors that may be temporary, for example until another program frees memory; not cached.
+_TEMPORARY = (
     "ended its process",
     "did not end",
     "out of memory",
@@ -234,7 +233,7 @@ def measured_pointwise(sizes: PointwiseSizes, dtype: DType, kind: str, kept: Kep
 
 
 def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...]:
-    """In a child process on a GPU, in this one on a CPU, where nothing of torch's has ever crashed."""
+    """Run the trials: on a GPU in a child process, because kernels may crash; on a CPU in this one."""
     from surefoot.planning.probes import child
 
     run = child.run_in_child if request.device == "cuda" else child.run_request
@@ -243,10 +242,10 @@ def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...
         asdict(request),
         tuple[probe.trial, ...],
         lambda: run(request, probe),
-        lasting=lambda trials: not any(passing in trial.remarks for trial in trials for passing in _PASSING),
+        lasting=lambda trials: not any(temporary in trial.remarks for trial in trials for temporary in _TEMPORARY),
     )
 
 
 def largest_of(shapes: Iterable[Shape]) -> Shape:
-    """By numbers in the weight."""
+    """The shape with the most weights."""
     return max(shapes, key=lambda shape: shape[0] * shape[1])

@@ -1,4 +1,4 @@
-"""Who hears of a run's rows besides its log: the console, trackers, and the log lines of another tool."""
+"""Consumers of a run's rows besides its log: the console, trackers, and the log format of another tool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def open_trackers(config: RunConfig, run: Path, state: RunState, console: Console) -> Trackers:
-    """Not started yet: it is a context manager. state: where the run goes on, with the ids of earlier sessions."""
+    """Create the trackers; entering the context starts them. state: where the run resumes, with earlier tracker ids."""
     if config.report_to:
         process.refuse_telemetry()
 
@@ -54,7 +54,7 @@ def open_trackers(config: RunConfig, run: Path, state: RunState, console: Consol
 
 
 def find_tool_log(origin: Translation | None) -> ToolLog:
-    """The lines that the tool of the translation would print; none without one, and then no dialect is imported."""
+    """Return the tool's log lines; without a translation there are none, and no dialect is imported."""
     if origin is None:
         return NO_LINES
     from surefoot.interop.registry import log_of
@@ -97,7 +97,7 @@ def _embedding_name(model: nn.Module) -> str:
 def open_observer(
     run: PreparedRun, loaded: LoadedModels, console: Console, on_row: Callable[[Row], None] | None = None
 ) -> RunObserver:
-    """The observer of a fresh or resumed run; rows that lie after the resumed state are cut from the log."""
+    """Open the observer of a new or resumed run; log rows after the resumed state are cut."""
     state = loaded.state
     rows = cut_to_step(run.folder / LOG, state.step, evaluated=state.evaluated == state.step)
     return RunObserver(

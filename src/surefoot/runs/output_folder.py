@@ -1,4 +1,4 @@
-"""May a run take its output folder, and has the disk room for what it will write? Answered at once, without torch."""
+"""Checks that need no torch: may a run use its output folder, and is there enough disk space?"""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from surefoot.system.folders import CHECKPOINT, MANIFEST, PLAN
 from surefoot.system.messages import size_text
 
 Mode = Literal["new", "resume", "overwrite"]
-_OF_LAUNCHERS = ("training.log",)  # what launch scripts such as DeepSpeed-Chat's write into before anything has started
+_OF_LAUNCHERS = ("training.log",)  # written by launch scripts such as DeepSpeed-Chat's before the run starts
 
 
 def require_free(config: RunConfig, mode: Mode) -> bool:
-    """Whether something is in the folder already. Raises InputError where that may not stay or go, EnvironmentFault
-    where nothing can be written."""
+    """Return whether the folder has content. Raises InputError if the run may neither keep nor replace it,
+    EnvironmentFault if nothing can be written."""
     folder = Path(config.output)
     if folder.exists() and not folder.is_dir():
         raise InputError(Fault("output", f"{folder} is a file", "name a folder", code="SF-USE-OUTPUT"))
@@ -38,7 +38,7 @@ def require_free(config: RunConfig, mode: Mode) -> bool:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a new run takes it without a word: there is nothing, or a folder that nobody has put anything into."""
+    """Whether a new run may use the folder without a flag: it does not exist or contains nothing of the user's."""
     return not folder.exists() or (
         folder.is_dir() and all(durable.is_temporary(path) or path.name in _OF_LAUNCHERS for path in folder.iterdir())
     )
@@ -50,7 +50,7 @@ def refuse_occupied(folder: Path, mode: Mode) -> None:
         raise InputError(Fault("output", f"{folder} is not empty", fix, code="SF-USE-OUTPUT"))
     if not _is_run_folder(folder):
         what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
-        raise InputError(Fault("output", what, "nothing in it was touched; check the path", code="SF-USE-OUTPUT"))
+        raise InputError(Fault("output", what, "nothing in it was changed; check the path", code="SF-USE-OUTPUT"))
 
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
@@ -63,7 +63,7 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
     faults = [
         Fault(
             key,
-            f"{path} lies in {folder}, which --overwrite replaces",
+            f"{path} is in {folder}, which --overwrite replaces",
             "move it, or name another output",
             code="SF-USE-OUTPUT",
         )
@@ -75,14 +75,14 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
 
 
 def _described(path: str) -> list[str]:
-    """The files that a folder's dataset_info.json names; they may lie in folders below it."""
+    """Files named in a folder's dataset_info.json; they may be in subfolders."""
     entries = read_description(Path(path), path) or {}
     names = [entry.get("file_name") for entry in entries.values()]
     return [str(Path(path) / name) for name in names if isinstance(name, str)]
 
 
 def _is_run_folder(folder: Path) -> bool:
-    """By what only surefoot writes: a config.yaml or a checkpoint-7 may be anyone's."""
+    """Whether the folder has files that only surefoot writes; others may also have a config.yaml or checkpoint-7."""
     try:
         if "plan" in read_json(folder / PLAN):
             return True
@@ -91,11 +91,11 @@ def _is_run_folder(folder: Path) -> bool:
     return any((path / MANIFEST).is_file() for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name))
 
 
-NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
+NO_ROOM = "free disk space, lower checkpoint.keep, or set output to a folder on a larger disk"
 
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
-    """saves: checkpoints that the run writes, None where nobody knows yet."""
+    """Forecast the run's disk use. saves: number of checkpoints; None if not known yet."""
     keep = checkpoints_kept(config.checkpoint.keep)
     best = config.checkpoint.best != "none"
     averaged = config.method.critic and config.ppo.ema is not None
@@ -106,7 +106,7 @@ def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskF
 
 
 def _merged_bytes(config: RunConfig, base: Path) -> int:
-    """Of the model that base and adapter become, as the base is stored; 0 where the adapter is published."""
+    """Bytes of the merged model in the base's dtype; 0 if the adapter itself is published."""
     if config.adapter is None or config.adapter.publish != "merged":
         return 0
     facts = facts_of(base)
@@ -119,21 +119,22 @@ def disk_words(needed: DiskForecast) -> str:
 
 
 def least_words(needed: DiskForecast) -> str:
-    """What a run cannot do without."""
+    """Describe the minimum that a run needs."""
     many = f"{needed.written} checkpoints" if needed.written != 1 else "a checkpoint"
     parts = f"{many} of {size_text(needed.checkpoint)} and then a model of {size_text(needed.model)}"
     return f"{parts} need at least {size_text(needed.least)}"
 
 
 def free_space(folder: Path) -> tuple[Path, int]:
-    """The nearest folder that exists, and bytes free on its disk."""
+    """Return the nearest existing folder and the free bytes on its disk."""
     place = durable.nearest_existing(folder)
     return place, hardware.free_disk(place)
 
 
 def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> Iterator[str]:
-    """A caution where not everything that may lie there has room. Raises EnvironmentFault where what the run surely
-    writes has none. resumed: the older checkpoints are there already, and make room for the next."""
+    """Yield a warning if there is not enough space for everything the run may write. Raises EnvironmentFault if there
+    is not enough for what it certainly writes. resumed: older checkpoints exist already and will be deleted for new
+    ones."""
     needed = needed.further if resumed else needed
     place, free = free_space(folder)
     if free < needed.least:
@@ -141,4 +142,4 @@ def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> 
             Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM, code="SF-DISK-FULL")
         )
     if free < needed.total:
-        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"
+        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: free some, or lower checkpoint.keep"

@@ -1,8 +1,8 @@
-"""The plan of a run whose examples are known: their lengths, their chat template, and what a checkpoint had planned.
+"""The plan of a run whose data is known: example lengths, chat template, and the saved plan of a resumed run.
 
-`make_plan` decides without the data. Whether documents are packed, how, and how many tokens a micro-batch holds depend
-on how long the examples are; only the data say which template and stop tokens they were written with; and a resumed run
-keeps its saved plan, but for the parts that a changed key asks for.
+`make_plan` decides without the data. Packing and the tokens of a micro-batch depend on the lengths of the examples, and
+the data decides which template and stop tokens they were rendered with. A resumed run keeps its saved plan, except for
+the parts that a changed key affects.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 
 
 def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
-    """The plan on this machine, and what keeps the data from being read; empty where they were.
+    """Return the plan on this machine, and the reason why the data could not be read (empty if it was read).
 
-    Raises as `make_plan` does. Records that the caller's own function would read are not."""
+    Raises like `make_plan`. Records with `format: custom` are not read."""
     config = settled(config)
-    draft = make_plan(config, measure=False)  # all conflicts, before anything takes time
+    draft = make_plan(config, measure=False)  # raises all conflicts before anything slow starts
     try:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)
         data = functions_of(config.stage).prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
@@ -49,14 +49,16 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
     return with_template(make_plan(config, lengths=lengths_of(config, data)), data), ""
 
 
-_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # what may change on resume and is part of the plan
-_DROPOUT = "model.dropout"  # the same; not every attention kernel can drop out
+_PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # keys that may change on resume and affect the plan
+_DROPOUT = "model.dropout"  # also; not every attention kernel supports dropout
 
 
 def plan_of(config: RunConfig, existing: FolderState, lengths: LengthFacts) -> RunPlan:
-    """A resumed run keeps its plan, but for the parts on batch, memory and ranks where a changed key or another number
-    of ranks asks for it, and with another dropout those on dropout and attention. A fast path goes where the new
-    engine or the new dropout does not allow it."""
+    """Return the plan of a new or resumed run.
+
+    A resumed run keeps its plan, with three exceptions: batch, memory and ranks are planned again if a related key or
+    the number of ranks has changed; dropout and attention if model.dropout has changed; and a fast path is dropped if
+    the new engine or dropout does not allow it."""
     if existing.plan is None:
         return make_plan(config, lengths=lengths)
     now, then = ranks_facts(config).world, existing.plan.parallel.ranks.value
@@ -79,7 +81,7 @@ def plan_of(config: RunConfig, existing: FolderState, lengths: LengthFacts) -> R
 
 
 def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
-    """With the plain paths of the plan asked for, so that the forecast of memory counts on no other."""
+    """Request the plain paths that the plan has settled on, so that the memory forecast counts on no others."""
     kept = {name: PLAIN for name in SWITCHED if getattr(plan.kernels, name).value == PLAIN}
     requested: dict[str, object] = {"kernels": config.kernels.model_copy(update=kept)}
     if plan.kernels.documents.value == PLAIN:
@@ -88,7 +90,7 @@ def as_settled(config: RunConfig, plan: RunPlan) -> RunConfig:
 
 
 def other_kernels(existing: FolderState, plan: RunPlan) -> list[str]:
-    """Which fast paths of the saved plan this one no longer has, and why."""
+    """Describe the fast paths of the saved plan that the new plan no longer has, with reasons."""
     if existing.plan is None:
         return []
     before, now = existing.plan.kernels, plan.kernels
@@ -101,30 +103,30 @@ def other_kernels(existing: FolderState, plan: RunPlan) -> list[str]:
 
 
 def _drop_fast_paths(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
-    """The plan with those of its fast paths plain that are plain in the one made anew."""
+    """Drop the named fast paths from `plan` that `anew` does not have."""
     gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value == PLAIN}
     gone = {name: choice for name, choice in gone.items() if getattr(plan.kernels, name).value != PLAIN}
     return replace(plan, kernels=replace(plan.kernels, **gone))
 
 
 def _remedy_on_resume(fault: Fault, drops: bool) -> Fault:
-    """data.packing and kernels may not change on resume, so what has to give way is the key that did change."""
+    """Replace the fix of a fault: data.packing and kernels cannot change on resume, so the changed key must go back."""
     if fault.where == "data.packing" and drops:
         return replace(fault, fix=f"leave {_DROPOUT} as it was")
     if fault.where.startswith("kernels."):
-        return replace(fault, fix="resume with the engine that the run had")
+        return replace(fault, fix="resume with the engine that the run started with")
     return fault
 
 
-_MIX = 32  # lengths that stand for all
-_ROOM = 4096  # tokens of a padded micro-batch, where its size is left open; the share of padding depends on it little
-_TYPICAL = 90  # percentile: about the longest of the ten or so examples of a micro-batch
-_STEPS = 64  # drawn
+_MIX = 32  # number of quantiles that represent all lengths
+_ROOM = 4096  # tokens of a padded micro-batch if batch.micro is auto; the padding share hardly depends on it
+_TYPICAL = 90  # percentile: about the longest of some ten examples in a micro-batch
+_STEPS = 64  # random steps to sample
 
 
 def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
-    """What the plan needs to know of the lengths of the run's examples, with what the policy is yet to write behind
-    them, all of which carries loss."""
+    """Return the length statistics that the plan needs. For rollouts they include the answers still to be generated,
+    all of whose tokens carry loss."""
     train, micro = data.train, config.batch.micro
     answer = config.rollout.max_new_tokens if config.method.rollouts else 0
     longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
@@ -150,14 +152,14 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
 
 
 def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout) -> tuple[int, int, int]:
-    """Tokens of a few random steps: of the examples; in padded rows; and in padded rows, where what both answers of a
-    pair begin with is computed once.
+    """Count the tokens of a few random steps: real ones; in padded rows; and in padded rows if the common prefix of a
+    pair is computed once.
 
-    per: examples of an item, two in pairs.
-    size: items of a step.
-    layout: of padded rows.
+    per: examples per item, two for pairs.
+    size: items per step.
+    layout: layout of padded rows.
     """
-    generator = np.random.default_rng(0)  # the same steps at every start, so that the same plan comes out
+    generator = np.random.default_rng(0)  # fixed seed: every start must give the same plan
     lengths = train.lengths.reshape(-1, per)
     real = padded = shared = 0
     for _ in range(_STEPS):
@@ -165,7 +167,7 @@ def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout) ->
         real += int(lengths[own].sum())
         for group in layout.groups(lengths[own].tolist()):
             items = own[group]
-            rows = lengths[items].T.flatten().tolist()  # the better answers' first
+            rows = lengths[items].T.flatten().tolist()  # chosen answers first
             padded += len(rows) * max(rows)
             common = [common_beginning(*_both(train, int(item))) for item in items] if per == 2 else []
             shared += tokens_with_shared(rows, common) if common else len(rows) * max(rows)
@@ -180,26 +182,27 @@ _TEXTS = "the records are texts without turns"
 
 
 def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
-    """The plan with the template and the stop tokens that the examples were really written with."""
+    """Put the template and stop tokens that the examples were rendered with into the plan."""
     tokens = plan.tokenizer
     name, stops = data.template.name, data.template.stop_ids
     if is_file(name):
-        tokens = replace(tokens, template=replace(tokens.template, value=name))  # where it lies now
+        tokens = replace(tokens, template=replace(tokens.template, value=name))  # its path now
     elif name != tokens.template.value:
         planned = (
             tokens.template.value if is_on_texts(data) else ""
-        )  # evaluation may hold dialogues, after a resume too
+        )  # evaluation data may have dialogues, also after a resume
         tokens = replace(tokens, template=Choice(name, data.template_reason or _TEXTS, "default"), dialogues=planned)
     if stops != tokens.stop.value:
-        reason = f"{tokens.stop.reason}, and what the template writes behind an answer"
+        reason = f"{tokens.stop.reason}, and what the template writes after an answer"
         tokens = replace(tokens, stop=Choice(stops, reason, tokens.stop.source))
     return replace(plan, tokenizer=tokens)
 
 
 def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, tokens: TokenizerPlan) -> None:
-    """From here on the tokenizer's chat template is the one that trains: other programs then ask as the run did.
+    """Set the training template as the tokenizer's chat template, so that other programs prompt the model as in
+    training.
 
-    A run on texts without turns trained no template, and leaves the tokenizer's own alone.
+    A run on plain texts trained no template and keeps the tokenizer's.
     """
     if is_on_texts(data):
         return
@@ -210,5 +213,5 @@ def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, token
 
 
 def is_on_texts(data: PreparedData) -> bool:
-    """Whether no record of the training data has turns."""
+    """Whether no training record has turns."""
     return data.audit.source.layout == "text"

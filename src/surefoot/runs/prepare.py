@@ -1,7 +1,7 @@
-"""All of a run that needs no weights: the plan, the data, the task, the timetable, and every refusal among them.
+"""Prepare everything that needs no weights: the plan, the data, the task and the schedule of steps.
 
-A draft of the plan settles the tokenizer and finds conflicts before anything takes time; the data are read by it, and
-with their lengths the plan is made again. Nothing in the run folder changes here.
+A draft of the plan selects the tokenizer and finds conflicts before anything slow starts. The data is read with it, and
+the plan is then made again with the known lengths. Nothing in the run folder changes here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.messages import counted
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint
 
-_FEW = 10  # evaluation examples or pairs whose mean says little
+_MIN_EVAL = 10  # with fewer evaluation examples or pairs, their mean is mostly noise
 
 
 def prepare(
@@ -52,23 +52,23 @@ def prepare(
     phases: Phases | None = None,
     origin: Origin | None = None,
 ) -> PreparedRun:
-    """Plan, read the data, and show both; of a resumed run what is new.
+    """Make the plan, read the data, and show both. For a resumed run, show only what is new.
 
-    Every refusal that needs no weights happens here.
+    Every error that can be found without weights is raised here.
 
-    commits: those that another rank found, in place of the hub's answer.
+    commits: commits resolved by another rank; None asks the hub.
     phases: records how long each part took.
     origin: as in RunPlan.
     """
     requested, phases = config, phases or Phases()
     with raised_together(custom_faults(config, custom)):
         require_trackers(config.report_to)  # a resumed run has its plan already
-        _say_what_was_found(console, existing)
+        _say_found(console, existing)
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
         config, commits = pin(requested, known if commits is None else commits)
-        first = existing.plan or make_plan(config, measure=False)  # all conflicts, before anything takes time
+        first = existing.plan or make_plan(config, measure=False)  # raises all conflicts before anything slow starts
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
-    stored_tensors(base)  # a cut download is refused by its header before data are read and tokens counted
+    stored_tensors(base)  # finds truncated downloads by their headers, before the data is read
     if existing.checkpoint is not None:
         require_base(existing.checkpoint, base)
     tokenizer = planned_tokenizer(base, first.tokenizer)
@@ -82,7 +82,7 @@ def prepare(
     plan = replace(plan, origin=origin) if origin else plan
     phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
-        plan = without_packing(plan, "an objective of the caller's own need not know of packed rows", "default")
+        plan = without_packing(plan, "a custom objective may not support packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)
     task = make_task(config, plan, data, existing.rollbacks)
     if custom.objective is not None:
@@ -104,8 +104,8 @@ def prepare(
     elif any(change.key.startswith("data.eval") for change in existing.changes):
         console.show(audit_report(data))
     if existing.checkpoint is not None:
-        _refuse_what_is_over(config, existing.checkpoint, timetable.total_steps)
-        _say_where_it_goes_on(console, existing, existing.checkpoint, plan, timetable)
+        _refuse_finished(config, existing.checkpoint, timetable.total_steps)
+        _say_resume_point(console, existing, existing.checkpoint, plan, timetable)
     disk = disk_of(config, plan, len(timetable.save_steps))
     for caution in (
         *check_disk(existing.folder, disk, resumed=existing.checkpoint is not None),
@@ -120,8 +120,8 @@ def prepare(
 
 
 def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
-    """What `prepare` would refuse in the config, for a run that is refused already. What the environment lacks is told
-    when the run comes to it."""
+    """Return the conflicts `prepare` would raise for the config, to report them with an error found earlier. Missing
+    libraries and the like are left out."""
     try:
         with raised_together(custom_faults(config, custom)):
             make_plan(config, measure=False)
@@ -133,25 +133,25 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
 
 
 def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -> Iterator[str]:
-    """What only config, model and data together show, and what does not stop a run."""
+    """Yield warnings that need config, model and data together."""
     if caution := layout_caution(base):
         yield caution
     warmup = make_schedule(config, task, timetable).warmup
     if warmup >= timetable.total_steps:
         takes = counted(warmup, "step")
         yield f"optim.warmup takes {takes} and the run has {timetable.total_steps}: optim.lr is never reached"
-    count = _FEW if task.data.eval is None else len(task.data.eval) // task.data.rows_per_item
-    if count < _FEW and (config.early_stopping or config.checkpoint.best != "none"):
+    count = _MIN_EVAL if task.data.eval is None else len(task.data.eval) // task.data.rows_per_item
+    if count < _MIN_EVAL and (config.early_stopping or config.checkpoint.best != "none"):
         few = counted(count, f"evaluation {config.method.counted.removesuffix('s')}")
-        yield f"{few} {'decides' if count == 1 else 'decide'} which checkpoint is best: chance will, too"
+        yield f"{few} {'decides' if count == 1 else 'decide'} which checkpoint is best, so the choice is largely chance"
 
 
-def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:
-    """A duration that leaves no step to take would publish what the checkpoint has, or an older best one, as a run of
-    that length. One that says the run's own length in other words may stay: that run only has to be finished."""
+def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, total: int) -> None:
+    """Refuse a duration that leaves no step to take: it would publish the checkpoint, or an older best one, as a run of
+    that length. A duration that ends where the run was planned to end is allowed: that run only has to be finished."""
     planned = read_json(checkpoint.folder / TRAINER_STATE)["max_steps"]
     if total <= checkpoint.step and total != planned:
-        what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} is there already"
+        what = f"{config.duration} ends at step {total:,}, and {checkpoint.folder} already exists"
         raise InputError(
             Fault(
                 "duration",
@@ -162,19 +162,19 @@ def _refuse_what_is_over(config: RunConfig, checkpoint: Checkpoint, total: int) 
         )
 
 
-def _say_where_it_goes_on(
+def _say_resume_point(
     console: Console, existing: FolderState, checkpoint: Checkpoint, plan: RunPlan, timetable: Timetable
 ) -> None:
-    """In place of a plan and an audit that the run's first start has shown."""
+    """Say where the run resumes. This replaces the plan and the audit, which the first start has shown."""
     changed = [] if existing.plan is None else plan_changes(existing.plan, plan)
     after, total = checkpoint.step, timetable.total_steps
-    here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
-    console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
+    here = f"after step {after:,} of {total:,}" if after < total else f"at the end, step {total:,}"
+    console.say(f"the run is {here}; the plan is {'unchanged except for:' if changed else 'unchanged'}")
     for line in changed:
         console.say(f"  {line}")
 
 
-def _say_what_was_found(console: Console, existing: FolderState) -> None:
+def _say_found(console: Console, existing: FolderState) -> None:
     for fault in existing.rejected:
         console.say(f"not used: {fault}", style="yellow")
     for change in existing.changes:

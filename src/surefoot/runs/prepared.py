@@ -1,7 +1,7 @@
-"""A run before its models are loaded, as one value; its durations as steps, and its learning rates by step.
+"""A run before its models are loaded, as one value; its durations in steps, and its learning-rate schedules.
 
-The order of the examples is a pure function of the seed, so even a duration in tokens is a number of steps before the
-first one is taken. Every later part of a run is handed a `PreparedRun`.
+The order of the examples is a pure function of the seed, so even a duration in tokens is known in steps before the run
+starts. All later parts of a run take a `PreparedRun`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from surefoot.training.optimizer import Schedule
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """All that is known before the model is loaded and the run folder is touched.
+    """Everything that is known before the model is loaded and the run folder is changed.
 
-    config: with the commits in place of the hub's branches.
-    existing: what lay in the run folder.
+    config: the config with hub branches replaced by commits.
+    existing: what was found in the run folder.
     base: folder of the base model.
     identity: see `run_identity`.
     """
@@ -49,7 +49,7 @@ class PreparedRun:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run folder."""
         return self.existing.folder
 
     @property
@@ -58,12 +58,12 @@ class PreparedRun:
 
     @property
     def resumed(self) -> bool:
-        """Whether it goes on from a checkpoint."""
+        """Whether the run continues from a checkpoint."""
         return self.existing.checkpoint is not None
 
 
 def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Task:
-    """The data under a plan, in the order of a run with these rollbacks."""
+    """Make the task of the data under a plan, in the order of a run with these rollbacks."""
     task = functions_of(config.stage).task(config, plan, data)
     if not rollbacks:
         return task
@@ -77,15 +77,15 @@ def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: S
 
 
 def with_models(run: PreparedRun, loaded: LoadedModels, notify: Notify) -> PreparedRun:
-    """The run whose task has its models, which it may run. notify: also called during the steps."""
+    """Give the run's task its models, for stages that generate or score with them. notify: called during the steps."""
     start = functions_of(run.config.stage).start
     return run if start is None else replace(run, task=start(run, loaded, notify))
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """All in optimizer steps, counted from 1; an evaluation at 0 comes before the first. The last step is always
-    evaluated and saved."""
+    """Totals and events in optimizer steps, counted from 1; an evaluation at step 0 precedes training. The last step is
+    always evaluated and saved."""
 
     steps_per_epoch: int
     total_steps: int
@@ -93,11 +93,11 @@ class Timetable:
     save_steps: frozenset[int]
 
     def epoch(self, step: int) -> float:
-        """Epochs done after `step` steps."""
+        """Epochs completed after `step` steps."""
         return step / self.steps_per_epoch
 
     def next_step(self, done: int) -> int:
-        """The step after `done` steps; the last one again where there is none, for whoever looks at its batches."""
+        """The step after `done` steps; at the end of the run, the last step again (callers inspect its batches)."""
         return min(done + 1, self.total_steps)
 
 
@@ -110,11 +110,11 @@ def make_timetable(
     *,
     eval_at_start: bool = False,
 ) -> Timetable:
-    """The run's durations as optimizer steps.
+    """Convert the run's durations to optimizer steps.
 
-    steps_per_epoch: optimizer steps in which every example is seen once.
-    tokens_of_step: real input tokens of step 1, 2, …; called only when a duration is given in tokens.
-    eval_at_start: whether step 0 is evaluated.
+    steps_per_epoch: optimizer steps per pass over the examples.
+    tokens_of_step: real input tokens of step 1, 2, …; called only if a duration is given in tokens.
+    eval_at_start: whether to evaluate at step 0.
     """
     total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
 
@@ -131,12 +131,12 @@ def make_timetable(
 
 
 def length_in_steps(duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:
-    """At least one step."""
+    """Convert a duration to optimizer steps, at least one."""
     return next(_multiples(duration, steps_per_epoch, tokens_of_step))
 
 
 def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
-    """The steps at whose end one, two, three … times `every` have passed; strictly increasing, without end."""
+    """Yield the steps at which 1, 2, 3, … times `every` have passed; strictly increasing, infinite."""
     if every.unit == "tokens":
         yield from _token_multiples(every.count, tokens_of_step)
         return
@@ -152,24 +152,24 @@ def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[
 
 
 def _token_multiples(every: float, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
-    step, tokens, bar = 0, 0, every
+    step, tokens, threshold = 0, 0, every
     while True:
         step += 1
         tokens += tokens_of_step(step)
-        if tokens >= bar:
-            bar = every * (tokens // every + 1)
+        if tokens >= threshold:
+            threshold = every * (tokens // every + 1)
             yield step
 
 
 def make_schedules(run: PreparedRun, groups: Collection[str]) -> dict[str, Schedule]:
-    """Of each group of parameters: one curve, with the peak of each."""
+    """Learning-rate schedule of each parameter group: the same shape, with each group's own peak."""
     first = make_schedule(run.config, run.task, run.timetable)
     peaks = {CRITIC: run.config.ppo.critic_lr}
     return {name: replace(first, peak=peaks.get(name, first.peak)) for name in groups}
 
 
 def make_schedule(config: RunConfig, task: Task, timetable: Timetable) -> Schedule:
-    """Shares become steps: the nearest one, or as transformers' warm-up from 0 has it, the next higher one."""
+    """Convert warmup and decay fractions to steps, rounded; a warm-up from 0 is rounded up, as in transformers."""
     optim, total = config.optim, timetable.total_steps
     if isinstance(optim.warmup, Duration):
         warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, task.step_tokens)

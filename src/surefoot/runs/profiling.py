@@ -1,10 +1,10 @@
-"""Where the time of a run goes: the phases before step 1, and the steps that `--profile N` clocks and traces.
+"""Profile a run: the phases before step 1, and the steps that `--profile N` times and traces.
 
 phases = Phases(imports=hardware.process_seconds())
-phases.end("data")          # what went by since the last call
+phases.end("data")          # time since the last call
 console.say(phases.sentence())
 
-with profiled(job, wish, arithmetic, run_folder, done, observer) as job:
+with profiled(job, options, arithmetic, run_folder, done, observer) as job:
     run_loop(job, ...)
 """
 
@@ -62,7 +62,7 @@ class ProfileOptions:
     """Which steps are timed.
 
     every: print forward and backward times of every N-th step.
-    steps: profile so many steps after some warm-up.
+    steps: profile this many steps after a warm-up.
     """
 
     every: int | None = None
@@ -75,16 +75,16 @@ NO_PROFILE = ProfileOptions()
 @contextmanager
 def profiled(
     job: Job,
-    wish: ProfileOptions,
+    options: ProfileOptions,
     arithmetic: Arithmetic,
     run: Path,
     start: int,
     observer: RunObserver | SilentObserver,
 ) -> Iterator[Job]:
-    """The job as wished, while the block runs. start: steps done before it. Ranks but the first are not profiled."""
+    """Yield the job with profiling. start: steps done before. Only the first rank is profiled."""
     device = job.engine.device
-    if wish.steps is None or job.engine.rank:
-        every = wish.every
+    if options.steps is None or job.engine.rank:
+        every = options.every
         if every is not None:
             plain = job.watch
             job = replace(job, watch=lambda step: plain(step) if step % every else Stopwatch(device))
@@ -95,9 +95,9 @@ def profiled(
     def finished(recorded: Recorded) -> None:
         clocked = sum((works.get(step, NO_WORK) for step in range(recorded.first, recorded.last + 1)), start=NO_WORK)
         with observer.during("writing the profile"):
-            _tell(profile_report(recorded, clocked, arithmetic, job.engine.world), recorded, run, observer)
+            _write_profile(profile_report(recorded, clocked, arithmetic, job.engine.world), recorded, run, observer)
 
-    window = Window(start + 1, job.total_steps, wish.steps, device, finished)
+    window = Window(start + 1, job.total_steps, options.steps, device, finished)
 
     def batches(step: int) -> Sequence[Weighted]:
         found = job.batches(step)
@@ -120,7 +120,7 @@ def profiled(
 
 
 def profile_report(recorded: Recorded, work: Work, arithmetic: Arithmetic, world: int = 1) -> ProfileReport:
-    """work: of the clocked steps, on this rank. world: ranks."""
+    """work: work of the timed steps on this rank. world: number of ranks."""
     steps = recorded.steps
     inside = {part: recorded.parts[part] for part in IN_STEP if part != OTHER}
     inside[OTHER] = max(0.0, recorded.step_seconds - sum(inside.values()))
@@ -145,8 +145,8 @@ def profile_report(recorded: Recorded, work: Work, arithmetic: Arithmetic, world
 
 
 def product_rate(arithmetic: Arithmetic) -> float | None:
-    """FLOP/s of this machine's matrix products at the model's shapes, as the run computes them, on all of its threads;
-    None where the device refuses the type."""
+    """Matmul rate of this machine in FLOP/s at the model's shapes and dtype, on all its threads; None if the device
+    does not support the dtype."""
     import torch
 
     plan = arithmetic.plan
@@ -162,10 +162,10 @@ def arithmetic_of(plan: RunPlan, stage: str, base: Path) -> Arithmetic:
 
 def _limit(recorded: Recorded, work: Work, arithmetic: Arithmetic) -> tuple[LimitFacts | None, str]:
     if not arithmetic.is_whole:
-        return None, f"the arithmetic limit of stage {arithmetic.stage} is not told: other passes belong to its steps"
+        return None, f"no arithmetic limit for stage {arithmetic.stage}: its steps include other passes"
     rate = product_rate(arithmetic)
     if rate is None or not work.tokens:
-        return None, "the arithmetic limit is not told: products of this type could not be timed"
+        return None, "no arithmetic limit: matmuls of this dtype could not be timed"
     flops = arithmetic.flops(work)
 
     def of_limit(needed: float, seconds: float) -> float:
@@ -183,8 +183,10 @@ def _limit(recorded: Recorded, work: Work, arithmetic: Arithmetic) -> tuple[Limi
     return found, ""
 
 
-def _tell(report: ProfileReport, recorded: Recorded, run: Path, observer: RunObserver | SilentObserver) -> None:
-    """A profile that cannot be written is a caution, never the end of the run."""
+def _write_profile(
+    report: ProfileReport, recorded: Recorded, run: Path, observer: RunObserver | SilentObserver
+) -> None:
+    """Print and write the profile. A failure to write it is only a warning."""
     observer.tell(as_plain_text(profile_table(report)), caution=False)
     try:
         with durable.staged_folder(run / FOLDER, replace=True) as folder:
@@ -199,7 +201,7 @@ def _tell(report: ProfileReport, recorded: Recorded, run: Path, observer: RunObs
 
 
 def _clocked(window: Window, part: Literal["checkpoint", "evaluation"], function: Callable) -> Callable:
-    """What happens between steps, counted as this part."""
+    """Count the function's time as this part, between steps."""
 
     def clocked(argument):
         with window.between(part):
@@ -209,20 +211,20 @@ def _clocked(window: Window, part: Literal["checkpoint", "evaluation"], function
 
 
 COMPILE = "compile"
-START = "start_seconds"  # the key of environment.json, for each rank
-_SHOWN = 0.05  # seconds; less is not worth a word
+START = "start_seconds"  # key in environment.json, per rank
+_SHOWN = 0.05  # seconds; shorter phases are not shown
 
 
 class Phases:
-    """Wall seconds of each phase, in their order. imports: from the start of the process until now; 0 where it was not
-    started for this run."""
+    """Wall-clock seconds by phase, in order. imports: seconds since the process started; 0 if it was not started for
+    this run."""
 
     def __init__(self, imports: float = 0.0) -> None:
         self.seconds: dict[str, float] = {"imports": imports} if imports else {}
         self._since = time.perf_counter()
 
     def end(self, phase: str) -> None:
-        """What went by since the last call, or since the beginning, was this phase; one may come in several parts."""
+        """Add the time since the last call (or the beginning) to this phase; a phase may have several parts."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
         self._since = now
@@ -241,12 +243,12 @@ class Phases:
         return f"ready in {self.whole:.1f} s{': ' if shown else ''}{shown}"
 
     def to_json(self) -> dict[str, float]:
-        """To milliseconds."""
+        """Rounded to milliseconds."""
         return {phase: round(seconds, 3) for phase, seconds in self.seconds.items()}
 
 
 def step_work(micro_batches: Sequence[Weighted]) -> Work:
-    """Of this rank's micro-batches; labels are those of the rows, whatever the batch weighs."""
+    """Work of this rank's micro-batches; labels are those of the rows, whatever the weight of the batch."""
     return sum(
         (work_of(batch.rows.lengths, int((batch.rows.targets != IGNORE).sum())) for batch in micro_batches),
         start=NO_WORK,
@@ -255,7 +257,7 @@ def step_work(micro_batches: Sequence[Weighted]) -> Work:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Of the models of a run. stage: as the config names it."""
+    """Computes the FLOPs of a run's models. stage: the config's stage."""
 
     model: ModelFacts
     plan: RunPlan
@@ -263,12 +265,12 @@ class Arithmetic:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `flops` is all that a step computes: DPO, KTO and PPO run other models beside, or write answers."""
+        """Whether `flops` covers all of a step: DPO, KTO and PPO also run other models, or generate."""
         return METHODS[self.stage].one_pass
 
     def effort(self, micro_batches: Sequence[Weighted]) -> float:
-        """What a forward pass of these batches costs in time, in FLOPs of large products: padding is computed too, and
-        the small products of attention run at about a third of their rate."""
+        """Time cost of a forward pass of these batches, in FLOPs of large matmuls: padding is computed too, and the
+        small matmuls of attention run at about a third of the rate."""
         computed = sum(batch.rows.input_ids.numel() for batch in micro_batches)
         squares = sum(length * length for batch in micro_batches for length in batch.rows.lengths)
         return layer_flops(self.model, computed) + 3.0 * attention_flops(self.model, squares, computed)

@@ -1,7 +1,7 @@
-"""The end of a run: the chosen checkpoint's model becomes the run folder's own, with results, pictures and card.
+"""Publish a run: copy the chosen checkpoint's model into the run folder, with results, plots and model card.
 
-Every step can be repeated: a run that was killed in here publishes again when it is resumed. The run folder's manifest
-is written last and says that all of it is there. With `adapter.publish: merged` the adapter is merged into its base by
+Every step can be repeated: a run killed while publishing publishes again when it is resumed. The run folder's manifest
+is written last and marks the result as complete. With `adapter.publish: merged` the adapter is merged into its base by
 the code of `surefoot export --merge`, with the same certificate (export.json); checkpoints keep the adapter.
 """
 
@@ -51,9 +51,9 @@ _STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
 class Published:
     """What a run published.
 
-    results: what all_results.json holds.
-    step: whose weights the run folder has.
-    cautions: what went less well.
+    results: content of all_results.json.
+    step: step of the published weights.
+    cautions: warnings for the user.
     """
 
     results: dict[str, Any]
@@ -62,7 +62,7 @@ class Published:
 
 
 def is_published(run: Path, step: int) -> bool:
-    """Whether the run folder holds the outcome of a run that ended at `step`."""
+    """Whether the run folder holds the published result of a run that ended at `step`."""
     try:
         return read_manifest(run)["step"] == step
     except IntegrityError:
@@ -72,18 +72,18 @@ def is_published(run: Path, step: int) -> bool:
 def publish(
     run: PreparedRun, loaded: LoadedModels, state: RunState, *, rows: Sequence[Row], more: Mapping[str, Any]
 ) -> Published:
-    """Make the chosen checkpoint's model the run folder's own, with results, pictures, report and card.
+    """Publish the chosen checkpoint's model in the run folder, with results, plots, report and model card.
 
-    loaded: its models; what is published is read from the checkpoint.
-    state: the last one.
-    rows: of the log.
-    more: figures that go into all_results.json besides the usual ones.
+    loaded: the run's models; the published weights are read from the checkpoint.
+    state: the final state.
+    rows: rows of the log.
+    more: additional metrics for all_results.json.
     """
     config, folder = run.config, run.folder
     if config.method.rollouts:
         _check_adapter_moved(folder / f"checkpoint-{state.step}")
-    # The manifest goes first and comes back last. A run that is killed in between has none, so `is_published` says no
-    # and --resume publishes again, instead of trusting a mixture of two outcomes.
+    # The manifest is removed first and written last. A run killed in between has none, so `is_published` is false and
+    # --resume publishes again instead of trusting a mixture of two results.
     durable.remove(folder / MANIFEST)
     step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")
     if step == 0 and state.step > 0:
@@ -91,11 +91,11 @@ def publish(
     names, of_merge = _take_model(config, folder, folder / f"checkpoint-{step}", folder / f"checkpoint-{state.step}")
     lost += of_merge
     if BOS_FILE in names:
-        durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # a step is a checkpoint's
+        durable.write_json(folder / BOS_FILE, bos_file(run.plan.tokenizer.bos_scale.value))  # no step
     more = {**rollout_results(rows), **more}
     results = _write_results(run, state, _evaluation_at(rows, step), step, more)
     if config.method.scores:
-        lost += _about_ranking(results)
+        lost += _ranking_cautions(results)
     conversion = convert_run(run, loaded, folder / f"checkpoint-{step}", _evaluation_at(rows, step))
     if conversion is not None:
         durable.write_json(folder / CONVERSION, conversion.record)
@@ -113,28 +113,28 @@ def publish(
     paths = [folder / name for name in (*listed, *origin, *plots, *report)]
     content = manifest(folder, paths, state.step, {**run.identity, "published_step": step})
     durable.write_json(folder / MANIFEST, content)
-    # Only now: until the outcome is whole, what was set aside may be all that is left to look at.
+    # Last: until the result is complete, the rejected checkpoints may be all that is left to inspect.
     clear_rejected(folder)
     return Published(results, step, (*lost, *cautions, *missing))
 
 
 def _check_adapter_moved(checkpoint: Path) -> None:
-    """Raises NothingLearned where every B of a LoRA adapter is still zero, so that the model is its base."""
+    """Raise NothingLearned if every LoRA B is still zero, so that the model equals its base."""
     weights = checkpoint / ADAPTER_WEIGHTS
     if not weights.is_file():
         return
     with safe_open(weights, "pt") as file:
         of_b = [name for name in file.keys() if ".lora_B." in name or ".lora_embedding_B" in name]  # noqa: SIM118
         if of_b and not any(bool(file.get_tensor(name).any()) for name in of_b):
-            what = f"all {len(of_b)} B of the adapter are still zero: it changes nothing; nothing is published"
-            fix = "look at reward, grad_norm and groups_without_spread in the log"
+            what = f"all {len(of_b)} LoRA B matrices are still zero, so the adapter has no effect; nothing is published"
+            fix = "check reward, grad_norm and groups_without_spread in the log"
             raise NothingLearned(Fault(checkpoint.name, what, fix, code="SF-NOTHING-LEARNED"))
 
 
 def _write_results(
     run: PreparedRun, state: RunState, evaluation: EvalReport | None, step: int, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """evaluation: of the weights that are published, those of `step`."""
+    """evaluation: evaluation of the published weights (those of `step`)."""
     timetable = run.timetable
     return write_results(
         run.folder,
@@ -158,52 +158,52 @@ def _write_results(
 
 
 def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, list[str]]:
-    """Whose weights are published: the best checkpoint's or, if it no longer verifies, the last one's; and what is to
-    be said about it. IntegrityError when the last one does not verify either: what is published can be trusted."""
+    """Return the step whose weights are published, and warnings: the best checkpoint, or the last one if the best fails
+    verification. Raises IntegrityError if the last one fails too: only verified weights are published."""
     cautions: list[str] = []
     if keep_best and state.best is not None:
         faults = verify_checkpoint(run / f"checkpoint-{state.best.step}")
         if not faults:
             return state.best.step, []
-        cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
+        cautions = [*map(str, faults), f"the best checkpoint is damaged: checkpoint-{state.step} is published"]
     if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
         advice = Fault(
             str(run),
-            "cannot be finished from a damaged checkpoint",
-            "go on from an older one with --resume",
+            "the run cannot be finished from a damaged checkpoint",
+            "continue from an older one with --resume",
             code="SF-CHECKPOINT-DAMAGED",
         )
         raise IntegrityError([*faults, advice])
     return state.step, cautions
 
 
-def _about_ranking(results: Mapping[str, Any]) -> list[str]:
-    """What is to be said of a reward model before anything is made to follow it."""
+def _ranking_cautions(results: Mapping[str, Any]) -> list[str]:
+    """Return warnings about how well a reward model ranks held-out pairs."""
     from surefoot.methods.reward import evaluated_ranking
 
     ranking = evaluated_ranking(results)
     if ranking is None:
-        return ["no pairs were held out, so nobody knows how often it prefers the better answer; set data.eval: 0.05"]
+        return ["no pairs were held out, so the accuracy of the reward model is unknown; set data.eval: 0.05"]
     return [ranking.caution] if ranking.caution else []
 
 
 def _untrained(config: RunConfig) -> str:
     goal = "evaluation loss" if config.checkpoint.best == LOSS else config.checkpoint.best
     return (
-        f"published are the weights of step 0, before any training: no later evaluation had a better {goal}. "
-        "Look at the curves; checkpoint.best: none publishes the last step's"
+        f"the weights of step 0 are published, before any training: no later evaluation had a better {goal}. "
+        "Check the curves; checkpoint.best: none publishes the last step's"
     )
 
 
 def _examples_seen(steps: int, size: int, count: int) -> int:
-    """With repetitions; the last batch of an epoch may be short."""
+    """Number of examples seen, with repetitions; the last batch of an epoch may be short."""
     epochs, rest = divmod(steps, steps_per_epoch(count, size))
     return epochs * count + min(rest * size, count)
 
 
 def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Copy the model's files of the chosen checkpoint, its adapter merged where that is asked for, and the last one's
-    trainer state; returns the names, and what is to be said of the merge."""
+    """Copy the chosen checkpoint's model files (its adapter merged, if configured) and the last checkpoint's trainer
+    state. Returns the file names, and warnings of the merge."""
     names = [name for name in read_manifest(chosen)["files"] if name not in _STATE_FILES]
     of_merge: list[str] = []
     cautions: tuple[str, ...] = ()
@@ -211,9 +211,9 @@ def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple
         of_merge, cautions = publish_merged(run, chosen)
         names = [name for name in without_adapter(run, names) if name not in of_merge]
     for name in names:
-        durable.make_folders((run / name).parent)  # a critic and an average lie in folders of their own
+        durable.make_folders((run / name).parent)  # critic and average are in subfolders
         durable.copy_file(chosen / name, run / name)
-    # The last one's, not the chosen one's: it tells of the whole run.
+    # Of the last checkpoint, not the chosen one, because it covers the whole run.
     durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)
     return [*names, *of_merge], cautions
 
@@ -224,14 +224,14 @@ def _evaluation_at(rows: Sequence[Row], step: int) -> EvalReport | None:
 
 
 ADAPTER_FILES = frozenset({ADAPTER_CONFIG, ADAPTER_WEIGHTS})
-_POLICIES = ("", AVERAGE)  # where a checkpoint has one; a critic stays what it is to PPO, an adapter on the trunk
+_POLICIES = ("", AVERAGE)  # folders of a checkpoint with a policy; a critic stays an adapter, as PPO uses it
 _STAGING = ".merged"
-_OWN = frozenset({"README.md", *TOKENIZER_FILES, *PROCESSOR_FILES})  # the run has its own
+_OWN = frozenset({"README.md", *TOKENIZER_FILES, *PROCESSOR_FILES})  # the run writes these itself
 
 
 def publish_merged(run: Path, checkpoint: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Put the merged models of `checkpoint` into the run folder. Returns the names of their files, and what is to be
-    said of the merges. Raises EnvironmentFault where one does not agree with its adapter, or the disk is full."""
+    """Merge the adapters of `checkpoint` and put the models into the run folder. Returns their file names and warnings.
+    Raises EnvironmentFault if a merged model disagrees with its adapter, or the disk is full."""
     names: list[str] = []
     cautions: list[str] = []
     staging = run / _STAGING
@@ -252,7 +252,7 @@ def publish_merged(run: Path, checkpoint: Path) -> tuple[list[str], tuple[str, .
 
 
 def without_adapter(run: Path, names: Collection[str]) -> list[str]:
-    """The names of a checkpoint's files that a run with merged models has as well; those of their adapters go."""
+    """Delete the adapter files from a run with merged models, and return the names of the remaining files."""
     places = [place for place in _POLICIES if (run / place).is_dir()]
     adapters = {str(PurePosixPath(place, name)) for place in places for name in ADAPTER_FILES}
     for name in adapters:

@@ -1,6 +1,6 @@
-"""Is here what a config asks for: as many processes, a GPU for each, optional libraries, a compiler?
+"""Check that this machine has what a config requests: processes, a GPU for each, optional libraries, a compiler.
 
-All of it is tried on this machine before the plan promises it.
+The plan relies on these checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def raised_together(faults: Sequence[Fault]) -> Iterator[None]:
-    """Raises these and what the block refuses as one InputError: who mends one mistake should not meet the next."""
+    """Raise `faults` and those of the block as one InputError, so that the user sees all mistakes at once."""
     try:
         yield
     except SurefootError as error:
@@ -33,7 +33,7 @@ def raised_together(faults: Sequence[Fault]) -> Iterator[None]:
 
 
 def ranks_facts(config: RunConfig) -> RanksFacts:
-    """For the plan: the processes that a launcher has started, or that the config asks for."""
+    """Return the number of processes that a launcher has started or the config requests."""
     launch = process.find_launch()
     if launch is not None:
         return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
@@ -42,11 +42,10 @@ def ranks_facts(config: RunConfig) -> RanksFacts:
 
 
 def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
-    """This process among those of the run, and the process id of surefoot's own launcher, if that started it. Each rank
-    computes on the GPU of its number on the machine.
+    """Return this process's rank, and the process id of surefoot's launcher if that started it. Selects the GPU with
+    the local rank's number.
 
-    Raises InputError where the config asks for another number of processes than there are, EnvironmentFault where there
-    is no GPU for this one.
+    Raises InputError if the config requests another number of processes, EnvironmentFault if this rank has no GPU.
     """
     from surefoot.training.ranks import ALONE, Ranks
 
@@ -59,8 +58,8 @@ def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
 
 
 def check_launch(config: RunConfig) -> None:
-    """Raises InputError where the config asks for another number of processes than there are. Called by whoever runs
-    the config in this very process."""
+    """Raise InputError if the config requests another number of processes than are running. For callers that run the
+    config in this process."""
     launch, requested = process.find_launch(), config.parallel.nproc
     here = 1 if launch is None else launch.local_world
     if requested is None or requested == here:
@@ -68,19 +67,17 @@ def check_launch(config: RunConfig) -> None:
     if launch is None:
         fix = "run `surefoot train` or torchrun, which start processes"
         raise InputError(
-            Fault(
-                "parallel.nproc", f"{requested} processes are asked for, and this is one alone", fix, code="SF-PARALLEL"
-            )
+            Fault("parallel.nproc", f"{requested} processes are requested, but only 1 runs", fix, code="SF-PARALLEL")
         )
-    what = f"{requested} processes on this machine are asked for, and a launcher started {here}"
+    what = f"{requested} processes on this machine are requested, but the launcher started {here}"
     raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
 
 
 def check_several(config: RunConfig, ranks: Ranks) -> None:
-    """Raises InputError where weights are to be shared out, and there is nobody to share them with."""
+    """Raise InputError if weights should be sharded but there is only one process."""
     engine = config.parallel.engine
     if ranks.world == 1 and engine in ("fsdp2", "deepspeed"):
-        what = f"{engine} shares weights out among several processes, and this is one"
+        what = f"{engine} shards weights over several processes, but there is only one"
         raise InputError(
             Fault(
                 "parallel.engine",
@@ -95,14 +92,14 @@ _INSTALL = "pip install 'surefoot[quant]'"
 
 
 def require_libraries(config: RunConfig, kind: str) -> None:
-    """kind: cpu | cuda | mps. Raises EnvironmentFault with the reason for each key that cannot be honoured here."""
+    """Raise EnvironmentFault with a reason for each key that this machine cannot honour. kind: cpu | cuda | mps."""
     faults = []
     if config.optim.name == "adamw_8bit" and (obstacle := bitsandbytes_obstacle(kind)):
         faults.append(
             Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor", code="SF-PACKAGE")
         )
     if config.precision.base in QUANTISED and (obstacle := bitsandbytes_obstacle(kind)):
-        what, fix = f"{config.precision.base} {obstacle}", f"{_INSTALL}, or hold the base in 16 bits"
+        what, fix = f"{config.precision.base} {obstacle}", f"{_INSTALL}, or keep the base in 16 bits"
         faults.append(Fault("precision.base", what, fix, code="SF-PACKAGE"))
     if config.precision.qat != "off" and (obstacle := torchao_obstacle()):
         what, fix = f"{config.precision.qat} {obstacle}", "pip install 'surefoot[qat]', or leave it out"

@@ -1,7 +1,7 @@
-"""Names on the hub mean branches, and branches move: a run reads the commits that they meant when it began.
+"""Pin names on the hub to commits: branches move, and a run must read what it started with.
 
-config.yaml keeps what was asked for; the commits stand in data.json and are read from there on resume. Data sets that a
-local dataset_info.json points at are among them.
+config.yaml keeps the branches; the commits are in data.json, from which a resumed run reads them. Data sets named in a
+local dataset_info.json are included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefoot.system.locations import is_hub_data, looks_local
 
 @dataclass(frozen=True)
 class Name:
-    """kind: model | dataset. revision: as asked for, None for the default branch."""
+    """A name on the hub. kind: model | dataset. revision: as requested; None for the default branch."""
 
     kind: str
     name: str
@@ -30,7 +30,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Commit:
-    """caution: why it is what the cache had, where the hub was away."""
+    """A commit on the hub. caution: why it was taken from the cache, if the hub was not reachable."""
 
     id: str
     caution: str = ""
@@ -41,11 +41,11 @@ HUB = "hub"  # key of data.json
 
 
 def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
-    """The config with commits for revisions, and these commits.
+    """Replace revisions in the config by commits, and return these commits.
 
-    known: commits that are taken as they are; the hub is asked for the others.
+    known: commits to use as they are; the hub is asked for the others.
 
-    Raises InputError for a name or revision that it does not have, EnvironmentFault where it cannot say.
+    Raises InputError for an unknown name or revision, EnvironmentFault if the hub cannot be reached.
     """
     commits: dict[Name, Commit] = {}
 
@@ -75,8 +75,8 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
 
 
 def hub_names(config: RunConfig) -> list[str]:
-    """Models and data sets that a run of this config reads from the hub, each once, whether they are in the cache or
-    not. Raises InputError where a folder's description cannot be read."""
+    """Return the models and data sets that the run reads from the hub, without duplicates, cached or not. Raises
+    InputError if a folder's description cannot be read."""
     models = (config.model.path, config.alignment.reference, config.reward.init, config.ppo.reward, config.ppo.critic)
     groups = (config.data.train, config.data.eval)
     sources = [source for group in groups if isinstance(group, tuple) for source in group]
@@ -85,7 +85,7 @@ def hub_names(config: RunConfig) -> list[str]:
 
 
 def hub_data_name(source: SourceConfig) -> str | None:
-    """Of the data set that a source means, be it by an entry of a folder's description; None for what lies on disk."""
+    """The hub data set of a source, also through a folder's dataset_info.json; None for local data."""
     if is_hub_data(source.path):
         return source.path
     entries = read_description(Path(source.path), source.path) if source.name is not None else None
@@ -95,7 +95,7 @@ def hub_data_name(source: SourceConfig) -> str | None:
 
 
 def commits_to_json(commits: Commits) -> list[dict[str, Any]]:
-    """For data.json."""
+    """Format the commits for data.json."""
     return [
         {**asdict(name), "commit": commit.id} | ({"caution": commit.caution} if commit.caution else {})
         for name, commit in commits.items()
@@ -109,5 +109,5 @@ def commits_from_json(saved: Sequence[Mapping[str, Any]]) -> Commits:
 
 
 def saved_commits(data_json: Path) -> Commits:
-    """Those of an earlier start of the run; none where it wrote none."""
+    """Read the commits of an earlier start of the run; empty if there is no record."""
     return commits_from_json(read_json(data_json).get(HUB, [])) if data_json.is_file() else {}

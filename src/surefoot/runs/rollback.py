@@ -1,9 +1,11 @@
-"""`guard.rollback: on`: a run that its guard would end goes back to its last healthy checkpoint, and around the data.
+"""`guard.rollback: on`: instead of ending the run, the guard rolls it back to its last healthy checkpoint and skips
+data.
 
-`rollbacks.json` says where the run went back to, why, and which examples it has skipped since. It is written before
-anything else of a rollback happens, and sealed with a hash, because it decides which data a step learns from. From
-there on the run is restored as a resumed one is, by the same code: in this process or, where that was killed, in the
-next. Checkpoints written after the step that the run goes back to are passed over, and set aside as damaged ones are.
+`rollbacks.json` records where the run went back to, why, and which examples it skips. It is written before anything
+else of a rollback happens, and sealed with a hash, because it decides which data a step uses. From then on the run is
+restored
+like a resumed one, by the same code: in this process or, if that is killed, in the next. Checkpoints written after the
+step that the run goes back to are ignored, and set aside like damaged ones.
 """
 
 from __future__ import annotations
@@ -25,29 +27,29 @@ from surefoot.training.guard import Rollback, StepsLost, data_step, is_on_the_wa
 from surefoot.training.manifest import sealed
 from surefoot.training.report import example_list
 
-MOST = 2  # of one run; who needs more has another trouble than its data
+MOST = 2  # per run; if more are needed, the data is not the cause
 
 
 def roll_back(run: Path, data: Task, rollbacks: Sequence[Rollback], error: StepsLost) -> Recorded | str:
-    """Write down that the run goes back, and how; or say why it does not.
+    """Record a rollback and return it; or return why there is none.
 
     data: the task without rollbacks.
-    rollbacks: those that have happened.
+    rollbacks: earlier rollbacks of the run.
 
-    Raises EnvironmentFault where the disk refuses.
+    Raises EnvironmentFault if the disk cannot be written.
     """
     if len(rollbacks) >= MOST:
-        return f"guard.rollback: the run went back {times(len(rollbacks))} already, and ends here"
+        return f"guard.rollback: the run was rolled back {times(len(rollbacks))} already, and ends here"
     checkpoint = _last_healthy(run, rollbacks)
     if checkpoint is None:
         return "guard.rollback: there is no healthy checkpoint to go back to"
-    # All data since the checkpoint are skipped, not the last batch alone: which of them hurt is not known.
+    # All data since the checkpoint is skipped, not only the last batch: which part caused it is unknown.
     first = data_step(rollbacks, checkpoint.step + 1)
     following = data.begins_at(data_step(rollbacks, error.step) + 1)
     rollback = Rollback(checkpoint.step, error.step, following - (checkpoint.step + 1))
     why = error.faults[0]
     made = Recorded(rollback, _examples(data, range(first, following)), f"{why.where}: {why.what}")
-    # On disk before anything else of it happens: a process that is killed from here on resumes on the same way.
+    # Written before anything else happens: a process killed from here on resumes with the same data.
     add_rollback(run, made)
     return made
 
@@ -63,7 +65,7 @@ def _last_healthy(run: Path, rollbacks: Sequence[Rollback]) -> Checkpoint | None
 
 
 def _examples(data: Task, steps: Sequence[int]) -> tuple[RecordName, ...]:
-    """Of these steps, each once, in their order."""
+    """Examples of these steps in order, without duplicates."""
     names = (name for step in steps for batch in data.step_batches(step) for name in batch.examples)
     return tuple(dict.fromkeys(names))
 
@@ -73,7 +75,7 @@ RECORD = "rollbacks.json"
 
 @dataclass(frozen=True)
 class Recorded:
-    """A rollback as it is written down. examples: those that are skipped, by record. why: the guard's words."""
+    """A recorded rollback. examples: names of the skipped records. why: the guard's message."""
 
     rollback: Rollback
     examples: tuple[RecordName, ...]
@@ -82,14 +84,14 @@ class Recorded:
     @property
     def sentence(self) -> str:
         one = self.rollback
-        back = f"went back from step {one.lost} to checkpoint-{one.back_to}"
-        steps = f"steps {one.back_to + 1} to {one.lost} are taken anew with the data that follow"
+        back = f"rolled back from step {one.lost} to checkpoint-{one.back_to}"
+        steps = f"steps {one.back_to + 1} to {one.lost} are repeated with the data that follows"
         skipped = f"{len(self.examples)} examples are skipped ({example_list(self.examples)}; all are in {RECORD})"
         return f"{back}: {steps}, {skipped}; {self.why}"
 
 
 def read_rollbacks(run: Path) -> tuple[Recorded, ...]:
-    """First to last; none where there is no record. Raises IntegrityError where it is not as it was written."""
+    """Read the rollbacks, first to last; empty without a record. Raises IntegrityError if the record was changed."""
     path = run / RECORD
     if not path.is_file():
         return ()
@@ -102,20 +104,20 @@ def read_rollbacks(run: Path) -> tuple[Recorded, ...]:
 
 
 def add_rollback(run: Path, one: Recorded) -> None:
-    """On the disk when this returns. Raises EnvironmentFault where the disk refuses."""
+    """Append a rollback durably. Raises EnvironmentFault if the disk cannot be written."""
     records = [asdict(other) for other in (*read_rollbacks(run), one)]
     durable.write_json(run / RECORD, sealed({"rollbacks": records}))
 
 
 def note_rollbacks(run: Path) -> None:
-    """Every rollback stands in the events, whenever the process ended that made it."""
+    """Add every rollback to the events, also those whose process ended before it could."""
     for one in read_rollbacks(run):
         note_once(run, "rollback", one.rollback.back_to, one.sentence)
 
 
 def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Rollback, ...]]:
-    """Where a run goes on: the newest intact checkpoint that the way of its rollbacks comes by, what was wrong with
-    newer ones, and the rollbacks. Raises IntegrityError where there are checkpoints and none will do."""
+    """Return where a run resumes: the newest intact checkpoint consistent with its rollbacks, the faults of newer ones,
+    and the rollbacks. Raises IntegrityError if there are checkpoints but none is usable."""
     rollbacks = tuple(one.rollback for one in read_rollbacks(run))
     if not rollbacks:
         checkpoint, rejected = newest_verified(run)
@@ -123,7 +125,7 @@ def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Ro
     checkpoint, rejected = newest_verified(run, partial(leads_to, rollbacks))
     if checkpoint is None:
         step = min(one.back_to for one in rollbacks)
-        what = f"the run went back to checkpoint-{step}, and neither that nor an older one is there"
+        what = f"the run was rolled back to checkpoint-{step}, but neither that nor an older one exists"
         raise IntegrityError(
             Fault(
                 str(run / RECORD),
@@ -136,5 +138,5 @@ def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Ro
 
 
 def leads_to(rollbacks: Sequence[Rollback], checkpoint: Checkpoint) -> bool:
-    """Whether a run with these rollbacks comes by this checkpoint, which verifies."""
+    """Whether this verified checkpoint belongs to the history of a run with these rollbacks."""
     return is_on_the_way(checkpoint.step, read_state(checkpoint).rollbacks, rollbacks)

@@ -1,8 +1,8 @@
-"""A training run from beginning to end, in the order in which it happens.
+"""A training run from start to finish, in the order in which things happen.
 
-Look before touching: the run folder is inspected, the plan made, the data audited, the model loaded and verified, and
-only then is anything in the run folder written or replaced. Where several ranks make the run, the first one does all of
-this; the others follow (`surefoot.runs.follow`) and share the steps (`surefoot.runs.steps`).
+Nothing in the run folder is written or replaced until the folder has been inspected, the plan made, the data audited,
+and the model loaded and verified. In a multi-rank run the first rank does all of this; the others follow it
+(`surefoot.runs.follow`) and take part in the steps (`surefoot.runs.steps`).
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ Figures = Callable[[nn.Module, PreTrainedTokenizerBase], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a caller of `train_run` wants besides the config.
+    """Options of `train_run` besides the config.
 
-    typed: the words of the command, for the resume hint; none where there was no command.
-    dry_run: everything up to the run folder, then stop.
-    figures: further figures of the trained model for all_results.json.
-    prompt: one that the last lines offer to try, else one of the data's.
-    custom: functions of the caller's own.
-    profile: which steps are timed.
-    origin: the words of another tool that the config came from; its log lines are printed besides surefoot's.
-    commits: what `check_before_torch` has found names on the hub to mean.
+    typed: argv of the command line, for the resume hint; empty when called from Python.
+    dry_run: stop before the run folder is written.
+    figures: computes additional metrics of the trained model for all_results.json.
+    prompt: the example prompt suggested in the last lines; None takes one from the data.
+    custom: the caller's own functions (loss, reward, metrics, ...).
+    profile: which steps to profile.
+    origin: the other tool's config that this config was translated from; its log lines are printed besides surefoot's.
+    commits: the commits that `check_before_torch` resolved hub names to.
     """
 
     typed: Sequence[str] = ()
@@ -94,7 +94,7 @@ class RunOptions:
 
 
 def train_run(config: RunConfig, mode: Mode, console: Console, options: RunOptions = RunOptions()) -> int:
-    """Run `config` and return the exit code: 0 done, 75 stopped and resumable. Raises SurefootError otherwise."""
+    """Run `config` and return the exit code: 0 finished, 75 stopped and resumable. Raises SurefootError on failure."""
     phases = Phases(hardware.process_seconds() if options.typed else 0.0)
     options = replace(options, custom=with_named(config, options.custom))
     ranks, launcher = find_ranks(config)
@@ -108,8 +108,8 @@ def train_run(config: RunConfig, mode: Mode, console: Console, options: RunOptio
             _say(console, options.tool_log.started())
             while (code := _lead_run(config, mode, console, session, options, phases, traces)) is None:
                 phases, options = Phases(), replace(options, commits=None)
-                mode = "resume"  # as the next process would, had this one been killed here
-                gc.collect()  # models hold themselves, and would stand in memory beside those that are loaded now
+                mode = "resume"  # the same as if this process had been killed and started again
+                gc.collect()  # models are in reference cycles; without this, old and new ones would both be in memory
             return code
 
 
@@ -130,9 +130,9 @@ def _lead_run(
     phases: Phases,
     traces: CrashTraces,
 ) -> int | None:
-    """The run, on the rank that owns its folder; it may be the only one.
+    """Execute the run on rank 0, which owns the run folder.
 
-    Returns the exit code, or None where the run went back to a checkpoint and is to be resumed.
+    Returns the exit code, or None if the run was rolled back to a checkpoint and must be resumed.
     """
     with session.activity.during("planning and reading the data"):
         existing = _inspect(config, mode, options.custom)
@@ -173,12 +173,12 @@ def _lead_run(
             with traces.into(run.folder / LOG), device_faults("training", config, run.plan):
                 return _take_steps_and_publish(run, loaded, console, session, options, phases)
         except SurefootError as error:
-            if isinstance(error, StepsLost) and _went_back(run, error, console):
-                # The models of the next attempt are loaded in this process: two copies would not fit.
+            if isinstance(error, StepsLost) and _rolled_back(run, error, console):
+                # The next attempt loads its models in this process, and two copies would not fit.
                 loaded.engine.release()
                 session.begin_anew()
                 return None
-            _note_error(console, str(error))  # the screen gets it from the command line
+            _note_error(console, str(error))  # run.log only: the command line prints it on the screen
             draw_report(run.folder)
             raise
 
@@ -196,19 +196,19 @@ def _begin_records(
     shares: Sequence[Mapping[str, Any]],
     rejected: Sequence[Path],
 ) -> None:
-    """Write what is known before step 1, open run.log, and say what is new since the plan was shown.
+    """Write the records that are known before step 1, open run.log, and report what is new since the plan was shown.
 
-    Logs are mended before anything is appended to them, and the trace of a process that died is read before a new line
-    of run.log would hide it.
+    Logs are repaired before anything is appended to them. The last lines of a process that died are read before
+    new lines of run.log hide them.
 
-    config: as the user gave it, with the hub's branches.
-    verified: what was compared with the plan.
+    config: the user's config, with hub branches as given (not yet resolved to commits).
+    verified: results of the checks against the plan.
     base: hashes of the base model.
-    shares: of each rank its engine and how many elements it holds.
+    shares: one entry per rank: its engine and the number of elements it stores.
     rejected: checkpoints that were set aside.
     """
     folder = run.folder
-    mended = _mended(run.existing)
+    mended = _mend_logs(run.existing)
     for path in rejected:
         console.say(f"set aside until the run is finished: {path}", style="yellow")
     to_try = {footer.TO_TRY: _to_try(run, options.prompt)}
@@ -231,24 +231,24 @@ def _begin_records(
 
 
 def _note_error(console: Console, text: str) -> None:
-    """In run.log, as the command line says it: a user's own code or a server may have quoted a key."""
+    """Write the error to run.log with secrets masked: a user's function or a server may have quoted a key."""
     console.note(f"error: {veiled(text)}")
 
 
-def _went_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
+def _rolled_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
     config, existing = run.config, run.existing
     if config.guard.rollback == "off":
         return False
     try:
         made = roll_back(existing.folder, make_task(config, run.plan, run.task.data), existing.rollbacks, error)
-    except SurefootError as trouble:  # what ended the run is told still
-        made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
+    except SurefootError as trouble:  # the original error is still reported by the caller
+        made = f"guard.rollback: the run is not rolled back, because the rollback could not be recorded: {trouble}"
     console.say(made if isinstance(made, str) else made.sentence, style="yellow")
     return not isinstance(made, str)
 
 
 def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
-    """A folder that is refused is told together with all that the config has against the run."""
+    """Inspect the folder. If it is refused, report that together with all conflicts of the config."""
     try:
         return inspect_folder(config, mode)
     except InputError as error:
@@ -258,14 +258,13 @@ def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
         raise InputError([*error.faults, *others]) from None
 
 
-def _mended(existing: FolderState) -> list[str]:
-    """What was wrong with the logs of a run that goes on from a checkpoint. Call it before anything is written to
-    them."""
+def _mend_logs(existing: FolderState) -> list[str]:
+    """Repair the logs of a resumed run and return what was wrong. Call it before anything is appended to them."""
     return mend_logs(existing.folder, existing.checkpoint.folder) if existing.checkpoint else []
 
 
 def _nothing_to_do(existing: FolderState, console: Console, session: Session) -> int:
-    """The folder of a finished run is taken only where a log of it is to be mended."""
+    """Report that the run is finished. The folder is only locked if one of its logs needs repair."""
     checkpoint = existing.checkpoint
     if (
         checkpoint
@@ -273,20 +272,20 @@ def _nothing_to_do(existing: FolderState, console: Console, session: Session) ->
         and any(one.fault for one in check_logs(existing.folder, checkpoint.folder))
     ):
         with lock_folder(existing):
-            for sentence in _mended(existing):
+            for sentence in _mend_logs(existing):
                 console.say(sentence, style="yellow")
     console.say(f"{existing.folder} is finished; nothing to do")
     return hand_over_end(session)
 
 
 def _is_untouched(existing: FolderState) -> bool:
-    """The run has published its outcome, and nothing that is asked for now changes the training: no need to look on."""
+    """Whether the run has published its result and no changed config key affects training, so no plan is needed."""
     published = existing.checkpoint is not None and is_published(existing.folder, existing.checkpoint.step)
     return published and all(change.policy == "free" for change in existing.changes)
 
 
 def _is_done(run: PreparedRun) -> bool:
-    """The newest checkpoint stands at the end of the run, and its outcome is published."""
+    """Whether the newest checkpoint is at the end of the run and its result is published."""
     checkpoint, stopping = run.existing.checkpoint, run.config.early_stopping
     if checkpoint is None or not is_published(run.folder, checkpoint.step):
         return False
@@ -321,14 +320,14 @@ def _take_steps_and_publish(
         more = options.figures(loaded.policy, run.tokenizer) if options.figures else {}
     published = publish(run, loaded, outcome.state, rows=observer.rows, more=more)
     publishing = {"publishing": time.perf_counter() - since}
-    here, whole = _taken(outcome.state, loaded.state) | publishing, _taken(outcome.state) | publishing
+    here, whole = _durations(outcome.state, loaded.state) | publishing, _durations(outcome.state) | publishing
     _say_the_end(run, outcome, published, options.prompt, here, whole, console)
     _say(console, tool_log.finished(end_facts(run, published)))
     return 0
 
 
-def _taken(state: RunState, before: RunState | None = None) -> dict[str, float]:
-    """Seconds since `before`, or since the run began, by what took them."""
+def _durations(state: RunState, before: RunState | None = None) -> dict[str, float]:
+    """Return seconds by activity, since the state `before` or since the run began."""
     before = before or RunState()
     beside = {what: state.beside.get(what, 0.0) - before.beside.get(what, 0.0) for what in OVERHEADS}
     return {footer.STEPS: state.seconds - before.seconds, **beside}
@@ -340,7 +339,7 @@ def _say(console: Console, lines: Sequence[str]) -> None:
 
 
 def _to_try(run: PreparedRun, prompt: str | None) -> dict[str, Any]:
-    """What to try the trained model with, for the last lines and the report. prompt: the caller's own."""
+    """Return what the last lines and the report suggest to try. prompt: the caller's prompt, if any."""
     data = run.task.data
     return {
         "prompt": prompt or example_question(data),

@@ -1,10 +1,10 @@
-"""The run folder: who owns it, which names in it are the run's own, and what a run writes there before step 1.
+"""The run folder: locking, which names in it belong to the run, and what a run writes there before step 1.
 
-    found = inspect_folder(config, mode)       # look and check: new, resume or overwrite; nothing is changed
-    with lock_folder(found) as rejected:   # locked, cleared of what a killed process left
+    found = inspect_folder(config, mode)       # inspect and check: new, resume or overwrite; nothing is changed
+    with lock_folder(found) as rejected:       # locked, and leftovers of a killed process removed
         write_records(...)
 
-Every check that can fail runs before anything is deleted. Names that a run does not write, such as a user's notes or a
+Every check that can fail runs before anything is deleted. Files that a run does not write, such as a user's notes or a
 launcher's log, are never deleted.
 """
 
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
-ORIGIN = "training_args.json"  # the words of another tool that the config came from
+ORIGIN = "training_args.json"  # the other tool's config that this config was translated from
 
 
 @dataclass(frozen=True)
 class FolderState:
     """What was found in the run folder.
 
-    checkpoint: where to continue, None to start at step 0.
-    rejected: newer checkpoints that did not verify.
-    changes: config keys that differ and may.
-    plan: the saved plan, None where there is no checkpoint.
-    steps: of all checkpoints, good or not.
-    rollbacks: those that the run has made.
+    checkpoint: where to continue; None to start at step 0.
+    rejected: newer checkpoints that failed verification.
+    changes: config keys that differ and are allowed to.
+    plan: the saved plan; None if there is no checkpoint.
+    steps: steps of all checkpoints, intact or not.
+    rollbacks: rollbacks that the run has made.
     """
 
     folder: Path
@@ -72,25 +72,25 @@ class FolderState:
 
 
 def inspect_folder(config: RunConfig, mode: Mode) -> FolderState:
-    """Look and check; nothing is lost. Raises InputError (2) on an occupied folder or a refused change of the config,
-    EnvironmentFault (3) where nothing can be written or another process is at work, IntegrityError (4) when there are
-    checkpoints and none verifies."""
+    """Inspect and check the folder without changing it. Raises InputError (2) for an occupied folder or a refused
+    config change, EnvironmentFault (3) if the folder is not writable or another process uses it, IntegrityError (4) if
+    there are checkpoints and none verifies."""
     folder, occupied = Path(config.output), require_free(config, mode)
     return _resume(config, folder) if mode == "resume" and occupied else FolderState(folder, mode)
 
 
 @contextmanager
 def lock_folder(found: FolderState) -> Iterator[list[Path]]:
-    """Have the folder to oneself while the block runs, made ready: an old run replaced, or cleared of what a killed
-    process left. Yields where the rejected checkpoints are now. Raises EnvironmentFault or InputError where another
-    process was faster. A link to a folder stays a link."""
+    """Lock the folder while the block runs, after removing an old run (overwrite) or the leftovers of a killed process.
+    Yields the new paths of the rejected checkpoints. Raises EnvironmentFault or InputError if another process was
+    faster. A symlink to a folder stays a symlink."""
     folder = found.folder
     with folder_lock.locked(folder.resolve()):
         if _steps(folder) != found.steps and found.mode == "resume":
             raise EnvironmentFault(
                 Fault(
                     str(folder),
-                    "another process trained in it meanwhile",
+                    "another process has trained in it since this one started",
                     "start this one again",
                     code="SF-FOLDER-BUSY",
                 )
@@ -108,24 +108,24 @@ def _steps(folder: Path) -> tuple[int, ...]:
 
 
 def _resume(config: RunConfig, folder: Path) -> FolderState:
-    with folder_lock.locked(folder):  # else it could be another process's, at work between two renames
+    with folder_lock.locked(folder):  # so that no other process is between its two renames
         durable.restore_replaced(folder)
     checkpoint, rejected, rollbacks = find_checkpoint(folder)
     if checkpoint is None:
         return FolderState(folder, "resume")
-    with _to_be_restored(folder / CONFIG):
+    with _readable(folder / CONFIG):
         saved = with_defaults(read_yaml(folder / CONFIG).data)
     changes = diff_configs(saved, plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
         raise InputError([_refusal(change, folder) for change in refused])
-    with _to_be_restored(folder / PLAN):
+    with _readable(folder / PLAN):
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
     return FolderState(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder), rollbacks)
 
 
 def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
-    """A config saved before a key existed ran with that key's default. One that is no longer valid stays as it is."""
+    """Add defaults of keys that did not exist when the config was saved. An invalid config is returned unchanged."""
     try:
         return plain_config(RunConfig.model_validate(saved))
     except ValueError:
@@ -138,8 +138,8 @@ def _refusal(change: Change, folder: Path) -> Fault:
 
 
 @contextmanager
-def _to_be_restored(path: Path) -> Iterator[None]:
-    """A record that cannot be read is one fault, which names the file."""
+def _readable(path: Path) -> Iterator[None]:
+    """Turn an unreadable record into one fault that names the file."""
     try:
         yield
     except InputError as error:
@@ -148,8 +148,8 @@ def _to_be_restored(path: Path) -> Iterator[None]:
         raise InputError(Fault(where, first.what, "restore it to resume this run", first.code)) from None
 
 
-# Also what a killed process left, which no manifest lists: weights in any number of files, and the checkpoints that a
-# resumed run set aside.
+# Includes what a killed process may have left without a manifest: sharded weights, and checkpoints set aside by a
+# resumed run.
 _PATTERN = re.compile(
     r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|eval_\w+)\.png|(adapter_|generation_)?config\.json"
     r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -166,7 +166,7 @@ _NAMES = {
 
 
 def written_by_run(run: Path) -> Callable[[str], bool]:
-    """Whether a file or folder of this name is one that a run writes, or that a manifest in this one lists."""
+    """Return a predicate: whether a run writes this file or folder name, or a manifest in the folder lists it."""
     listed: set[str] = set()
     for place in (run, *(checkpoint.folder for checkpoint in list_checkpoints(run))):
         with suppress(IntegrityError):
@@ -183,12 +183,12 @@ def write_records(
     origin: Translation | None = None,
     ranks: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """config.yaml re-runs the run; plan.json holds every choice and what was verified; data.json the audit.
-    training_args.json holds the words of another tool that the config came from; one that is there stays.
+    """Write config.yaml (reproduces the run), plan.json (every choice and what was verified), data.json (the audit) and
+    training_args.json (the other tool's config, if any; an existing one is kept without it).
 
-    ranks: of each its engine and how many elements it holds.
+    ranks: one entry per rank: its engine and the number of elements it stores.
 
-    The plan comes first: by it a folder is known as a run. The manifest of an outcome that this run goes beyond goes.
+    plan.json comes before the rest, because it marks a folder as a run. The manifest of an earlier result is removed.
     """
     durable.remove(run / MANIFEST)
     durable.write_json(run / PLAN, {"plan": plan_to_json(plan), "verified": verified})
@@ -206,7 +206,7 @@ def sentence(change: Change) -> str:
 
 
 def note_changes(found: FolderState) -> None:
-    """An event for each that is warned; before config.yaml is written anew, as nothing tells of them afterwards."""
+    """Log an event for each change with a warning. Call before config.yaml is rewritten, which erases the old value."""
     if not (warned := _warned(found)) or found.checkpoint is None:
         return
     mend_events(found.folder)
@@ -215,10 +215,10 @@ def note_changes(found: FolderState) -> None:
 
 
 def reminder(found: FolderState, *, command: bool) -> list[str]:
-    """Lines for right before the first step. command: whether a command line was given, so that one can answer."""
+    """Lines printed right before the first step. command: whether the run was started from a command line."""
     if not command or not (warned := _warned(found)):
         return []
-    return ["to go on as before, stop this one (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
+    return ["to keep the old settings, stop this run (Ctrl-C) and type:", f"  {_unchanged(found.folder, warned)}"]
 
 
 def _warned(found: FolderState) -> list[Change]:

@@ -1,4 +1,4 @@
-"""The steps of a run, as every rank takes them."""
+"""Load the models, check them against the plan, and take the steps of a run, on every rank."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import Observer, Outcome, run_loop
 from surefoot.training.session import Session
 
-_FAST_PATHS = "fast_paths"  # key of environment.json, for each rank
-_LARGE = 16 << 20  # bytes of a checkpoint that a thread finishes: a smaller one takes some hundredths of a second
+_FAST_PATHS = "fast_paths"  # key in environment.json, per rank
+_LARGE = 16 << 20  # bytes; a thread finishes larger checkpoints, smaller ones take some hundredths of a second
 
 
 def load_and_check(
     run: PreparedRun, session: Session, custom: Custom, console: Console, phases: Phases | None = None
 ) -> tuple[PreparedRun, LoadedModels, dict[str, Any]]:
-    """Load the models, share them out, and compare them with the plan.
+    """Load the models, shard them, and compare them with the plan.
 
     phases: records how long each part took.
 
-    Returns the run with the plan that it goes on with, which may have fewer fast paths, and its batches; the models;
-    and what was found, for plan.json.
+    Returns the run with its final plan (possibly with fewer fast paths) and batches, the models, and the check results
+    for plan.json.
     """
     phases = phases or Phases()
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
@@ -60,7 +60,7 @@ def load_and_check(
         compiled = _try_compiled(run, loaded, console)
         if compiled:
             phases.end(COMPILE)
-        # Before the fast paths, which would be blamed for what is wrong with a loss of the user's own or with BOS rows.
+        # Before the fast paths: they would be blamed for errors of a custom loss or of BOS scaling.
         own = _verify_objective(run, loaded, custom)
         bos = _verify_bos(run, loaded)
         plan, paths = check_fast_paths(run, loaded, partial(_caution, console))
@@ -74,7 +74,7 @@ def load_and_check(
 
 
 def _with_batches(run: PreparedRun, plan: RunPlan) -> Task:
-    """The task with its batches as this plan lays them out, which may pack no longer or have smaller micro-batches."""
+    """Rebuild the task's batches for this plan, which may not pack any more or have smaller micro-batches."""
     same = plan.kernels.documents.value == run.plan.kernels.documents.value
     if same and plan.batch.micro.value == run.plan.batch.micro.value:
         return run.task
@@ -94,11 +94,11 @@ def take_steps(
 ) -> Outcome:
     """Take the run's steps, with evaluations and checkpoints.
 
-    trackers: under which id each tracker knows the run.
-    phases: of this start, so far.
+    trackers: run id by tracker.
+    phases: durations of this start so far.
     """
     engine, total = loaded.engine, run.timetable.total_steps
-    engine.totals([0.0])  # from here on a signal is heard on all ranks or on none
+    engine.totals([0.0])  # collective: from here on all ranks act on a signal together
     with (
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
         prefetched(run.task.step_batches, run.config.data.workers, last=total) as batches,
@@ -140,9 +140,9 @@ def _watched(
     *,
     rollouts: bool,
 ) -> Callable[[int], Sequence[Weighted]]:
-    """Report to activity and observer how far this rank has come.
+    """Wrap `batches` to report this rank's progress to activity and observer.
 
-    rollouts: the model runs before the step, for as long as it takes.
+    rollouts: whether the model generates before each step, for an unbounded time.
     """
 
     def watched(step: int) -> Sequence[Weighted]:
@@ -157,7 +157,7 @@ def _watched(
 
 
 def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModels:
-    """A best checkpoint that does not verify is forgotten before step 1: the next evaluation sets a new one."""
+    """Load the models. A best checkpoint that fails verification is dropped; the next evaluation sets a new one."""
     loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint, session.ranks)
     loaded = replace(loaded, state=replace(loaded.state, rollbacks=run.existing.rollbacks))
     best = loaded.state.best if run.config.checkpoint.best != "none" else None
@@ -171,7 +171,7 @@ def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModel
 
 
 def _next_batch(run: PreparedRun, loaded: LoadedModels) -> Weighted:
-    """The next step's first micro-batch."""
+    """Return the first micro-batch of the next step."""
     return run.task.step_batches(run.timetable.next_step(loaded.state.step))[0]
 
 
@@ -196,7 +196,7 @@ def _caution(console: Console, line: str) -> None:
 
 
 def _verify_bos(run: PreparedRun, loaded: LoadedModels) -> dict[str, Any]:
-    """In padded rows: packed attention is not in the model yet, and is compared with these."""
+    """Check BOS scaling in padded rows: packed attention is installed later and compared with these."""
     scale = run.plan.tokenizer.bos_scale.value
     if scale == 1:
         return {}
@@ -206,12 +206,12 @@ def _verify_bos(run: PreparedRun, loaded: LoadedModels) -> dict[str, Any]:
 
 
 def _verify_kernels(run: PreparedRun, loaded: LoadedModels) -> list[str]:
-    """One forward pass of a row that is not packed, as where answers are written, seen by the profiler. One row,
-    because more would need memory that the steps do not."""
+    """Run one forward pass of a padded row (as in generation) under the profiler. One row only, because more could need
+    memory that the steps do not."""
     rows = longest_row(_next_batch(run, loaded).rows.to(loaded.engine.device))
 
     def forward() -> None:
-        with loaded.settings.kernels(), loaded.settings.forward():  # with gradients: which kernel runs can depend on it
+        with loaded.settings.kernels(), loaded.settings.forward():  # with gradients, on which the kernel can depend
             hidden_states(loaded.policy, rows)
 
     return verify_attention(forward, run.plan.attention)

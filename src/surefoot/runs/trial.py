@@ -1,4 +1,4 @@
-"""A few real steps of a run, timed, that leave nothing behind: the model, the data and the plan are the run's own."""
+"""Time a few real steps of a run, with its model, data and plan, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ _CLOCKS: Mapping[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu"
 
 @dataclass(frozen=True)
 class Rival:
-    """What a trial has to keep up with.
+    """What a trial must keep up with.
 
-    seconds: of the same steps, from the last one before the timed ones on.
-    margin: times as long as these a trial may take, step by step in sum, before it is given up.
+    seconds: durations of the same steps, beginning with the last untimed one.
+    margin: the trial is stopped once its total exceeds the rival's by this factor.
     """
 
     seconds: tuple[float, ...]
     margin: float
 
     def beats(self, seconds: Sequence[float]) -> bool:
-        """seconds: of as many steps as have been taken."""
+        """Whether the trial is too slow. seconds: durations of its steps so far."""
         return sum(seconds) > self.margin * sum(self.seconds[: len(seconds)])
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a few timed steps showed.
+    """Result of a few timed steps.
 
-    losses, grad_norms: of the steps before the timed ones, in order; None where one is not finite.
+    losses, grad_norms: of the steps before the timed ones, in order; None if not finite.
     last: seconds of the last of these.
-    seconds: of each timed step, its best round.
-    waiting: seconds of that round before the step's batches were there.
-    tokens: real input tokens, by timed step.
-    memory: bytes at the peak, above what the process held before.
-    forecast: the plan's memory, in bytes.
-    spread: how many times as long its slowest round took as its fastest.
-    held_up: share of the time that went by without this process at work on a CPU, as where other programs run; 0 with
-        several threads, whose processor time does not tell.
-    beside: None where all steps were taken; else how many times as fast as the rival it was until it was given up.
+    seconds: seconds of each timed step, in its best round.
+    waiting: seconds of that round until the step's batches were ready.
+    tokens: real input tokens of each timed step.
+    memory: peak bytes above what the process used before.
+    forecast: the plan's memory in bytes.
+    spread: duration of the slowest round relative to the fastest.
+    held_up: fraction of the wall time in which this process did not run, because of other programs; 0 with several
+        threads, for which processor time does not show it.
+    beside: None if all steps were taken; else the speed relative to the rival when the trial was stopped.
     """
 
     losses: tuple[float | None, ...]
@@ -84,12 +84,12 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Real input tokens a second, where all steps were taken."""
+        """Real input tokens per second, if all steps were taken."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property
     def paced(self) -> tuple[float, ...]:
-        """Seconds from the last step before the timed ones on: what a rival is made of."""
+        """Seconds beginning with the last untimed step: the `seconds` of a rival."""
         return (self.last, *self.seconds)
 
 
@@ -106,7 +106,7 @@ class Ready:
         return self.run.plan
 
     def step(self, number: int, batches: Sequence[Weighted]) -> StepReport:
-        """Optimizer step `number`, from 1, at the run's own rate and scale."""
+        """Take optimizer step `number` (from 1) with the run's learning rate and loss scale."""
         at = min(number, self.run.timetable.total_steps) - 1
         return self.step_at(number, batches, lambda schedule: schedule.rate(at), self.loaded.state.scale)
 
@@ -118,7 +118,8 @@ class Ready:
         scale: LossScale | None,
         watch: Watch = unwatched,
     ) -> StepReport:
-        """Optimizer step `number`, from 1. rate: of a group of parameters, by its schedule. scale: of fp16."""
+        """Take optimizer step `number` (from 1). rate: learning rate from a group's schedule. scale: loss scale of
+        fp16."""
         task, loaded = self.run.task, self.loaded
         schedules = make_schedules(self.run, loaded.engine.groups)
         return train_step(
@@ -135,8 +136,8 @@ class Ready:
 
 @contextmanager
 def ready(config: RunConfig, last: int) -> Iterator[Ready]:
-    """`config` planned, loaded and verified, in this process; its run folder is not touched. last: the last step that
-    will be taken. Raises SurefootError as the run would."""
+    """Plan, load and verify `config` in this process without touching its run folder. last: the last step that will be
+    taken. Raises SurefootError like the run."""
     with tempfile.TemporaryDirectory(prefix="surefoot-") as temporary, silent_console() as console:
         folder = Path(temporary) / "run"
         config = config.model_copy(update={"output": str(folder)})
@@ -158,13 +159,12 @@ def run_trial(
     rival: Rival | None = None,
     clock: Clock = "wall",
 ) -> Trial:
-    """Take `warm_up` steps of the run without dropout and noise, whose draws depend on how a step is split, and then
-    `steps` more, `rounds` times over, each round with the weights as the last one left them. What is timed is every
-    step's best round. It ends early, in its first round, where the rival beats it. In a process of its own the memory
-    means something. With no step to time there are the first losses and gradient norms alone.
+    """Take `warm_up` steps of the run, then time `steps` more, `rounds` times, each round continuing with the weights
+    of the last. The best round of each step counts. Dropout and noise are off, because their draws depend on how a step
+    is split. The trial stops in its first round if the rival beats it. Memory is only meaningful in a separate process.
+    With `steps=0` only the first losses and gradient norms are returned.
 
-    clock: "cpu" counts the processor time of this process, which on one thread is what an idle machine's wall clock
-    would show, nearly.
+    clock: "cpu" counts this process's processor time, which for one thread is nearly the wall time on an idle machine.
     """
     before = resident_bytes()
     last = warm_up + steps
@@ -203,11 +203,11 @@ def run_trial(
 
 
 def held_up(wall: float, cpu: float, device: str, threads: int) -> float:
-    """Share of the wall time in which other programs had the processor.
+    """Fraction of the wall time in which other programs had the processor.
 
     wall, cpu: seconds.
 
-    One thread is otherwise at work all the time. With several, or with a GPU, waiting is part of the work: 0.
+    A single thread otherwise runs all the time. With several threads or a GPU, waiting is part of the work: returns 0.
     """
     return max(0.0, 1 - cpu / wall) if device == "cpu" and threads == 1 else 0.0
 
@@ -220,7 +220,7 @@ class _Step:
 
 
 def _timed(one: Ready, number: int, clock: Clock) -> _Step:
-    """A step at the run's own rate. `train_step` waits for the device before it reports."""
+    """Take a step with the run's learning rate. `train_step` synchronizes with the device before it reports."""
     now = _CLOCKS[clock]
     started = now()
     batches = one.batches(number)

@@ -18,7 +18,7 @@ from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
 from surefoot.report import journal
 from surefoot.report.flight import FLIGHT, recent
-from surefoot.runs.failures.replay_run import take_again
+from surefoot.runs.failures.replay_run import rerun_step
 from surefoot.training import diagnose
 from surefoot.training import loop as loop_module
 from surefoot.training.failure import read_failure
@@ -96,7 +96,7 @@ def test_a_killed_step_is_taken_again_compiled_bit_for_bit(folder):
 
     torch._dynamo.reset()
     counters.clear()
-    take_again(died, begun, tell)
+    rerun_step(died, begun, tell)
     assert counters["stats"]["unique_graphs"] > 0
     lines = {line["step"]: line for line in recent(whole)}
     numbers = [json.loads(heard["done"])[name] for name in ("loss", "grad_norm")]

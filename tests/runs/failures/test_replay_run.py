@@ -23,7 +23,7 @@ from surefoot.report.flight import FLIGHT, recent
 from surefoot.report.verification import compare_folders
 from surefoot.runs.failures import replay_apart
 from surefoot.runs.failures.replay_apart import ChildReport
-from surefoot.runs.failures.replay_run import take_again
+from surefoot.runs.failures.replay_run import rerun_step
 from surefoot.system.errors import IntegrityError
 from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints
@@ -84,7 +84,7 @@ def forked(server, monkeypatch, tmp_path):
 def taken(run, **named):
     """What is told of the step, by word; the last of each."""
     heard = {}
-    take_again(run, death_in_a_step(run).begun, heard.__setitem__, **named)
+    rerun_step(run, death_in_a_step(run).begun, heard.__setitem__, **named)
     return heard
 
 

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: the cross entropy of the tokens that the data marks as to be learned.
+"""Supervised fine-tuning: cross entropy of the tokens that the data marks as supervised.
 
     loss = - sum over supervised t of log softmax(logits_t)[target_t]
 
-The head runs on supervised positions only; softmax and sum are fp32 whatever the autocast dtype. Where the model's head
-is computed a few positions at a time (`surefoot.models.fast.chunked_head`), no logits of all of them exist either.
+The head runs only on supervised positions; softmax and sum are fp32 whatever the autocast dtype. With the chunked head
+(`surefoot.models.fast.chunked_head`), the logits of all positions never exist at once.
 
-`with_neftune` is the same loss of a model whose embedded tokens carry noise, in training only (Jain et al. 2023).
+`with_neftune` adds noise to the embeddings during training (Jain et al. 2023).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from surefoot.training.objective import LossSum, Objective
 def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
     """Summed cross entropy over `batch.targets` other than IGNORE; a batch with none gives 0, with gradients of 0.
 
-    sums: "correct", the number of supervised tokens that are the model's first choice. It costs a pass over the
-    logits, so it is counted only where no gradient is wanted, in evaluation.
+    sums: "correct", the number of supervised tokens that are the model's top-1 prediction. Counted only without
+        gradients
+    (in evaluation), because it costs a pass over the logits.
     """
     head = chunked_head(model)
     if head is not None:
@@ -49,26 +50,26 @@ def _chunked_loss(model: nn.Module, batch: Batch, head: Head) -> LossSum:
 
 
 def supervised_logits(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [N, V] at the positions whose next token is to be learned, and those tokens [N]."""
-    # Found first: the index needs a host sync on a GPU, and the queue is shortest before the decoder has run.
+    """Return logits [N, V] at the positions whose next token is supervised, and those tokens [N]."""
+    # First, because the index needs a host sync on a GPU, and the kernel queue is shortest before the decoder runs.
     places, targets = supervised_places(batch)
     return logits_at(model, batch, places), targets
 
 
 def supervised_places(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices [N] into the B * T positions of the batch whose next token is to be learned, and those tokens [N]."""
+    """Return indices [N] into the B * T positions whose next token is supervised, and those tokens [N]."""
     places = (batch.targets.flatten() != IGNORE).nonzero().squeeze(1)
     return places, batch.targets.flatten().index_select(0, places)
 
 
 def with_neftune(objective: Objective, alpha: float) -> Objective:
-    """The objective with noise on the embeddings of training batches.
+    """Wrap the objective to add noise to the embeddings of training batches.
 
-    alpha: size of the noise; see `surefoot.models.embeddings`. Draws follow the seed of the micro-batch.
+    alpha: scale of the noise; see `surefoot.models.embeddings`. It is drawn from the seed of the micro-batch.
     """
 
     def noisy(model: nn.Module, batch: Batch) -> LossSum:
-        if not model.training or not batch.lengths:  # a blank batch counts nothing
+        if not model.training or not batch.lengths:  # an empty batch has no tokens
             return objective(model, batch)
         with noisy_embeddings(model, alpha, batch.documents or batch.lengths):
             return objective(model, batch)

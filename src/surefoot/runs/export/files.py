@@ -1,8 +1,8 @@
-"""What lies beside the weights of an export: tokenizer, model card, Modelfile and, written last, the certificate.
+"""The files next to the weights of an export: tokenizer, model card, Modelfile and, written last, the certificate.
 
-A Modelfile needs the chat template in the other program's words. A run on a named template says which it was. The
-tokenizer's own template is a program in Jinja, recognised by its output: where a named template writes the same tokens
-for every conversation tried, with and without a system text, it stands for the tokenizer's.
+A Modelfile needs the chat template in Ollama's syntax. A run with a named template records its name. The tokenizer's
+own template is a Jinja program and is recognized by its output: if a named template produces the same tokens for every
+test conversation, with and without a system message, it is used for the Modelfile.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from surefoot.system.errors import InputError
 from surefoot.system.folders import run_of
 
 MODELFILE = "Modelfile"
-_TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that go on being true
+_TRAINED = ("## Data", "## Training", "## Results")  # sections of a run's card that remain true
 
 
 def copy_value_head(parts: ExportParts, folder: Path) -> bool:
-    """Of a reward model, bit for bit; whether there was one."""
+    """Copy a reward model's value head, byte for byte. Returns whether there was one."""
     there = (parts.trained / VALUE_HEAD_FILE).is_file()
     if there:
         durable.copy_file(parts.trained / VALUE_HEAD_FILE, folder / VALUE_HEAD_FILE)
@@ -41,8 +41,8 @@ def copy_value_head(parts: ExportParts, folder: Path) -> bool:
 
 
 def copy_tokenizer(parts: ExportParts, folder: Path) -> None:
-    """And what prepares pictures and sound. Byte for byte: a tokenizer that is loaded and saved again is not always the
-    same one."""
+    """Copy the tokenizer and the image and audio processors byte for byte: loading and saving a tokenizer can change
+    it."""
     for place, names in ((parts.with_tokenizer, TOKENIZER_FILES), (parts.base, PROCESSOR_FILES)):
         for name in names:
             if (place / name).is_file():
@@ -52,7 +52,7 @@ def copy_tokenizer(parts: ExportParts, folder: Path) -> None:
 def write_guides(
     parts: ExportParts, folder: Path, record: Mapping[str, Any], *, name: str, modelfile: bool
 ) -> list[str]:
-    """README.md and the Modelfile. Returns what the user should know of them."""
+    """Write README.md and the Modelfile. Returns warnings for the user."""
     cautions = []
     if modelfile:
         served = _served(parts, folder)
@@ -78,7 +78,7 @@ def write_guides(
 
 
 def write_certificate(folder: Path, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
-    """export.json, with the hash of every other file in the folder."""
+    """Write export.json, with the hash of every other file in the folder."""
     outputs = hashes({path.name: path for path in folder.iterdir() if path.name != CERTIFICATE})
     content = {"format": FORMAT, "versions": hardware.versions(), "inputs": inputs, "outputs": outputs, **record}
     record.update(content)
@@ -86,7 +86,7 @@ def write_certificate(folder: Path, record: dict[str, Any], inputs: Mapping[str,
 
 
 def input_record(parts: ExportParts) -> dict[str, Any]:
-    """Names and hashes of what an export is made of. Names of folders, no paths: the file may be published."""
+    """Names and hashes of the inputs of an export. Folder names only, no paths: the file may be published."""
     weights = {tensor.file.name: tensor.file for tensor in stored_tensors(parts.base).values()}
     tokenizer = {name: parts.with_tokenizer / name for name in TOKENIZER_FILES}
     return {
@@ -108,12 +108,12 @@ def input_record(parts: ExportParts) -> dict[str, Any]:
 
 
 def public_name(name: str, is_hub_id: bool) -> str:
-    """A hub id as it is, of a folder its own name."""
+    """A hub id unchanged; for a folder, its name without the path."""
     return name if is_hub_id else Path(name).resolve().name
 
 
 def adapter_line(name: str, settings: Mapping[str, Any]) -> str:
-    """ "DoRA of rank 16, alpha 32, rslora", after the name where one is given."""
+    """ "DoRA of rank 16, alpha 32, rslora", preceded by the name if there is one."""
     kind = "DoRA" if settings.get("use_dora") else "LoRA"
     line = f"{kind} of rank {settings.get('r', 8)}, alpha {settings.get('lora_alpha', 8):g}"
     line += ", rslora" if settings.get("use_rslora") else ""
@@ -122,14 +122,14 @@ def adapter_line(name: str, settings: Mapping[str, Any]) -> str:
 
 def _served(parts: ExportParts, folder: Path) -> Served:
     if parts.plan is None and parts.template.name != OWN:
-        row, without = None, "the model brings no chat template, and none is known to have trained it"
+        row, without = None, "the model has no chat template, and the one used in training is unknown"
     else:
         row, without = served_row(parts.template, parts.encoder, parts.tokens.stop.value)
     tokenizer = parts.encoder.tokenizer
     stops = tuple(str(tokenizer.convert_ids_to_tokens(number)) for number in parts.tokens.stop.value)
     found = sorted(path.name for path in folder.glob("*.gguf"))
     bos = "" if parts.bos_id is None else str(tokenizer.convert_ids_to_tokens(parts.bos_id))
-    begins, notes = ("", ()) if found else _as_ollama_reads(folder, bos)
+    begins, notes = ("", ()) if found else _ollama_bos(folder, bos)
     return Served(
         source=f"./{found[0]}" if found else ".",
         row=row,
@@ -142,25 +142,25 @@ def _served(parts: ExportParts, folder: Path) -> Served:
     )
 
 
-def _as_ollama_reads(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
-    """What of BOS the template has to write, and what Ollama does otherwise than training. A GGUF file says it all in
-    its metadata; of a folder of safetensors Ollama makes one by itself.
+def _ollama_bos(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
+    """Return the BOS text that the template must write, and warnings where Ollama differs from training. A GGUF file
+    defines this in its metadata; from a safetensors folder Ollama derives it.
 
-    bos: with which training began, "" where with none.
+    bos: BOS text used in training, "" for none.
     """
     tokenizer = read_json_if_there(folder / "tokenizer.json")
     puts = ollama_puts_bos(read_json_if_there(folder / "tokenizer_config.json"), tokenizer)
     notes = []
     if puts and not bos:
-        notes.append("Ollama puts BOS before every prompt, and training did not; a GGUF file (--gguf) forbids it")
+        notes.append("Ollama puts BOS before every prompt, but training did not; a GGUF file (--gguf) prevents it")
     if is_sentencepiece(tokenizer) and not (folder / "tokenizer.model").is_file():
         what = "Ollama reads this kind of tokenizer from tokenizer.model"
-        notes.append(f"{what}: copy the base's to here, or `surefoot export` with --gguf")
+        notes.append(f"{what}: copy it here from the base model, or export with --gguf")
     return ("" if puts else bos), tuple(notes)
 
 
 def _trained_sections(trained: Path) -> str:
-    """Data, training and results as the run's card tells them, without its pictures."""
+    """The sections on data, training and results of the run's card, without images."""
     run = run_of(trained)
     if run is None or not (run / "README.md").is_file():
         return ""
@@ -176,17 +176,17 @@ _TRIED = ((_ASK,), (_SYSTEM, _ASK), (_ASK, *_MORE), (_SYSTEM, _ASK, *_MORE))
 
 
 def served_row(template: Template, encoder: TextEncoder, stop_ids: Sequence[int]) -> tuple[Row | None, str]:
-    """The row, or None and why not, as a sentence."""
+    """Return the template row, or None and the reason."""
     row = find_row(template.name)
     if row is not None:
         return (as_one_text(row) if isinstance(row, Dialogue) else row), ""
     wanted = _written(template, encoder)
     if wanted is None:
-        return None, "the model's chat template cannot write a system text and two questions"
+        return None, "the model's chat template does not support a system message and two user turns"
     for candidate in ROWS:
         if isinstance(candidate, Dialogue) and _same(candidate, wanted, encoder, stop_ids):
             return candidate, ""
-    return None, "the model's own chat template writes something else than every template that surefoot knows by name"
+    return None, "the model's own chat template matches none that surefoot knows by name"
 
 
 def _same(row: Dialogue, wanted: list[list[int]], encoder: TextEncoder, stop_ids: Sequence[int]) -> bool:

@@ -1,5 +1,5 @@
-"""The GGUF file of an export, and the proof that it is the same model: read back by transformers, whose reader shares
-no code with the writer. A model that the writer does not know gets the command of llama.cpp's converter instead.
+"""Write the GGUF file of an export and verify it with the GGUF reader of transformers, which shares no code with the
+writer. For architectures that the writer does not support, the user gets the command of llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surefoot.runs.export.parts import ExportParts
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.libraries import is_installed
 
-# Numbers in the metadata that transformers reads back, and that change what the model computes.
+# Metadata that transformers reads back and that affects what the model computes.
 _CHECKED = (
     "hidden_size",
     "intermediate_size",
@@ -40,7 +40,7 @@ _OUT_TYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
 def require_gguf_package() -> None:
-    """Raises EnvironmentFault where it is not installed."""
+    """Raise EnvironmentFault if the gguf package is not installed."""
     if not is_installed("gguf"):
         what = "needs the gguf package, which is not installed"
         raise EnvironmentFault(
@@ -51,10 +51,10 @@ def require_gguf_package() -> None:
 def add_gguf(
     parts: ExportParts, folder: Path, model: PreTrainedModel, prompts: PromptSet, record: dict[str, Any], out: Path
 ) -> list[str]:
-    """Write and verify `folder`/NAME-dtype.gguf; `record` gets the result. model: what the folder holds, opened.
+    """Write and verify `folder`/NAME-dtype.gguf; `record` gets the result. model: the model in the folder, loaded.
 
-    Returns what the user should know: for a model that is not written here, the command that converts it.
-    Raises EnvironmentFault where the file does not come back as the same model.
+    Returns warnings; for an unsupported model, the command that converts it.
+    Raises EnvironmentFault if the file loads as a different model.
     """
     dtype: DType = record["dtype"]
     file = folder / f"{out.name}-{_OUT_TYPES[dtype]}.gguf"
@@ -73,13 +73,13 @@ def add_gguf(
         command = CONVERTER.format(
             folder=shlex.quote(str(out)), file=shlex.quote(str(out / file.name)), outtype=_OUT_TYPES[dtype]
         )
-        return [f"no GGUF file: {reason}; llama.cpp converts it: {command}"]
+        return [f"no GGUF file: {reason}; convert it with llama.cpp: {command}"]
     record["checks"]["reloaded_and_gguf"] = _check_model(folder, file, model, prompts)
     return cautions
 
 
 def _check_model(folder: Path, file: Path, model: PreTrainedModel, prompts: PromptSet) -> dict[str, Any]:
-    """Weights bit for bit, and the logits."""
+    """Compare the weights bit for bit, and the logits."""
     config = model.config
     with quiet_libraries(), redirect_stderr(StringIO()):  # its progress bar cannot be switched off
         described = AutoConfig.from_pretrained(folder, gguf_file=file.name)
@@ -94,16 +94,16 @@ def _check_model(folder: Path, file: Path, model: PreTrainedModel, prompts: Prom
     found = compare_logits(logits_of(model, prompts.ids), logits_of(again, prompts.ids))
     if wrong or not found.share <= MERGED_LIMIT:
         names = ", ".join(wrong[:3])
-        what = f"comes back as another model: {len(wrong)} values differ ({names}), logits by {found.share:.2g}"
+        what = f"loads as a different model: {len(wrong)} values differ ({names}), logits by {found.share:.2g}"
         raise EnvironmentFault(Fault(file.name, what, "nothing was published; please report it", code="SF-EXPORT"))
     return check_record(found, MERGED_LIMIT)
 
 
 def _check_tokenizer(folder: Path, file: Path, parts: ExportParts) -> list[str]:
-    """The same ids for texts of several languages and control tokens. Raises NotInGguf where they are not.
+    """Compare token ids for texts of several languages and control tokens. Raises NotInGguf if they differ.
 
-    SentencePiece-like tokenizers differ in whether a text behind a control token gets a blank in front. The file cannot
-    say which, and its readers do not agree, so there these texts are left out and the user is told.
+    SentencePiece-like tokenizers differ in whether text after a control token gets a leading space. The file format
+    cannot express this, and its readers disagree, so such texts are not compared and the user gets a warning.
     """
     with quiet_libraries():
         again = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
@@ -113,7 +113,7 @@ def _check_tokenizer(folder: Path, file: Path, parts: ExportParts) -> list[str]:
     for text in (*BUILT_IN, control, *mixed):
         wanted, found = (one(text, add_special_tokens=False)["input_ids"] for one in (own, again))
         if wanted != found:
-            raise NotInGguf(f"its tokenizer would read {text[:40]!r} as {found[:8]}, not as {wanted[:8]}")
+            raise NotInGguf(f"its tokenizer would encode {text[:40]!r} as {found[:8]}, not {wanted[:8]}")
     if mixed:
         return []
-    return [f"{file.name}: the format cannot say whether a text behind a control token begins with a blank"]
+    return [f"{file.name}: the format cannot express whether text after a control token begins with a space"]

@@ -1,8 +1,9 @@
-"""From base and adapters to the plain model in fp32 that an export writes, compared at each step with what was trained.
+"""Merge base and adapters into the plain fp32 model that an export writes, comparing it with the trained one at each
+step.
 
-Each adapter is compared by itself, over the base with those before it merged. A scaled BOS embedding is written into
-its row at the end. The texts of the comparison are the user's own, else examples of the training data, else a few of
-ours; all go through the template that trained, so that the comparison is made where the model will be used.
+Each adapter is compared by itself, over the base with the previous adapters merged. A scaled BOS embedding is written
+into its row at the end. The texts for the comparison are the user's, else training examples, else built-in ones; all
+are formatted with the training template, because that is how the model is used.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from surefoot.system.folders import run_of
 
 @dataclass
 class Account:
-    """What happens to the model on its way, as the certificate has it.
+    """What was done to the model, for the certificate.
 
-    hidden: adapters whose whole effect is within the limit of their comparison.
-    baked: the factor that is in the row of BOS.
-    said: sentences for the user alone, for they name folders.
+    hidden: adapters whose whole effect is below the limit of their comparison.
+    baked: the factor written into the embedding row of BOS.
+    cautions: warnings for the user only, because they name folders.
     """
 
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -46,15 +47,15 @@ class Account:
     untied: bool = False
     hidden: tuple[str, ...] = ()
     baked: float | None = None
-    said: list[str] = field(default_factory=list)
+    cautions: list[str] = field(default_factory=list)
 
 
 def merged_model(
     parts: ExportParts, device: torch.device, prompts: PromptSet, scale: float | None, account: Account
 ) -> tuple[PreTrainedModel, list[torch.Tensor]]:
-    """The plain model in fp32, and the logits that it must keep. scale: to be written into BOS, from `scale_to_bake`.
+    """Return the plain fp32 model and the logits that it must reproduce. scale: factor for BOS, from `scale_to_bake`.
 
-    Raises EnvironmentFault for a merge that is not the adapter.
+    Raises EnvironmentFault if a merged model differs from its adapter.
     """
     model: PreTrainedModel = load_model(
         parts.base,
@@ -62,7 +63,7 @@ def merged_model(
         attention_implementation="eager" if parts.facts.without_sdpa else "sdpa",
         device=device,
         vocab_rows=parts.chain[0].rows if parts.chain else None,
-        notify=account.said.append,
+        notify=account.cautions.append,
     )
     wanted: list[torch.Tensor] = []
     for number, saved in enumerate(parts.chain):
@@ -85,7 +86,7 @@ def merged_model(
 def _with_adapter(
     model: PreTrainedModel, saved: SavedAdapter, prompts: PromptSet, scale: float | None, account: Account, key: str
 ) -> tuple[PreTrainedModel, list[torch.Tensor]]:
-    """The model with one adapter merged into it, and the adapter's logits."""
+    """Merge one adapter into the model. Returns the model, and the logits of the unmerged adapter."""
     factor = 1.0 if scale is None else scale
     install_bos_scaling(model, factor)
     before = logits_of(model, prompts.ids)
@@ -115,7 +116,7 @@ def _agree(
 
 
 def scale_to_bake(parts: ExportParts, drop: bool) -> float | None:
-    """The factor to bake; None where there is none. Obstacles that need no weights are told before any is loaded."""
+    """Return the factor to write into BOS, or None. Obstacles that need no weights are raised before any are loaded."""
     if parts.bos_scale is None or drop:
         return None
     _require_bakeable(parts, tied=False)
@@ -132,14 +133,14 @@ def _require_bakeable(parts: ExportParts, tied: bool) -> None:
         repeats_bos=parts.template.repeats_bos,
     )
     if obstacle:
-        what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be written into the weights: {obstacle}"
+        what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be stored in the weights: {obstacle}"
         kept = "export the adapter alone (without --merge)" if parts.chain else "use the run's folder as it is"
-        fix = f"{kept}, or give up the scaling with --drop-bos-scale"
+        fix = f"{kept}, or drop the scaling with --drop-bos-scale"
         raise InputError(Fault("bos.scale", what, fix, code="SF-BOS"))
 
 
 LONGEST = 256  # tokens of one text
-TOGETHER = 1024  # tokens of all: at 128,000 logits per token, half a GB for each model that is compared
+TOGETHER = 1024  # tokens of all texts: with 128,000 logits per token, half a GB per compared model
 BUILT_IN = (
     "Give three tips for staying healthy.",
     "What is the capital of France, and which river runs through it?",
@@ -154,8 +155,8 @@ BUILT_IN = (
 class PromptSet:
     """Prompts on which two models are compared.
 
-    ids: of each text, BOS included where the model uses one.
-    source: where they come from, as the end of a sentence.
+    ids: token ids of each text, with BOS if the model uses one.
+    source: where they come from, for the certificate.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -169,14 +170,14 @@ class PromptSet:
 def choose_prompts(
     file: Path | None, trained: Path, template: Template | None, encoder: TextEncoder, bos_id: int | None, longest: int
 ) -> PromptSet:
-    """The prompts of a certificate: the user's, else examples of the training, else a few of surefoot's own.
+    """Choose the prompts of a certificate: the user's, else training examples, else built-in ones.
 
     file: one prompt per line.
-    trained: the folder whose data.json may hold examples.
-    template: None for a model that continues texts.
-    longest: positions of the model, in tokens.
+    trained: folder of the trained model; its data.json may contain examples.
+    template: None for a model of plain texts.
+    longest: context length of the model, in tokens.
 
-    Raises InputError for a file without a prompt.
+    Raises InputError for a file without prompts.
     """
 
     def lay_out(text: str) -> list[int]:
@@ -193,12 +194,12 @@ def choose_prompts(
 def _lines(file: Path) -> list[str]:
     lines = [line.strip() for line in read_text(file).splitlines() if line.strip()]
     if not lines:
-        raise InputError(Fault(str(file), "holds no prompt", "write one per line", code="SF-DATA-EMPTY"))
+        raise InputError(Fault(str(file), "contains no prompt", "write one per line", code="SF-DATA-EMPTY"))
     return lines
 
 
 def _examples(trained: Path) -> list[str]:
-    """Texts of the audit's samples, as the template wrote them."""
+    """Samples of the data audit, as the template rendered them."""
     run = run_of(trained)
     audit: dict[str, Any] = {} if run is None else read_json_if_there(run / "data.json").get("train") or {}
     return ["".join(part["text"] for part in sample["parts"]) for sample in audit.get("samples", ())]

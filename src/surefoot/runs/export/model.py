@@ -1,11 +1,11 @@
-"""A trained model in one piece: the adapter merged into its base, cast, sharded, proven to be the same, and published.
+"""Export a trained model: merge the adapter into its base, cast, shard, verify and publish.
 
-Merged in fp32 from the base as it was before any quantisation, in place, layer by layer: the peak is one copy of the
-model in fp32. Everything is written into a hidden folder that takes its name when the certificate holds; a refusal, a
-full disk or a kill leaves nothing behind.
+The merge runs in fp32 on the unquantized base, in place, layer by layer: peak memory is one fp32 copy of the model.
+Everything is written into a hidden folder, which is renamed once the certificate is complete; an error, a full disk or
+a kill leaves nothing behind.
 
-Without a merge the adapter is copied byte for byte as PEFT reads it, without what a run keeps beside it; one in another
-layout (`surefoot.models.convert`) is written in PEFT's, which would misread it and say nothing.
+Without a merge the adapter is copied byte for byte in PEFT's format, without the run's other files. An adapter in
+another layout (`surefoot.models.convert`) is converted to PEFT's, because PEFT would misread it silently.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.folders import require_replaceable
 from surefoot.system.messages import size_text
 
-_SPARE = 1.05  # of the weights' bytes: what the disk must have free, tokenizer and headers included
+_SPARE = 1.05  # required free disk space relative to the weights, for tokenizer and headers
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An export that was published.
+    """A published export.
 
-    record: what export.json holds.
-    cautions: sentences that the user should read.
+    record: content of export.json.
+    cautions: warnings for the user.
     """
 
     folder: Path
@@ -87,22 +87,21 @@ def export_model(
     prompts: Path | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write what `path` names to the folder `out`.
+    """Export the model, adapter or run `path` to the folder `out`.
 
-    path: a model, an adapter (which records its base) or a run of either kind, as folder or hub id.
-    adapters: to be put over the model `path`, merged one after the other.
-    merge: needed for adapters; without it the adapter is copied as it is.
-    dtype: of the written weights; "stored" is the base's.
+    path: a model, an adapter (which records its base) or a run of either kind; a folder or hub id.
+    adapters: adapters to merge into the model `path`, in this order.
+    merge: required for `adapters`; without it the adapter is copied unchanged.
+    dtype: dtype of the written weights; "stored" is the base's.
     max_shard_size: bytes per file.
     device: where to compute.
-    drop_bos_scale: leave a scaled BOS embedding out where the format cannot carry it.
-    threshold: share of the largest logit that rounding to the dtype may change.
-    prompts: a file with one per line, for the certificate.
+    drop_bos_scale: drop a scaled BOS embedding if the format cannot express it.
+    threshold: change by rounding to the dtype that is allowed, as a fraction of the largest logit.
+    prompts: a file with one prompt per line, for the certificate.
     overwrite: replace an earlier export in `out`.
 
-    Raises InputError for what cannot be exported as asked and where the dtype changes the model too much;
-    EnvironmentFault for a disk without room and a merge that does not agree with the adapter. Then nothing is
-    published.
+    Raises InputError if the request is impossible or the dtype changes the model too much; EnvironmentFault for a full
+    disk or a merged model that differs from its adapter. In these cases nothing is published.
     """
     require_replaceable(out, overwrite, CERTIFICATE, "export", lambda record: record["outputs"])
     parts = find_export_parts(path, adapters)
@@ -122,7 +121,7 @@ def export_model(
         prompts, parts.trained, parts.template, parts.encoder, parts.bos_id, parts.facts.max_positions
     )
     place = torch.device("cpu" if device == "cpu" else hardware.detect().kind)
-    # An export that was killed between its two renames has left the former one under another name.
+    # An export killed between its two renames has left the earlier one under another name.
     durable.restore_replaced(out.absolute().parent)
     with durable.staged_folder(out, replace=overwrite) as staging:
         account = Account()
@@ -133,7 +132,7 @@ def export_model(
         digests = tensor_digests(model)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         save_full(model, staging, max_shard_size)
-        # Gone before the written files are opened: the peak stays at one copy of the model.
+        # Freed before the written files are loaded, so that the peak stays at one copy of the model.
         del model
         gc.collect()
         copy_tokenizer(parts, staging)
@@ -152,7 +151,7 @@ def export_model(
             rounding=rounding,
             dropped=drop_bos_scale,
         )
-        cautions = [*parts.cautions, *account.said, *record["notes"]]
+        cautions = [*parts.cautions, *account.cautions, *record["notes"]]
         if gguf:
             cautions += add_gguf(parts, staging, reloaded, prompt_set, record, out)
         cautions += write_guides(parts, staging, record, name=out.name, modelfile=modelfile and not scores)
@@ -161,19 +160,19 @@ def export_model(
 
 
 def _stop_as_trained(model: PreTrainedModel, parts: ExportParts) -> None:
-    """generation_config.json of the run, which stops at the tokens that were learned."""
+    """Use the run's generation_config.json, which has the stop tokens of training."""
     if parts.chain and (parts.trained / "generation_config.json").is_file():
         with quiet_libraries():
             model.generation_config = GenerationConfig.from_pretrained(parts.trained)
 
 
 def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreTrainedModel:
-    """As anybody opens it. Raises EnvironmentFault where it is not, bit for bit, what was written."""
+    """Load the export with transformers. Raises EnvironmentFault unless it equals, bit for bit, what was written."""
     with quiet_libraries():
         model = auto_class(model_config(folder)).from_pretrained(folder, local_files_only=True).eval()
     found = tensor_digests(model)
     if different := sorted(name for name in digests.keys() | found.keys() if digests.get(name) != found.get(name)):
-        what = f"{len(different)} of {len(digests)} tensors come back otherwise than written, first {different[0]}"
+        what = f"{len(different)} of {len(digests)} tensors differ after loading, first {different[0]}"
         raise EnvironmentFault(
             Fault("exported model", what, "nothing was published; please report it", code="SF-EXPORT")
         )
@@ -181,36 +180,36 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
 
 
 def _require_room(out: Path, parts: ExportParts, dtype: DType, copies: int) -> None:
-    """copies: of the weights, a GGUF file being one."""
+    """copies: number of copies of the weights; a GGUF file is one."""
     needed = int(model_bytes(parts.facts, dtype) * copies * _SPARE)
     _, free = free_space(out)
     if free < needed:
-        what = f"the disk has {size_text(free)} free, and the export takes about {size_text(needed)}"
+        what = f"the disk has {size_text(free)} free, and the export needs about {size_text(needed)}"
         raise EnvironmentFault(Fault(str(out), what, "free some space or choose another disk", code="SF-DISK-FULL"))
 
 
-_BESIDE = ("generation_config.json", BOS_FILE, VALUE_HEAD_FILE, "README.md")
+_OTHER_FILES = ("generation_config.json", BOS_FILE, VALUE_HEAD_FILE, "README.md")
 
 
 def copy_adapter(parts: ExportParts, out: Path, overwrite: bool) -> dict[str, Any]:
-    """Publish the only adapter of `parts`; returns what export.json holds. Raises InputError for several of them."""
+    """Publish the only adapter of `parts` and return the content of export.json. Raises InputError for several."""
     if len(parts.chain) != 1:
-        what = "several adapters are one only when they are merged"
+        what = "several adapters can only be exported merged"
         raise InputError(Fault("--adapter", what, "give --merge, or export them one by one", code="SF-EXPORT"))
     saved = parts.chain[0]
-    notes = ["the adapter alone; its base is not part of this folder", *base_notes(parts)]
+    notes = ["adapter only; its base model is not part of this folder", *base_notes(parts)]
     with durable.staged_folder(out, replace=overwrite) as staging:
         layouts = _other_layouts(saved)
         if layouts:
             _write_as_peft(saved, staging)
             notes.append(layout_note(saved.folder.resolve().name, layouts))
-        for name in (*(() if layouts else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)), *_BESIDE):
+        for name in (*(() if layouts else (ADAPTER_CONFIG, ADAPTER_WEIGHTS)), *_OTHER_FILES):
             if (saved.folder / name).is_file():
                 durable.copy_file(saved.folder / name, staging / name)
         if parts.bos_scale is not None:
-            what = f"the first embedding of every sequence is to be multiplied by {parts.bos_scale:g}"
-            notes.append(f"{what}, as {BOS_FILE} says; surefoot does so, PEFT does not")
-            if not (staging / BOS_FILE).is_file():  # the base's own file says it
+            what = f"the first embedding of every sequence must be multiplied by {parts.bos_scale:g}"
+            notes.append(f"{what} (see {BOS_FILE}); surefoot does this, PEFT does not")
+            if not (staging / BOS_FILE).is_file():  # otherwise the adapter has its own file
                 durable.write_json(staging / BOS_FILE, bos_file(parts.bos_scale))
         copy_tokenizer(parts, staging)
         record: dict[str, Any] = {"notes": notes, "checks": {}}
@@ -219,7 +218,8 @@ def copy_adapter(parts: ExportParts, out: Path, overwrite: bool) -> dict[str, An
 
 
 def _other_layouts(saved: SavedAdapter) -> tuple[str, ...]:
-    """() where PEFT reads the files as they are. It stops at the settings of DoRA's first code, whatever the names."""
+    """Return the names of layouts that PEFT does not read; () if it does. PEFT rejects the settings of the first DoRA
+    code."""
     of_peft = read_json(saved.folder / ADAPTER_CONFIG).get("peft_type") == "LORA"
     return saved.layouts or (() if of_peft else ("old-dora",))
 
@@ -249,8 +249,12 @@ def model_record(
     rounding: float,
     dropped: bool,
 ) -> dict[str, Any]:
-    """tensors, parameters: counts of the written model. rounding: of the worst weight, as `cast_weights` returns it.
-    dropped: whether a scaled BOS embedding was given up, as asked."""
+    """Build the content of export.json.
+
+    tensors, parameters: counts of the written model.
+    rounding: error of the worst weight, as `cast_weights` returns it.
+    dropped: whether the user dropped a scaled BOS embedding.
+    """
     return {
         "dtype": dtype,
         "stored_dtype_of_base": parts.facts.stored,
@@ -270,11 +274,11 @@ def model_record(
 
 
 def layout_note(name: str, layouts: Sequence[str]) -> str:
-    return f"the adapter {name} was in another layout ({', '.join(layouts)}) and was read through rules"
+    return f"the adapter {name} was in another layout ({', '.join(layouts)}) and was converted"
 
 
 def base_notes(parts: ExportParts) -> list[str]:
-    """On adapters that are put over another base. Names of folders, no paths: they may be published."""
+    """Notes on adapters that were trained over another base. Folder names only, no paths: they may be published."""
     base = public_name(parts.base_name, parts.base_is_hub_id)
     return [other_base_caution(f"the adapter {saved.folder.resolve().name}", base) for saved in parts.elsewhere]
 
@@ -283,34 +287,33 @@ def _notes(parts: ExportParts, account: Account, dropped: bool) -> list[str]:
     notes = base_notes(parts)
     notes += [layout_note(saved.folder.resolve().name, saved.layouts) for saved in parts.chain if saved.layouts]
     if parts.packed:
-        notes.append(f"trained over the base in {parts.packed} bits, merged into the base as it was before packing")
+        notes.append(f"trained over the base in {parts.packed} bits, merged into the unquantized base")
     if account.untied:
-        notes.append("embedding and output head were tied and differ now, so config.json says that they are two")
+        notes.append("embedding and output head were tied and now differ, so config.json unties them")
     notes += [
-        f"the adapter {name} changes these logits by less than rounding may, so the comparison cannot show that it is "
-        "merged"
+        f"the adapter {name} changes these logits by less than rounding does, so the comparison cannot prove "
+        "that it is merged"
         for name in account.hidden
     ]
     if account.baked is not None:
         notes.append(_baked(parts, account.baked))
     if parts.bos_scale is not None and dropped:
-        notes.append(f"the scaling of the BOS embedding ({parts.bos_scale:g}) was dropped, as asked")
+        notes.append(f"the scaling of the BOS embedding ({parts.bos_scale:g}) was dropped as requested")
     return notes
 
 
 def _baked(parts: ExportParts, scale: float) -> str:
-    """Which prompts carry the factor: those that begin with BOS, and not every tokenizer writes it by itself."""
+    """Say which prompts have the factor: those that begin with BOS, which not every tokenizer adds."""
     tokenizer, bos_id = parts.encoder.tokenizer, parts.bos_id
-    assert bos_id is not None, "there was a row to multiply"
+    assert bos_id is not None, "only set when BOS has a row"
     note = (
-        f"the embedding's row of BOS is multiplied by {scale:g}: prompts that begin with BOS have the factor without "
-        "bos_zero_config.json"
+        f"the embedding row of BOS is multiplied by {scale:g}: prompts that begin with BOS need no bos_zero_config.json"
     )
     if parts.tokenizer_writes_bos:
-        return f"{note}, and the tokenizer puts BOS before every text"
+        return f"{note}, and the tokenizer adds BOS to every text"
     chat = ""
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "a"}]
         ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        chat = "the chat template writes it, " if list(ids)[:1] == [bos_id] else "the chat template does not write it, "
+        chat = "the chat template adds BOS, " if list(ids)[:1] == [bos_id] else "the chat template does not add BOS, "
     return f"{note}; {chat}tokenizer(text) does not: put {tokenizer.convert_ids_to_tokens(bos_id)} before plain text"

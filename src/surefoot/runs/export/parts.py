@@ -1,4 +1,4 @@
-"""What an export is made of: base, adapters in the order of merging, and how the model is asked."""
+"""The parts of an export: base, adapters in merge order, tokenizer and template."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from surefoot.system.locations import looks_local
 
 @dataclass(frozen=True)
 class ExportParts:
-    """The files and facts that an export is made of.
+    """Files and facts of an export.
 
-    base_name: as the user or the adapter calls it.
-    base_revision: the hub's, where it is known.
-    trained: the folder of the last adapter, or of the model.
-    with_tokenizer: the folder whose tokenizer goes along.
-    bos_id: put before every text; None where none is.
-    bos_scale: of the embedding of the first token; None where it is not scaled.
-    packed: bits per weight of a quantised base that it was trained over; None: of none.
-    elsewhere: adapters that were trained over other weights than the base has.
-    cautions: what else is not as a run left it.
+    base_name: the base's name as given by the user or the adapter.
+    base_revision: hub revision, if known.
+    trained: folder of the last adapter, or of the model.
+    with_tokenizer: folder whose tokenizer is exported.
+    bos_id: BOS id put before every text; None for none.
+    bos_scale: factor of the first token's embedding; None if it is not scaled.
+    packed: bits per weight of the quantized base it was trained over; None if it was not quantized.
+    elsewhere: adapters that were trained over other weights than the base's.
+    cautions: warnings about files that were changed after the run.
     """
 
     base: Path
@@ -56,7 +56,7 @@ class ExportParts:
 
     @property
     def tokenizer_writes_bos(self) -> bool:
-        """Whether `tokenizer(text)` begins with the BOS that every text of this model has."""
+        """Whether `tokenizer(text)` adds the BOS that this model expects."""
         return self.encoder.tokenizer("a")["input_ids"][:1] == [self.bos_id]
 
     @property
@@ -65,7 +65,7 @@ class ExportParts:
 
     @property
     def added_rows(self) -> int:
-        """Rows of the embedding that the base does not have."""
+        """Embedding rows that the base does not have."""
         return max((saved.rows - self.facts.vocab for saved in self.chain if saved.rows is not None), default=0)
 
     @property
@@ -77,16 +77,16 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
     """Find base, adapters, tokenizer and BOS facts of an export.
 
     path: a model, or an adapter, which records its base.
-    adapters: over the model, in this order.
+    adapters: adapters over the model, in this order.
 
-    Raises InputError where something is missing or does not go together.
+    Raises InputError if something is missing or does not fit together.
     """
     base, first = find_parts(path, adapters[0] if adapters else None)
     check_folder(base)
     chain = [first] if first else []
     for name in adapters[1:]:
         saved = find_parts(path, name)[1]
-        assert saved is not None, "an adapter that is asked for is read"
+        assert saved is not None, "a named adapter is always read"
         chain.append(saved)
     written = [saved.folder for saved in chain] or [base]
     trained = written[-1]
@@ -115,7 +115,7 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
 
 
 def _one_scale(folders: Sequence[Path], base: Path) -> float:
-    """The factor with which every command opens these, 1 for none. Raises InputError where they differ."""
+    """Return the common BOS factor of these folders, 1 for none. Raises InputError if they differ."""
     scales = {saved_bos_scale(folder, base, saved_plan(folder)) for folder in folders}
     if len(scales) > 1:
         what = "the adapters were trained with different scalings of the BOS embedding"

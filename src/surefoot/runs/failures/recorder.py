@@ -1,10 +1,10 @@
-"""What a run keeps of what went wrong in it: a folder `failure-STEP`, and a word on how to run it again.
+"""Record failures of a run: a folder `failure-STEP`, and a hint how to replay it.
 
-It may be the step itself, the making of its batches, what the stage carries on from it, or the evaluation after it.
+A failure can occur in a step, in making its batches, in the state that the stage carries over, or in an evaluation.
 
-Weights that train are saved with it where they are small, as an adapter's are; those of full fine-tuning of a large
-model are not, and a replay takes the last checkpoint before the step and the steps from there. So it does where weights
-are not all that is needed: a rollout, and what follows from it, depend on what the stage has carried on.
+Small trained weights (an adapter's) are saved with the failure; those of full fine-tuning of a large model are not, and
+a replay then repeats the steps from the last checkpoint. It does the same if weights are not all it needs: a rollout,
+for example, depends on state that the stage carries over.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from surefoot.training.session import is_broken_connection
 from surefoot.training.step import draw_number
 
 ENVIRONMENT = "environment.json"
-MOST = 4  # folders of one run: the first ones and the newest
-LARGEST = 512 * 2**20  # bytes of weights that are saved with a failure
-_RECENT = 50  # steps before it that are recorded
-_WORDS = 2000  # letters of an exception's message
+MOST = 4  # failure folders per run: the first ones and the newest
+LARGEST = 512 * 2**20  # maximum bytes of weights saved with a failure
+_RECENT = 50  # preceding steps that are recorded
+_WORDS = 2000  # characters of an exception's message
 
 
 class FailureRecorder:
-    """See `training.failure.Recorder`.
+    """Implements `training.failure.Recorder`.
 
-    run: its task has its models.
-    say: tells the user of this rank.
-    current_batch: of the run's evaluations.
+    run: the run; its task has its models.
+    say: prints a message of this rank.
+    current_batch: the batch that an evaluation is at.
     """
 
     def __init__(self, run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None], current_batch: CurrentBatch):
@@ -64,7 +64,7 @@ class FailureRecorder:
         self._keep(attempt, finding, None, report)
 
     def crashed(self, attempt: Attempt, error: Exception) -> None:
-        # From then on no number of the device can be trusted. What another rank's end broke is no fault of this step.
+        # After a device error no value can be trusted. A connection broken by another rank is not this step's fault.
         broken = self._loaded.engine.world > 1 and is_broken_connection(error)
         if not is_device_error(error) and not broken:
             self._keep(attempt, None, error, None)
@@ -79,16 +79,16 @@ class FailureRecorder:
         try:
             failure = self._failure(replace(attempt, micro_batches=batches), finding, error, report)
             written = self._write(batches, failure)
-        except Exception as trouble:  # whatever it is: the run has a trouble of its own to tell
-            self._say(f"{where}: what went wrong could not be written: {trouble}")
+        except Exception as trouble:  # must not hide the run's own error
+            self._say(f"{where}: the failure could not be recorded: {trouble}")
             return
         origin = finding.origin if finding else None
-        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
+        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "it was finite when computed again"
         if failure.bad_weights:
             what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
         elif origin and failure.largest:
             what += f"; {failure.largest}"
-        self._say(f"{where}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
+        self._say(f"{where}: {what}; recorded in {written}, replay it with `surefoot replay {written}`")
 
     def _failure(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None
@@ -120,7 +120,7 @@ class FailureRecorder:
         )
 
     def _examples(self, attempt: Attempt) -> tuple[RecordName, ...]:
-        """Which examples a step asks for is known without its batches: of all ranks."""
+        """Names of the step's examples, known even without its batches (then of all ranks)."""
         if attempt.phase == "batches":
             return self._run.task.examples(attempt.step)
         return tuple(name for batch in attempt.micro_batches for name in batch.examples)
@@ -145,21 +145,21 @@ class FailureRecorder:
 
     def _make_room(self, folder: Path, own: Path) -> None:
         there = [path for path in failures_in(folder) if path != own]
-        # The newest of those goes, never the first: later failures are often only its consequences.
+        # Delete the newest of them, never the first: later failures are often only consequences.
         if len(there) >= MOST:
             durable.remove(there[-1])
 
     def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
         if self._loaded.plan.parallel.engine.value not in ("single", "ddp"):
-            return None  # no rank has them whole
+            return None  # sharded: no rank has all of them
         weights = dict(self._loaded.engine.weights())
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        # Twice the size, so that forensics never take the room of the next checkpoint.
+        # Twice the size, so that the next checkpoint still fits.
         return weights if size <= LARGEST and 2 * size < hardware.free_disk(folder) else None
 
     def _bad_weights(self) -> list[str]:
-        """Parameters that are not finite: where they do not train, memory or a library has spoilt them since they were
-        loaded, and a replay, which loads them anew, will not see it."""
+        """Names of non-finite parameters. Frozen ones were corrupted after loading, by memory or a library; a replay,
+        which loads them again, will not show this."""
         named = self._loaded.engine.model.named_parameters()
         return [name for name, one in named if one.is_floating_point() and not torch.isfinite(one).all()]
 
@@ -175,8 +175,8 @@ class FailureRecorder:
 
 
 def largest_weight(parameters: Mapping[str, torch.Tensor]) -> Largest | None:
-    """Of what this rank holds: the others do not look. Weights tie, as Adam's first step moves all of them by its rate;
-    the first name counts then, so that the answer does not depend on the order of reading."""
+    """Return the largest weight of this rank's shard. In a tie (Adam's first step moves all weights by its learning
+    rate) the first name wins, so that the result does not depend on the order."""
     magnitudes = {name: largest_finite(own_part(one.detach())) for name, one in parameters.items()}
     found = [Largest(name, magnitude) for name, magnitude in magnitudes.items() if magnitude is not None]
     return min(found, key=lambda one: (-one.magnitude, one.name), default=None)

@@ -1,17 +1,16 @@
-"""`surefoot replay FOLDER`: run again what is recorded, and say whether the same number is found at the same module.
+"""`surefoot replay FOLDER`: replay a recorded failure, and report whether the same value occurs in the same module.
 
-What the run needed is needed again: the base model and the data, by the paths of its config or where they have been
-moved to; both are compared with what the run had. The batch itself and the weights that trained come from the folder.
-Where the weights were too large to be kept, or are not all that is needed, the last checkpoint before the step is
-taken, and the steps from there are taken again.
+It needs the base model and the data, at the paths of the config or where they were moved; both are compared with the
+run's. The batch and the trained weights come from the folder. If the weights were too large to keep, or are not enough,
+the steps since the last checkpoint are repeated.
 
-    the step                  its forward and backward passes, of the batches of then
-    the making of batches     as the run makes them; a rollout from the checkpoint on
-    what the stage carries    the step itself and what it leaves, from the checkpoint on
-    an evaluation             the pass of the batch of then; all of the evaluation where it was at none, as while
-                              answers were written
+    failed step               its forward and backward passes, with the recorded batches
+    making of batches         as in the run; for rollouts, from the checkpoint on
+    state carried over        the step and the state after it, from the checkpoint on
+    evaluation                the pass of the recorded batch; the whole evaluation if there is none, as during
+                              generation
 
-Several processes: the step of the rank that wrote the folder is run, in one process.
+For a multi-process run, the step of the rank that wrote the folder is replayed in one process.
 """
 
 from __future__ import annotations
@@ -54,22 +53,21 @@ from surefoot.training.loop import Job, run_loop
 from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
-_PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
+_PLAIN: Choice[Any] = Choice(PLAIN, "plain replay", "user")
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay saw beside what was recorded.
+    """Result of a replay, with the recorded failure.
 
-    then: as recorded.
-    now: what was seen, None where an exception was raised.
+    then: the recorded failure.
+    now: what was found; None if an exception was raised.
     error: the exception, as type and message.
     place: the module that raised it.
-    plain: whether it ran by the plain fp32 path.
-    cautions: in what this process differs from the run.
-    start: step of the checkpoint from which the steps before it were taken again, 0 for the base model; None where none
-        were.
-    reached: whether these steps went through.
+    plain: whether it ran in plain fp32 without fast paths.
+    cautions: differences between this process and the run.
+    start: step of the checkpoint from which steps were repeated, 0 for the base model; None if none were.
+    reached: whether the repeated steps succeeded.
     """
 
     then: Failure
@@ -83,7 +81,7 @@ class Replayed:
 
     @property
     def same_place(self) -> bool:
-        """The same kind of value at the same module, or the same exception there."""
+        """Whether the same kind of value, or the same exception, occurred in the same module."""
         if self.then.kind == "crash":
             kind, of_then = (error.partition(":")[0] for error in (self.error, self.then.error))
             return self.reached and kind != "" and (kind, self.place) == (of_then, self.then.place)
@@ -92,7 +90,7 @@ class Replayed:
             return then is now and self.now is not None
         if (then.way, then.micro_batch) != (now.way, now.micro_batch):
             return False
-        if then.made_in is None:  # an older record, in which what comes before a module is its output
+        if then.made_in is None:  # an older record, which attributes values before a module to its output
             return _within(now.module, then.module) if self.plain else now.module == then.module
         if self.plain:
             return _within(now.maker, then.maker)
@@ -100,27 +98,27 @@ class Replayed:
 
     @property
     def same_bits(self) -> bool:
-        """Every loss up to it, and the value itself, are the same bits."""
+        """Whether all losses before it, and the value itself, are bit-identical."""
         if not self.same_place or self.then.kind == "crash":
             return False
         bits = []
         for finding in (self.then.finding, self.now):
-            assert finding is not None, "what is not the same place was told apart above"
+            assert finding is not None, "same_place is false otherwise"
             bits.append(([loss.hex() for loss in finding.losses], finding.origin and finding.origin.tensor))
         return bits[0] == bits[1]
 
 
 def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, custom: Custom = NOTHING) -> Replayed:
-    """Run again what a failure folder records.
+    """Replay a recorded failure.
 
     folder: `failure-STEP` of a run.
-    moved: overrides of the config that say where base and data lie now.
-    plain: in fp32 throughout, with attention written out and no kernel of surefoot's own, to tell whether a kernel or
-        the model is to blame.
-    custom: what a Python caller brought to the run.
+    moved: config overrides with new locations of base and data.
+    plain: compute in fp32 with eager attention and without surefoot's kernels, to tell whether a kernel or the model is
+        at fault.
+    custom: functions that a Python caller passed to the run.
 
-    Raises InputError for a folder that records no failure, IntegrityError for a damaged one, and where data or base
-    model are not those of the run, EnvironmentFault where the device fails.
+    Raises InputError for a folder without a failure record, IntegrityError for a damaged one or if data or base model
+    are not the run's, EnvironmentFault if the device fails.
     """
     kept = read_failure(folder)
     config, plan = saved(folder, moved)
@@ -141,20 +139,20 @@ def replay(folder: Path, *, moved: Sequence[str] = (), plain: bool = False, cust
 def _from_checkpoint(
     kept: SavedFailure, run: PreparedRun, folder: Path, custom: Custom, plain: bool, cautions: tuple[str, ...]
 ) -> Replayed:
-    loaded = set_up_again(run)
+    loaded = load_for_replay(run)
     if kept.weights is not None:
         _load(loaded, kept.weights, folder)
     run = with_models(run, loaded, ignore)
     failure, model, reached = kept.failure, loaded.engine.model, False
-    start = (run.existing.checkpoint.step if run.existing.checkpoint else 0) if _goes_on(kept) else None
+    start = (run.existing.checkpoint.step if run.existing.checkpoint else 0) if _needs_steps(kept) else None
     try:
-        if _goes_on(kept):
-            loaded = replace(loaded, state=_go_on(run, loaded, loaded.state, failure.steps_before))
+        if _needs_steps(kept):
+            loaded = replace(loaded, state=_take_steps_to(run, loaded, loaded.state, failure.steps_before))
         reached = True
-        finding = _again(kept, run, loaded, custom, plain)
+        finding = _rerun(kept, run, loaded, custom, plain)
     except SurefootError:
         raise
-    except Exception as error:  # whatever a recorded crash was; a device that fails is not recorded
+    except Exception as error:  # the recorded crash can be any exception; device errors are not recorded
         if is_device_error(error):
             raise
         said = f"{type(error).__name__}: {error}"
@@ -162,8 +160,8 @@ def _from_checkpoint(
     return Replayed(failure, finding, "", "", plain, cautions, start)
 
 
-def set_up_again(run: PreparedRun) -> LoadedModels:
-    """From the run's checkpoint, with all paths of its plan, which were held against the plain model when it began."""
+def load_for_replay(run: PreparedRun) -> LoadedModels:
+    """Load the run's checkpoint with all fast paths of its plan, which were verified when the run started."""
     loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint)
     for path in planned_paths(run.plan):
         path.install(loaded.engine.model)
@@ -171,8 +169,8 @@ def set_up_again(run: PreparedRun) -> LoadedModels:
 
 
 def plain_plan(plan: RunPlan) -> RunPlan:
-    """The same step in fp32, attention written out, without surefoot's own kernels and without compilation. A base that
-    is quantised stays so: these are its weights."""
+    """Return the plan in fp32 with eager attention, without surefoot's kernels and without compilation. A quantized
+    base stays quantized, because these are its weights."""
     fp32, off = replace(_PLAIN, value="fp32"), replace(_PLAIN, value=False)
     base = plan.precision.base if plan.precision.packed else fp32
     eager = replace(_PLAIN, value="eager")
@@ -185,11 +183,11 @@ def plain_plan(plan: RunPlan) -> RunPlan:
     )
 
 
-def _again(kept: SavedFailure, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
-    """What is found in a step; of all else that nothing was raised."""
+def _rerun(kept: SavedFailure, run: PreparedRun, loaded: LoadedModels, custom: Custom, plain: bool) -> Finding:
+    """Repeat what failed. Returns the finding of a step; for everything else, an empty one if nothing is raised."""
     failure, engine, task = kept.failure, loaded.engine, run.task
     pad = loaded.plan.tokenizer.pad_id
-    # The plain path takes padded rows alone.
+    # Plain code takes only padded rows.
     batches = [in_padded_rows(batch, pad) if plain else batch for batch in kept.batches]
     match failure.phase:
         case "step":
@@ -207,7 +205,7 @@ def _again(kept: SavedFailure, run: PreparedRun, loaded: LoadedModels, custom: C
         case "batches":
             task.batches(failure.step)
         case "memory":
-            _go_on(run, loaded, loaded.state, failure.step)
+            _take_steps_to(run, loaded, loaded.state, failure.step)
         case "evaluation" if batches:
             with inference_mode(loaded.model):
                 for batch in batches:
@@ -220,10 +218,10 @@ def _again(kept: SavedFailure, run: PreparedRun, loaded: LoadedModels, custom: C
 
 
 def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
-    """Config and plan of the run, for one process."""
+    """Return config and plan of the run, changed to a single process."""
     for text in moved:
         if not text.partition("=")[0].strip().startswith(_PLACES):
-            what = "a replay computes the step as it was; only where things lie now can be told"
+            what = "a replay repeats the step unchanged; only paths can be overridden"
             raise InputError(
                 Fault(f"override {text}", what, f"leave it out, or set one of {', '.join(_PLACES)}", code="SF-REPLAY")
             )
@@ -238,18 +236,18 @@ def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     try:
         config = load_config(folder / CONFIG, moved).config
     except InputError as error:
-        fix = f"or say where it lies now, as in `surefoot replay {folder} model.path=…`"
+        fix = f"or give its new path, as in `surefoot replay {folder} model.path=…`"
         raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
     alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
     return config.model_copy(update={"parallel": alone}), plan
 
 
 def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None:
-    """A loss that a Python caller brought is not in the folder, because no code is.
+    """Check that the loss is the run's. A Python caller's loss is not in the folder, because no code is saved.
 
-    name: of the loss that the run had, None for the stage's own.
+    name: name of the run's loss; None for the stage's own.
 
-    Raises InputError where that is not the loss at hand.
+    Raises InputError if it is another one.
     """
     own = "the loss of its stage"
     if name != custom.objective_name:
@@ -258,8 +256,8 @@ def check_loss(folder: Path, name: str | None, custom: Custom, fix: str) -> None
 
 
 def _checkpoint(folder: Path, kept: SavedFailure) -> Checkpoint | None:
-    """Where to begin, where the steps before it are taken again; None for the base model."""
-    if not _goes_on(kept):
+    """Return the checkpoint from which steps are repeated; None for the base model."""
+    if not _needs_steps(kept):
         return None
     for one in list_checkpoints(folder.resolve().parent):
         if one.step > kept.failure.steps_before or verify_checkpoint(one.folder):
@@ -269,8 +267,8 @@ def _checkpoint(folder: Path, kept: SavedFailure) -> Checkpoint | None:
     return None
 
 
-def _goes_on(kept: SavedFailure) -> bool:
-    """Whether the steps before it are taken again."""
+def _needs_steps(kept: SavedFailure) -> bool:
+    """Whether the steps before the failure must be repeated."""
     return kept.failure.needs == "run" or (kept.failure.needs == "weights" and kept.weights is None)
 
 
@@ -285,13 +283,13 @@ def _load(loaded: LoadedModels, weights: Mapping[str, torch.Tensor], folder: Pat
             own[name].copy_(one)
 
 
-def _go_on(run: PreparedRun, loaded: LoadedModels, state: RunState, last: int) -> RunState:
+def _take_steps_to(run: PreparedRun, loaded: LoadedModels, state: RunState, last: int) -> RunState:
     """Take the steps after `state` up to step `last`."""
-    return run_loop(job_again(run, loaded, last), state, SilentObserver(), StopRequest()).state
+    return run_loop(replay_job(run, loaded, last), state, SilentObserver(), StopRequest()).state
 
 
-def job_again(run: PreparedRun, loaded: LoadedModels, last: int) -> Job:
-    """The run's own up to step `last`, after which nothing is evaluated or written. No number of bad steps ends it."""
+def replay_job(run: PreparedRun, loaded: LoadedModels, last: int) -> Job:
+    """The run's job up to step `last`, without evaluations or checkpoints and without the limit on bad steps."""
     job = make_job(run, loaded, None, SilentObserver(), Activity())
     never: frozenset[int] = frozenset()
     return replace(
@@ -307,6 +305,6 @@ def job_again(run: PreparedRun, loaded: LoadedModels, last: int) -> Job:
 
 
 def _within(plain: str, own: str) -> bool:
-    """Whether a module of the plain path is one of the run's or in it: a kernel of surefoot's own runs a module without
-    calling those inside."""
+    """Whether a module of the plain model is the run's module or inside it: a fast path computes a module without
+    calling its submodules."""
     return f"{plain}.".startswith(f"{own}.")

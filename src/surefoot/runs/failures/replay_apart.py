@@ -1,7 +1,7 @@
-"""`surefoot replay RUN`: the step in which the last process of a run died, taken again in a process of its own.
+"""`surefoot replay RUN`: repeat, in a child process, the step in which the last process of a run died.
 
-Nobody knows how such a step ends, and the process that takes it may not be able to say; this one listens to it, needs
-neither torch nor the model, and outlives it.
+The step may kill the process that runs it before that can report. The parent reads the child's output, needs neither
+torch nor the model, and survives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefoot.report.death import Death, death_in_a_step
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError, SurefootError
 
 _PROGRAM = (sys.executable, "-m", "surefoot.runs.failures.replay_run")
-_WORDS = 300  # letters of a last word
+_WORDS = 300  # characters of the last line
 _REFUSALS: dict[int, type[SurefootError]] = {
     one.exit_code: one for one in (InputError, EnvironmentFault, IntegrityError)
 }
@@ -29,19 +29,19 @@ _REFUSALS: dict[int, type[SurefootError]] = {
 
 @dataclass(frozen=True)
 class TakenAgain:
-    """How the step ended in a process of its own.
+    """How the step ended in the child process.
 
-    death: what is known of the process that died in it.
-    start: step of the checkpoint that it began at, 0 for the base model.
-    ended: how it ended its process, by a signal's name or a number; empty where it did not.
-    inside: whether that was in the step itself.
-    where: how far it had come, in words.
-    line: of Python, where that was seen.
-    error: type and words of an exception.
+    death: what is known of the process that died.
+    start: step of the checkpoint where the replay started, 0 for the base model.
+    ended: how the child died: a signal's name or number; empty if it did not.
+    inside: whether that happened in the step itself.
+    where: how far it got, in words.
+    line: line of Python code, if known.
+    error: type and message of an exception.
     place: the module that raised it.
-    report: of a step that went through.
-    plain: whether it ran by the plain fp32 path.
-    cautions: in what this process differs from the run.
+    report: report of a step that succeeded.
+    plain: whether it ran in plain fp32 without fast paths.
+    cautions: differences between this process and the run.
     """
 
     death: Death
@@ -58,13 +58,13 @@ class TakenAgain:
 
     @property
     def same(self) -> bool:
-        """The step ends its process again, or raises again."""
+        """Whether the step kills its process again, or raises again."""
         return self.inside and bool(self.ended or (self.error and self.death.error))
 
 
 def replay_run(run: Path, *, moved: Sequence[str] = (), plain: bool = False) -> TakenAgain:
-    """moved, plain: see `surefoot.runs.failures.replay.replay`. Raises InputError for a run whose last process ended
-    by itself or in no step, and what `replay_run.take_again` does."""
+    """moved, plain: see `surefoot.runs.failures.replay.replay`. Raises InputError for a run whose last process exited
+    normally or outside a step, and the errors of `replay_run.rerun_step`."""
     death = death_in_a_step(run)
     requested = {"run": str(run), "begun": death.begun, "moved": list(moved), "plain": plain, "parent": os.getpid()}
     done = subprocess.run(
@@ -101,16 +101,16 @@ def _ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def _python_line(said: str) -> str:
-    """said: what the child left on stderr."""
-    if (trace := read_trace(said)) is not None:
+def _python_line(stderr: str) -> str:
+    """stderr: the child's stderr."""
+    if (trace := read_trace(stderr)) is not None:
         return trace.place
-    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")[:_WORDS]
+    return next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")[:_WORDS]
 
 
 @dataclass
 class ChildReport:
-    """What the child said, see `replay_run`. last: the step that is taken for its own sake."""
+    """What the child reported, see `replay_run`. last: the step to replay."""
 
     last: int
     start: int = 0
@@ -120,13 +120,13 @@ class ChildReport:
     fault: dict[str, Any] | None = None
     _step: int = 0
     _part: str = ""
-    _modules: list[str] = field(default_factory=list)  # that the forward pass is in, one within the other
+    _modules: list[str] = field(default_factory=list)  # nested modules that the forward pass is in
     _reached: str = ""
 
     @classmethod
-    def of(cls, said: str, last: int) -> ChildReport:
+    def of(cls, stdout: str, last: int) -> ChildReport:
         report = cls(last)
-        for line in said.splitlines():
+        for line in stdout.splitlines():
             report._read(*line.partition(" ")[::2])
         return report
 
@@ -157,19 +157,17 @@ class ChildReport:
     @property
     def where(self) -> str:
         if not self._step:
-            return "while the run was made ready"
+            return "during set-up"
         if not self.inside:
-            return (
-                f"before that step, in step {self._step}" if self._step < self.last else "while its batches were made"
-            )
+            return f"before that step, in step {self._step}" if self._step < self.last else "while making its batches"
         module = self._modules[-1] if self._modules else ""
         match self._part:
             case "forward":
-                return f"in the forward pass of {module}" if module else "in the forward pass, in the loss"
+                return f"in the forward pass of {module}" if module else "in the forward pass, in the loss function"
             case "backward" if module:
-                return f"in the backward pass, where it computes {module} again"
+                return f"in the backward pass, while recomputing {module}"
             case "backward":
-                return f"in the backward pass{f', at or behind {self._reached}' if self._reached else ''}"
+                return f"in the backward pass{f', at or after {self._reached}' if self._reached else ''}"
             case "optimizer":
-                return "where gradients are summed up and the weights are moved"
+                return "while reducing gradients or updating the weights"
         return "between its passes"

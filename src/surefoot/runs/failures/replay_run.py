@@ -1,19 +1,19 @@
-"""Take a step again in which a process of a run died, and say how far it comes.
+"""Repeat the step in which a process of a run died, and report how far it gets.
 
     python -m surefoot.runs.failures.replay_run
 
-The step may end this process as it ended that one, so `replay_apart` runs it as a child and listens. It begins at the
-last checkpoint before the step, or at the base model, and takes the steps from there as `--resume` does; nothing is
-written. stdin: {"run", "begun", "moved", "plain", "parent"}. stdout: lines of a word and its text:
+The step may kill this process too, so `replay_apart` runs it as a child and reads its output. It starts at the last
+checkpoint before the step, or at the base model, and takes the steps from there like `--resume`; nothing is written.
+stdin: {"run", "begun", "moved", "plain", "parent"}. stdout: lines of a keyword and its text:
 
-    starts N         the step of the checkpoint, 0 for the base model
-    caution TEXT     in what this process differs from the run
-    step N           it is begun
-    part NAME        of the last step: see `training.profile.Part`; empty at its end
+    starts N         step of the checkpoint, 0 for the base model
+    caution TEXT     a difference between this process and the run
+    step N           step N begins
+    part NAME        part of the last step, see `training.profile.Part`; empty at its end
     enters, leaves, reaches MODULE    see `training.followed`
-    done JSON        the last step went through: what came of it
-    raised JSON      an exception, and the module
-    fault JSON       a refusal, as the command line words it
+    done JSON        the last step succeeded: its report
+    raised JSON      an exception, and its module
+    fault JSON       an error, as on the command line
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surefoot.methods.method import LoadedModels, ignore
 from surefoot.report.flight import begin_line
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
-from surefoot.runs.failures.replay import check_loss, job_again, plain_plan, saved, set_up_again
+from surefoot.runs.failures.replay import check_loss, replay_job, plain_plan, saved, load_for_replay
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
@@ -54,11 +54,11 @@ from surefoot.training.report import StepReport
 from surefoot.training.state import RunState
 
 Tell = Callable[[str, str], object]
-_WORDS = 2000  # letters of an exception's message
-_UNCHECKED = "no checkpoint was there yet, so data and base model cannot be held against those of the run"
+_WORDS = 2000  # characters of an exception's message
+_UNCHECKED = "there is no checkpoint, so data and base model cannot be compared with the run's"
 
 
-def take_again(
+def rerun_step(
     run: Path,
     begun: Mapping[str, Any],
     tell: Tell,
@@ -67,14 +67,14 @@ def take_again(
     plain: bool = False,
     custom: Custom = NOTHING,
 ) -> None:
-    """Take the step in which a run's last process died.
+    """Repeat the step in which a run's last process died.
 
-    begun: the line of flight.jsonl.
-    tell: called with what the head of this module lists, but faults.
+    begun: the step's line in flight.jsonl.
+    tell: called with the messages listed in the module's docstring, except faults.
     moved, plain: see `replay`.
-    custom: what a Python caller brought to the run.
+    custom: functions that a Python caller passed to the run.
 
-    Raises InputError and IntegrityError as `replay` does, EnvironmentFault where the device fails.
+    Raises InputError and IntegrityError like `replay`, EnvironmentFault if the device fails.
     """
     config, plan = saved(run, moved)
     custom = with_named(config, custom)
@@ -82,19 +82,19 @@ def take_again(
     step = begun["begins"]
     start = checkpoint.step if checkpoint else 0
     if start >= step:
-        what = f"checkpoint-{start} is not from before step {step}, which flight.jsonl has as the last one"
-        raise IntegrityError(Fault(str(run), what, "replay it with the checkpoints that the run had", code="SF-REPLAY"))
+        what = f"checkpoint-{start} is not older than step {step}, the last one in flight.jsonl"
+        raise IntegrityError(Fault(str(run), what, "replay it with the run's checkpoints", code="SF-REPLAY"))
     tell("starts", str(start))
     ranks = plan.parallel.ranks.value
     with silent_console() as silence:
         name = read_json(run / PLAN).get("verified", {}).get("objective")
-        check_loss(run, name, custom, "go on with it from Python, with the same objective and resume=True")
+        check_loss(run, name, custom, "continue it from Python, with the same objective and resume=True")
         existing = FolderState(run, "resume", checkpoint, plan=plain_plan(plan) if plain else plan, rollbacks=rollbacks)
         prepared = prepare(config, existing, silence, custom)
     for caution in check_identity(checkpoint, prepared.identity) if checkpoint else (_UNCHECKED,):
         tell("caution", caution)
     with device_faults("replay", prepared.config, prepared.plan):
-        loaded = set_up_again(prepared)
+        loaded = load_for_replay(prepared)
         _take(with_models(prepared, loaded, ignore), loaded, step, None if plain else begun, ranks, tell)
 
 
@@ -102,7 +102,7 @@ def _take(
     run: PreparedRun, loaded: LoadedModels, step: int, begun: Mapping[str, Any] | None, ranks: int, tell: Tell
 ) -> None:
     with ExitStack() as stack:
-        job = job_again(run, loaded, step)
+        job = replay_job(run, loaded, step)
 
         def batches(number: int) -> Sequence[Weighted]:
             tell("step", str(number))
@@ -120,7 +120,7 @@ def _take(
             )
         except SurefootError:
             raise
-        except Exception as error:  # of a device too: it is this process's own, which ends now
+        except Exception as error:  # device errors too: this process ends now anyway
             said = veiled(f"{type(error).__name__}: {error}")[:_WORDS]
             tell("raised", json.dumps({"error": said, "place": place_of_error(error, loaded.engine.model)}))
 
@@ -128,9 +128,9 @@ def _take(
 def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]) -> None:
     now = begin_line(begun["begins"], [one.examples for one in own], begun["seed"])
     if any(now.get(name) != begun.get(name) for name in ("sizes", "examples", "more_examples")):
-        what = f"step {begun['begins']} would learn from other examples than the run had, which flight.jsonl lists"
+        what = f"step {begun['begins']} would use other examples than the run did, according to flight.jsonl"
         raise IntegrityError(
-            Fault(str(run), what, "replay it with the data and the version of surefoot of the run", code="SF-REPLAY")
+            Fault(str(run), what, "replay it with the run's data and version of surefoot", code="SF-REPLAY")
         )
 
 
@@ -145,7 +145,7 @@ def _reported_parts(step: int, tell: Tell) -> Callable[[int], Watch]:
 
 
 class _Last(SilentObserver):
-    """Tells of the last step."""
+    """Reports the last step."""
 
     def __init__(self, step: int, tell: Tell):
         super().__init__()
@@ -158,26 +158,26 @@ class _Last(SilentObserver):
 
 
 def main() -> None:
-    """The child."""
+    """Entry point of the child process."""
     requested = json.loads(sys.stdin.read())
     process.end_with(requested["parent"])
     faulthandler.enable(2)
     answers = os.dup(1)
-    os.dup2(2, 1)  # for what libraries print
+    os.dup2(2, 1)  # output of libraries goes to stderr
     with open(answers, "wb", buffering=0) as out:
 
         def tell(word: str, text: str) -> None:
             out.write(f"{word} {' '.join(text.split())}\n".encode())
 
         try:
-            take_again(
+            rerun_step(
                 Path(requested["run"]), requested["begun"], tell, moved=requested["moved"], plain=requested["plain"]
             )
         except SurefootError as error:
             faults = [[fault.where, fault.what, fault.fix] for fault in error.faults]
             tell("fault", json.dumps({"code": error.exit_code, "faults": faults}))
         out.flush()
-        os._exit(0)  # what libraries do at the end, and how that ends, is nobody's answer
+        os._exit(0)  # skip exit handlers of libraries: a crash in them must not be taken for the step's
 
 
 if __name__ == "__main__":

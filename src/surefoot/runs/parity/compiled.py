@@ -1,8 +1,8 @@
-"""A compiled model is tried before step 1: against the same model as it is written, on the run's own examples.
+"""Test a compiled model before step 1 against the eager model, on the run's own examples.
 
-Two micro-batches go forward and backward both ways. What compiled code computes may differ by rounding, within the
-limits of `differences`; a run that asks for code that differs by more ends, and names the key. Times are shown,
-so that nobody compiles in vain, and decide nothing: what compiles is what the config says.
+Two micro-batches run forward and backward in both. Compiled code may differ by rounding, within the limits of
+`differences`; if it differs by more, the run ends with an error that names the key. Times are shown so that nobody
+compiles in vain, but decide nothing: the config decides.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OFF = "set compile: off"
 def try_compiled(
     run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Compare the compiled model with the same model run eagerly. Every rank must call it.
+    """Compare the compiled model with the eager one. Collective: every rank must call it.
 
     say, warn: print a line.
 
-    Returns the record: differences, limits, seconds of both and of compiling.
-    Raises EnvironmentFault where compiling fails, or a run that is not resumed would compute something else.
+    Returns the record: differences, limits, seconds of both and of compilation.
+    Raises EnvironmentFault if compilation fails, or if the compiled model of a new run computes something else.
     """
     plan, engine = loaded.plan, loaded.engine
     step = run.timetable.next_step(loaded.state.step)
@@ -45,7 +45,7 @@ def try_compiled(
 
     with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
         with eager_mode(engine.model):
-            timed()  # a first pass makes the programs of its products, on either way
+            timed()  # the first pass includes one-time set-up of matmul kernels
             eager, eager_seconds = timed()
         try:
             first_seconds = timed()[1]
@@ -57,12 +57,12 @@ def try_compiled(
             raise EnvironmentFault(Fault("compile", what, _OFF, code="SF-FAST-PATH")) from None
     record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
     if record["outside"]:
-        what = f"{plan.compile.value} {describe_difference(record, 'the model as it is written')}"
+        what = f"{plan.compile.value} {describe_difference(record, 'the eager model')}"
         if not run.resumed:
             raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
         warn(f"compile: {what}; {STAYS}")
     gain, compiling = eager_seconds / seconds, max(first_seconds - seconds, 0.0)
-    line = f"compile: {plan.compile.value} took {compiling:.0f} s and makes a pass {gain:.2f} times as fast"
+    line = f"compile: {plan.compile.value} took {compiling:.0f} s to compile and makes a pass {gain:.2f} times as fast"
     if gain > 1:
         say(line)
     else:

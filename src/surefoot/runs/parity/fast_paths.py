@@ -1,25 +1,25 @@
-"""Compare every fast path with the plain code before step 1, on the run's own weights and examples.
+"""Compare every fast path with the reference code before step 1, on the run's own weights and examples.
 
-Packed rows and all other paths of the plan go through three questions:
+Packed rows and all other paths of the plan pass through three checks:
 
-    in fp32     are the formulas right? All together and, where that differs, each alone (`in_fp32`). 16 bits could
-                hide a fault that fp32 shows.
-    together    does the run as it will be compute what the plain code in padded rows does? Two passes over a part of
-                the next step, in the run's own type; loss and gradients may differ by rounding (`differences`). Of
-                packed rows one document is changed as well, and the others must not move: whatever else a model does
-                along its rows (a convolution, a state that is carried on) shows there.
-    alone       where they differ together, or one fails: each path by itself, to find out which is at fault.
+    in fp32     Are the formulas right? All paths together and, if that differs, each alone (`in_fp32`). 16 bits could
+                hide an error that fp32 shows.
+    together    Does the run as configured compute what the reference code computes in padded rows? Two passes over a
+                part of the next step in the run's own dtype; loss and gradients may differ by rounding
+                (`differences`). For packed rows, one document is also changed, and the others must not change: this
+                finds everything else in a model that mixes tokens of a row (a convolution, a recurrent state).
+    alone       If they differ together, or one fails: each path alone, to find the one at fault.
 
-Masks of dropout fall otherwise in packed rows. So where a run draws random numbers packed rows are compared first, with
-nothing drawn, and then the other paths on top of them, with the draws of the step.
+Dropout masks fall differently in packed rows. In a run with randomness, packed rows are therefore compared first
+without any random draws, and then the other paths on top of them, with the step's draws.
 
-A path that differs by more than rounding is left out, and the plan says so. A resumed run keeps what its plan says, as
-it would have had it never stopped: a path that now differs, on later weights, stays with a caution. Nothing is timed:
-whether a path is worth it was decided by the plan.
+A path that differs by more than rounding is left out, and the plan records it. A resumed run keeps the paths of its
+plan, as an uninterrupted run would: a path that now differs, on later weights, stays with a warning. Nothing is timed
+here: the plan has decided which paths are worth using.
 
-An engine that shares out parameters hands them round within the forward pass, where its ranks wait for one another and
-none may fail. There packed rows are tried with two short documents while the model is still whole
-(`models.fast.packing.documents_fault`, by way of `runs.load_models`).
+An engine that shards parameters gathers them within the forward pass, where its ranks wait for each other and none may
+fail. For such engines packed rows are tested with two short documents while the model is still whole
+(`models.fast.packing.documents_fault`, called by `runs.load_models`).
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 
-STAYS = "it stays, as the run began with it"
-GO_ON = "resume with the versions and the device that the run began with, or start another run"
-SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # by their keys under `kernels:`; packed rows have another
+STAYS = "it stays in use, because the run started with it"
+GO_ON = "resume with the versions and the device that the run started with, or start another run"
+SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # keys under `kernels:`; the key of packed rows differs
 
-Records = dict[str, dict[str, Any]]  # path -> what environment.json says of it
+Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
 
 
 def planned_paths(plan: RunPlan) -> list[FastPath]:
-    """Those that the plan has, packed rows first, in the order in which they are put in.
+    """Return the fast paths of the plan in the order of installation, packed rows first.
 
-    Raises EnvironmentFault where the plan's engine cuts parameters: no plan is made so, and they would fail in the
-    first product.
+    Raises EnvironmentFault if the plan's engine shards parameters: no plan is made like that, and the paths would fail
+    in their first product.
     """
     engine, form = plan.parallel.engine.value, plan.kernels.documents.value
     if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
-        what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
+        what = f"the plan has it, but {engine} gathers a module's weights only while that module's forward runs"
         raise EnvironmentFault(
             [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
         )
@@ -73,35 +73,34 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
-    # last_block has hooks, and norms with hooks are left alone. It runs a small pass in fp32 to find its layer: with
-    # the adapter's path in, that would keep products of all DoRA layers in fp32, made again when the weights move.
+    # After pointwise, which skips norms that have hooks, because last_block installs hooks. Before adapter: last_block
+    # runs a small fp32 pass to find its layer, and the adapter path would cache fp32 products of all DoRA layers in it.
     return [*packed, *loss, *pointwise, *last, *adapter]
 
 
 def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None]) -> tuple[RunPlan, Records]:
-    """Put in every path of the plan that computes what the plain code does, and leave it in; all of them where the run
-    is resumed.
+    """Install every path of the plan that computes what the reference code computes; all of them in a resumed run.
+    Collective: every rank must call it.
 
     run: with the batches of its plan.
-    loaded: of a model that has none of the paths.
+    loaded: models without any fast path installed.
     say: called with a sentence for each path that differs.
-    Every rank must call it.
 
-    Returns the plan without the paths that were left out; and by path, for environment.json, differences, limits and
-    whether it is used.
+    Returns the plan without the rejected paths, and a record by path for environment.json: differences, limits, and
+    whether the path is used.
 
-    Raises EnvironmentFault for a path that was asked for by name and differs or fails, and, in a resumed run, for one
-    that fails.
+    Raises EnvironmentFault for a path that the user named and that differs or fails and, in a resumed run, for one that
+    fails.
     """
     plan, paths = loaded.plan, planned_paths(loaded.plan)
     found = {path.name: record for path in paths if (record := _blocked(path, loaded))}
     left = [path for path in paths if path.name not in found]
     if left:
-        # B of a fresh LoRA is 0: then A has no gradient, and a path that computes it wrongly would pass.
+        # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass.
         with nonzero_matrices(loaded.engine.parameters.values()):
             found |= _Comparison(run, loaded, left).records(left)
     for path in paths:
-        plan = _weighed(plan, path.name, found[path.name], say, resumed=run.resumed)
+        plan = _plan_after(plan, path.name, found[path.name], say, resumed=run.resumed)
     for path in left:
         if found[path.name]["used"]:
             path.install(loaded.engine.model)
@@ -109,7 +108,7 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
 
 
 def _blocked(path: FastPath, loaded: LoadedModels) -> dict[str, Any]:
-    """What is recorded of a path that cannot be put into this model; empty where it can."""
+    """Return the record of a path that cannot be installed in this model; empty if it can."""
     if path.name == NAME and loaded.packing_fault:
         return {"form": path.form, "used": False, "fault": loaded.packing_fault}
     why = path.obstacle(loaded.engine.model)
@@ -117,7 +116,7 @@ def _blocked(path: FastPath, loaded: LoadedModels) -> dict[str, Any]:
 
 
 class _Comparison:
-    """Passes over a part of the next step: by the plain code in padded rows, and with paths."""
+    """Passes over a part of the next step: the reference code in padded rows, and with fast paths."""
 
     def __init__(self, run: PreparedRun, loaded: LoadedModels, paths: Sequence[FastPath]):
         self._loaded, self._task, self._resumed = loaded, run.task, run.resumed
@@ -132,7 +131,7 @@ class _Comparison:
         self._plain: dict[bool, Pass] = {}
 
     def records(self, paths: list[FastPath]) -> Records:
-        """Of each path: of all at once where they are right together, else of each alone."""
+        """Return the record of each path: from one comparison of all if they are right together, else each alone."""
         wrong = [path for path in paths if self._exact.error_of(path) is not None]
         found = {} if self._resumed else {path.name: self._record(path, used=False, outside=True) for path in wrong}
         left = [path for path in paths if path.name not in found]
@@ -166,10 +165,11 @@ class _Comparison:
         return {name: record | {"together": True} for name, record in self._compared(paths).items()}
 
     def _compared(self, paths: Sequence[FastPath]) -> Records:
-        """Two passes: without the paths, and with all of them.
+        """Compare two passes: without the paths, and with all of them.
 
-        A path that fails, as where a model writes into what the path keeps, is not used. The run ends instead where
-        other ranks wait in the middle of the pass, and where memory is short, against which no other path helps.
+        A path that raises, for example where a model writes into a tensor that the path has saved, is not used. The run
+        ends instead if other ranks wait in the middle of the pass, or if memory is short, where no other path would
+        help.
         """
         loaded, task, engine = self._loaded, self._task, self._loaded.engine
         packs, leak, fault = _packs(paths), 0.0, ""
@@ -191,7 +191,7 @@ class _Comparison:
                 other, fault = None, reason_of(caught)
                 if engine.world > 1:
                     keys = [key_of(path.name) for path in paths]
-                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run began with them"
+                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run started with them"
                     raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
             finally:
                 for undo in reversed(undos):
@@ -199,7 +199,7 @@ class _Comparison:
             if other is None:
                 return {path.name: self._record(path, used=False, fault=fault) for path in paths}
             seen = judged(differences(engine, plain, other), loaded.plan, resumed=self._resumed)
-            leaks = not leak <= self._most_leak  # NaN does, too
+            leaks = not leak <= self._most_leak  # also true for NaN
             if leaks or any(self._exact.error_of(path) is not None for path in paths):
                 seen |= {"used": self._resumed, "outside": True}
             elif seen["outside"] and all(map(self._exact.is_right, paths)):
@@ -219,7 +219,7 @@ def _packs(paths: Sequence[FastPath]) -> bool:
 
 
 def _is_right(record: Mapping[str, Any]) -> bool:
-    """Compared, and within its limits."""
+    """Whether the path was compared and is within its limits."""
     return record.get("outside") is False
 
 
@@ -228,33 +228,33 @@ def _all_right(records: Records) -> bool:
 
 
 def judged(seen: Differences, plan: RunPlan, *, resumed: bool) -> dict[str, Any]:
-    """The record of what was compared."""
+    """Return the record of a comparison."""
     limits = limits_in(plan.precision.compute.value)
     outside = bool(seen.beyond(limits))
     return {"used": resumed or not outside, "outside": outside, "differs": asdict(seen), "limits": asdict(limits)}
 
 
 def describe_difference(record: Mapping[str, Any], plain: str = "the plain path") -> str:
-    """Of a record that is not within its limits, in words. plain: what it was compared with."""
+    """Describe a record that is not within its limits. plain: what it was compared with."""
     others = "together with others " if record.get("together") else ""
     if "fault" in record:
         return f"{others}fails on this model ({record['fault']})"
     if not record.get("leak", 0.0) <= record.get("leak_limit", 0.0):
-        moves = f"lets one document move another by {record['leak']:.2g} of what it moves itself, on this model"
-        return f"{others}{moves}; allowed is {record['leak_limit']:.2g}"
+        moves = f"lets one document change another by {record['leak']:.2g} of its own change, on this model"
+        return f"{others}{moves}; the limit is {record['leak_limit']:.2g}"
     exact = record.get("fp32", {})
     if exact and not exact.get("differs", 0.0) <= exact.get("limit", 0.0):
-        return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; allowed is {exact['limit']:.4g}"
+        return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; limit {exact['limit']:.4g}"
     seen, limits = Differences(**record["differs"]), Differences(**record["limits"])
     return f"{others}differs from {plain} by {seen.beyond(limits)}"
 
 
-def _weighed(
+def _plan_after(
     plan: RunPlan, name: str, record: Mapping[str, Any], say: Callable[[str], None], *, resumed: bool
 ) -> RunPlan:
-    """The plan after a comparison: as it was, or with the plain way in place of this path.
+    """Return the plan after a comparison: unchanged, or with the reference code instead of this path.
 
-    Raises EnvironmentFault for a path that is not used although the user named it, or the run began with it.
+    Raises EnvironmentFault if the path is not used although the user named it, or the run started with it.
     """
     if record["used"] and not record["outside"]:
         return plan
@@ -266,11 +266,11 @@ def _weighed(
         say(f"{key}: {what}; {STAYS}")
         return plan
     if resumed:
-        raise EnvironmentFault(Fault(key, f"{what}, and the run began with it", GO_ON, code="SF-FAST-PATH"))
+        raise EnvironmentFault(Fault(key, f"{what}, and the run started with it", GO_ON, code="SF-FAST-PATH"))
     if choice.source == "user":
         fix = f"set {key}: auto or off" if packs else f"set {key}: auto or plain, and please report it"
         raise EnvironmentFault(Fault(key, what, fix, code="SF-FAST-PATH"))
-    say(f"{key}: {what}; {'rows are padded' if packs else 'the plain path is used'}")
+    say(f"{key}: {what}; {'padded rows are used' if packs else 'the plain path is used'}")
     if packs:
         return without_packing(plan, what, "measured")
     return replace(plan, kernels=replace(plan.kernels, **{name: Choice(PLAIN, what, "measured")}))

@@ -1,18 +1,19 @@
-"""The fast paths of a run compared with the plain code in fp32, where rounding cannot hide a wrong formula.
+"""Compare the fast paths of a run with the reference code in fp32, where rounding cannot hide a wrong formula.
 
-In 16 bits honest rounding is as large as a small fault: a scale that is off by a fiftieth is well within the limit. In
-fp32 two orders of the same sums agree to some parts in a million. The model at hand can run in fp32 for a moment: what
-trains is in fp32 anyway, and widening what is frozen is exact. Two questions are answered:
+In 16 bits rounding errors are as large as a small bug: a scale that is off by 2% is well within the limit. In fp32 two
+orders of the same sums agree to a few parts per million. The model can run in fp32 temporarily: trainable weights are
+fp32 anyway, and widening frozen ones is exact. There are two checks:
 
-    formulas    every path against the plain code, both in fp32, on two short examples and a decoder of few layers: of
-                each kind of layer the first, and the last of all. A path does the same in every layer of a kind. All
-                paths run together; where that differs or fails, each runs alone, to find out which. 1e-3 is allowed,
-                as doctor allows it. Checked whenever it can run.
-    rounding    where two ways differ by more than 16 bits should: each against the plain code in fp32, on the whole
-                model and the same examples. A path about as far from fp32 as the plain code is rounds as that does, and
-                is right. Checked only where the answer decides something.
+    formulas    Every path against the reference code, both in fp32, on two short examples and a decoder with few
+                layers: the first layer of each kind, and the last one. A path does the same in every layer of a kind.
+                    All paths
+                run together; if that differs or fails, each runs alone, to find out which. The limit is 1e-3, as in
+                `surefoot doctor`. Run whenever possible.
+    rounding    Where two passes differ by more than expected in 16 bits: each against the reference code in fp32, on
+                the whole model and the same examples. A path about as far from fp32 as the reference code is correct.
+                Run only if the result matters.
 
-Afterwards the very same tensors are back and no random number was drawn, so the run is unchanged.
+Afterwards the same tensors are restored and no random number was drawn, so the run is unchanged.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from surefoot.training.failure import is_of_the_environment
 
 LIMIT = LIMITS["fp32"]
 ATTENTION = "attention"
-_KEYS = {NAME: "data.packing", ATTENTION: "attention"}  # in the config; others are under `kernels:`
+_KEYS = {NAME: "data.packing", ATTENTION: "attention"}  # config keys; others are under `kernels:`
 
 
 @dataclass(frozen=True)
 class Formulas:
-    """The outcome of comparing formulas in fp32.
+    """Result of comparing formulas in fp32.
 
-    compared: the keys of the config whose paths were looked at.
-    error: the largest difference, of all together or of the one that differs most.
-    wrong: key -> by how much it differs, alone.
-    unseen: key -> why it cannot go in fp32, as where a kernel knows 16 bits only.
+    compared: config keys of the paths that were compared.
+    error: the largest difference, of all together or of the worst one.
+    wrong: key -> its difference alone, if too large.
+    unseen: key -> why it cannot run in fp32, for example a kernel for 16 bits only.
     """
 
     compared: tuple[str, ...]
@@ -70,16 +71,16 @@ def compare_formulas(
     padded: Sequence[Weighted],
     step: int,
 ) -> Formulas:
-    """Compare paths with the plain code in fp32, together and, where that differs, one by one.
+    """Compare paths with the reference code in fp32, together and, if that differs, one by one.
 
-    loaded: of a model in fp32 that has none of the paths, and is left so.
+    loaded: an fp32 model without any of the paths; it is left unchanged.
     rows: micro-batches as the run lays them out.
     padded: the same examples in padded rows.
     """
     engine = loaded.engine
 
     def differ(some: Sequence[FastPath]) -> float | str:
-        """By how much, or why it fails."""
+        """Return the difference, or the reason of a failure."""
         batches = rows if any(path.name == NAME for path in some) else padded
         undos: list[Undo] = []
         try:
@@ -112,24 +113,24 @@ def compare_formulas(
 
 
 def key_of(name: str) -> str:
-    """The key of the config that switches a path."""
+    """The config key of a path."""
     return _KEYS.get(name, f"kernels.{name}")
 
 
-# How many times as far from fp32 as the plain way a path may be. Two ways that round independently of each other are
-# equally far but for chance, which in the kind of parameters that differs most makes up to 2.9 of it. A length may be
-# as far as the plain way's gradient is: its own distance may be 0 by chance. Measured: docs/evidence/fast-paths.md.
+# How many times as far from fp32 as the reference code a path may be. Two independent roundings are equally far up to
+# chance, which for the worst kind of parameters gives factors up to 2.9. A length may be as far off as the reference
+# code's gradient, because the reference code's length may match by chance. Measured: docs/evidence/fast-paths.md.
 _DISTANCE_LIMIT = 4.0
-_LOST = 1.0  # of a distance: there nothing of the gradient is left, and nothing can be held to it
+_LOST = 1.0  # a distance at which nothing of the gradient is left to compare with
 _16_BITS = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Fp32Check:
-    """What the check in fp32 found, if it could run.
+    """Result of the fp32 check.
 
-    found: of the paths that were looked at in fp32.
-    why: there is nothing of that; empty also in a run in fp32, in which the comparison itself says it all.
+    found: result for the compared paths; None if the check did not run.
+    why: why it did not run; empty in an fp32 run, where the ordinary comparison suffices.
     """
 
     found: Formulas | None = None
@@ -140,20 +141,20 @@ class Fp32Check:
         return self.found is not None and bool(self.found.wrong)
 
     def is_right(self, path: FastPath) -> bool:
-        """Seen in fp32, and not wrong."""
+        """Whether the path was compared in fp32 and is not wrong."""
         return self.found is not None and key_of(path.name) in self.found.compared and self.error_of(path) is None
 
     def error_of(self, path: FastPath) -> float | None:
-        """By how much a path differs that is wrong, alone or together with others."""
+        """Difference of a wrong path, alone or together with others; None if it is not wrong."""
         wrong: Mapping[str, float] = {} if self.found is None else self.found.wrong
         return next((error for keys, error in wrong.items() if key_of(path.name) in keys.split(" with ")), None)
 
     def record(self, path: FastPath) -> dict[str, Any]:
-        """For environment.json."""
+        """The path's entry in environment.json."""
         if self.found is None:
             return {"fp32": {"unseen": self.why}} if self.why else {}
         if key_of(path.name) not in self.found.compared:
-            return {"fp32": {"unseen": self.found.unseen.get(key_of(path.name), "it goes in 16 bits only")}}
+            return {"fp32": {"unseen": self.found.unseen.get(key_of(path.name), "it runs in 16 bits only")}}
         error = self.error_of(path)
         return {"fp32": {"differs": self.found.error if error is None else error, "limit": LIMIT}}
 
@@ -161,18 +162,18 @@ class Fp32Check:
 def check_in_fp32(
     loaded: LoadedModels, task: Task, paths: Sequence[FastPath], rows: Weighted, padded: Weighted, step: int
 ) -> Fp32Check:
-    """Compare the formulas of paths that are not in the model yet. Every rank must call it.
+    """Compare the formulas of paths that are not installed yet. Collective: every rank must call it.
 
-    paths: a packed attention that computes in 16 bits alone is left out.
+    paths: fast paths; a packed attention that only supports 16 bits is skipped.
     rows: short examples as the run lays them out.
     padded: the same examples in padded rows.
-    step: whose random numbers are drawn.
+    step: step whose random numbers are drawn.
     """
     if loaded.plan.precision.compute.value == "fp32":
         return Fp32Check()
-    paths = [path for path in paths if path.name != NAME or _goes_in_fp32(loaded)]
+    paths = [path for path in paths if path.name != NAME or _supports_fp32(loaded)]
     if not paths:
-        return Fp32Check(why="it goes in 16 bits only")
+        return Fp32Check(why="it runs in 16 bits only")
     if why := _unsuited(loaded.plan):
         return Fp32Check(why=why)
     with few_layers(loaded.engine.model):
@@ -184,19 +185,19 @@ def check_in_fp32(
         try:
             with _in_fp32(loaded) as exact:
                 return Fp32Check(compare_formulas(exact, task, paths, [rows], [padded], step))
-        except Exception as caught:  # a model with fewer layers than its config has may fail in any way
+        except Exception as caught:  # a model with fewer layers than its config may raise anything
             if loaded.engine.world > 1 or (isinstance(caught, RuntimeError) and is_of_the_environment(caught)):
                 raise
             said = reason_of(caught) if isinstance(caught, EnvironmentFault | RuntimeError) else repr(caught)
-            return Fp32Check(why=f"a part of its decoder does not go in fp32 ({said})")
+            return Fp32Check(why=f"a part of its decoder does not run in fp32 ({said})")
 
 
 def rounds_as_plain(
     loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int, plain: Pass, other: Pass
 ) -> dict[str, Any]:
-    """What is recorded of a pass that differs from the plain one by more than rounding should, where it is no further
-    from fp32 than that one; empty where it is, or that cannot be seen. The model must be as `plain` was computed, on
-    these batches. Every rank must ask."""
+    """Check a pass that differs from the reference by more than the limits: return a record if it is no further from
+    fp32 than the reference, else (or if this cannot be measured) an empty one. The model must be in the state in which
+    `plain` was computed, on these batches. Collective: every rank must call it."""
     if loaded.plan.precision.compute.value == "fp32" or _unsuited(loaded.plan) or _no_room(loaded):
         return {}
     with _in_fp32(loaded) as exact:
@@ -213,28 +214,28 @@ def rounds_as_plain(
     return {"from_fp32": {"plain": asdict(own), "differs": asdict(its)}}
 
 
-def _goes_in_fp32(loaded: LoadedModels) -> bool:
+def _supports_fp32(loaded: LoadedModels) -> bool:
     return loaded.plan.kernels.documents.value != "varlen"
 
 
 def _unsuited(plan: RunPlan) -> str:
-    """Why no part of the model can be computed in fp32, as far as the plan tells."""
+    """Why the plan rules out computing a part of the model in fp32; empty if it does not."""
     if plan.parallel.engine.value in CUTTING:
-        return f"{plan.parallel.engine.value} has shared the weights out"
+        return f"{plan.parallel.engine.value} has sharded the weights"
     packed = plan.precision.packed
-    return f"a base in {packed} is unpacked to 16 bits" if packed else ""
+    return f"a base in {packed} is dequantized to 16 bits" if packed else ""
 
 
 def _no_room(loaded: LoadedModels) -> str:
-    """Why the model as it is cannot be widened, the same on all ranks."""
+    """Why there is no memory to widen the model, the same on all ranks; empty if there is."""
     memory, why = loaded.plan.memory, ""
     needed = sum(4 * one.numel() for one in _narrow(loaded.engine.model))
-    held = memory.weights + memory.gradients + memory.beside
-    room = max(usable(memory.available) - held, 0) // 2  # the other half is for the pass
+    used = memory.weights + memory.gradients + memory.beside
+    room = max(usable(memory.available) - used, 0) // 2  # the other half is for the pass itself
     if needed > room:
-        why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
+        why = f"its weights take {size_text(needed)} in fp32, and there are only {size_text(room)}"
     [others] = loaded.engine.totals([float(bool(why))])
-    return why or ("another rank has no room for it" if others else "")
+    return why or ("another rank has not enough memory" if others else "")
 
 
 def _narrow(model: nn.Module) -> list[torch.Tensor]:
@@ -243,8 +244,7 @@ def _narrow(model: nn.Module) -> list[torch.Tensor]:
 
 @contextmanager
 def _in_fp32(loaded: LoadedModels) -> Iterator[LoadedModels]:
-    """The same run without autocast, without a loss scale, by whatever attention kernel knows fp32, as it is written
-    and with nothing dropped."""
+    """The same run in fp32: no autocast, no loss scale, any attention kernel that supports fp32, eager, no dropout."""
     settings = replace(loaded.settings, forward=nullcontext, kernels=nullcontext)
     with exact_products(), widened(_narrow(loaded.engine.model)), eager_mode(loaded.engine.model):
         yield replace(loaded, settings=settings, state=replace(loaded.state, scale=None))

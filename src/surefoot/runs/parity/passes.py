@@ -1,14 +1,14 @@
-"""Forward and backward passes before step 1, over a part of the step that comes next.
+"""Forward and backward passes before step 1, over a part of the next step.
 
-Two micro-batches of that step go forward and backward, and a sample of each gradient is kept. An adapter's B is 0
-before its first step, and whatever is multiplied by 0 agrees: so matrices that are 0 hold small numbers for as long as
-this takes. Weights are unchanged afterwards, and so is every random number of the run: each micro-batch seeds its own.
+Two micro-batches of that step run forward and backward, and a sample of each gradient is kept. An adapter's B is 0
+before its first step, and anything multiplied by 0 agrees, so zero matrices temporarily hold small numbers. Weights and
+the run's
+random numbers are unchanged afterwards: each micro-batch seeds its own.
 
-Batches at this point lack what a method computes before each step, so `with_stand_ins` fills it in. A policy that is
-held to a reference is its own reference: before its first step it is one, and numbers from anywhere else would drive
-the loss to where it has no slope, so that nothing could be compared. KL estimates take any number where only shapes, or
-two ways of computing the same, are compared. PPO's prompts have no answers yet; there the policy predicts the prompts,
-and the critic is run beside it.
+At this point batches lack what a method computes before each step; `with_stand_ins` fills it in. A policy with a
+reference is its own reference, which is true before its first step; other values would drive the loss where it has no
+slope, and nothing could be compared. KL estimates can be any number, since only shapes or two computations are
+compared. PPO's prompts have no answers yet; there the policy predicts the prompts, and the critic runs on them too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from surefoot.training.step import LOSS, add_gradient, draw_number, seed_micro_b
 def with_stand_ins(
     objective: Objective, batch: Weighted, device: torch.device, plan: RunPlan
 ) -> tuple[Objective, Weighted]:
-    """The objective, or what stands in for it, and the batch with stand-ins for what it lacks, on the device."""
+    """Return the objective (or a stand-in) and the batch on the device, with stand-ins for what it lacks."""
     batch = batch.to(device)
     if isinstance(batch, PromptBatch):
         return _prompts, batch
@@ -54,19 +54,19 @@ def with_stand_ins(
     if isinstance(batch, PairBatch | JudgedBatch) and batch.reference is None:
         batch = replace(batch, reference=torch.zeros(batch.rows.sequences, device=device))
         if plan.reference is not None and plan.reference.value != NONE:
-            return _held_to_itself(objective), batch
+            return _own_reference(objective), batch
     return objective, batch
 
 
-def _held_to_itself(objective: Objective) -> Objective:
-    def held(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
+def _own_reference(objective: Objective) -> Objective:
+    def with_reference(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
         return objective(model, replace(batch, reference=frozen(model)(batch.rows)))
 
-    return held
+    return with_reference
 
 
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
-    """Cross entropy of each prompt's own tokens, plus a critic's values where there is one."""
+    """Cross entropy of each prompt's own tokens, plus the critic's values if there is one."""
     ids = batch.rows.input_ids
     real = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(batch.rows.lengths, device=ids.device)[:, None]
     next_is_real = F.pad(real[:, 1:], (0, 1))
@@ -80,31 +80,31 @@ def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
 
 
 _BATCHES = 2
-_SHORT = 2  # sequences, of which fp32 needs no more than see each other's ends: a formula is wrong for all or for none
-# Tokens of each in padded rows, unless one example has more: the plain pass holds all their logits, and the run should
-# neither wait for it nor need more memory than the steps do.
+_SHORT = 2  # sequences; enough for fp32, where a formula is wrong for all of them or none
+# Tokens of each micro-batch in padded rows, unless one example has more: the reference pass keeps all their logits, and
+# it should neither delay the run nor need more memory than the steps.
 _COMPARED = 512
-_SAMPLE = 65_536  # numbers of a gradient that are compared: whole copies would double what full training needs
+_SAMPLE = 65_536  # compared values of a gradient: whole copies would double the memory of full training
 
 
 def compared_batches(task: Task, engine: Engine, step: int) -> list[Weighted]:
-    """What is computed both ways: a part of each of this rank's first micro-batches of the step."""
+    """Return the batches to compare: a part of each of this rank's first micro-batches of the step."""
     own = list(for_rank(task.step_batches(step), engine.rank, engine.world))
     return [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
 
 
 def short_batch(task: Task, engine: Engine, step: int) -> Weighted:
-    """What is computed in fp32: the shortest sequences of this rank's first micro-batch."""
+    """Return the batch for fp32: the shortest sequences of this rank's first micro-batch."""
     first, *_ = for_rank(task.step_batches(step), engine.rank, engine.world)
     return shortest(first, _SHORT)
 
 
 @contextmanager
 def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Inside, matrices that are 0 hold numbers that make a change of W by B A a tenth or so of W, the same on all
+    """Fill zero matrices, while the block runs, with numbers that change W by B A by about a tenth; the same on all
     ranks."""
     zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
-    # A generator of its own: the run's draws must be those of a run that was never compared.
+    # A separate generator, so that the run's random numbers do not change.
     draws = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
@@ -118,8 +118,8 @@ def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> Pass:
-    """Forward and backward, with the draws of that step; in fp16 by the run's loss scale or, where gradients overflow
-    with it, the next lower one. A step would be left out there, and no path is wrong because of it."""
+    """Run forward and backward with the draws of that step. In fp16, use the run's loss scale, lowered while gradients
+    overflow: a step would be skipped then, which is not a path's fault."""
     scale = loaded.state.scale
     while True:
         found = _pass_at(loaded, task, batches, step, scale)
@@ -129,7 +129,8 @@ def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
 
 
 def _overflows(engine: Engine, found: Pass) -> bool:
-    """On any rank; not where the loss itself is no number, which no scale changes."""
+    """Whether gradients overflow on any rank. Not if the loss itself is not finite, which no scale changes.
+    Collective."""
     bad = math.isfinite(found.loss) and not all(bool(one.isfinite().all()) for one in found.gradients.values())
     return engine.totals([float(bad)])[0] > 0
 
@@ -147,24 +148,24 @@ def _pass_at(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
         engine.reduce()
         engine.unscale(scale)
         return Pass(engine.totals([loss])[0], {name: _sample(one) for name, one in engine.gradients().items()})
-    # Whatever happened: gradients that were left would be added to those of step 1.
+    # Always: leftover gradients would be added to those of step 1.
     finally:
         engine.discard()
 
 
 def _sample(gradient: torch.Tensor) -> torch.Tensor:
-    """Numbers at even distances, in fp32. The distance is odd, so that it does not fall on one column of a matrix whose
-    width is a power of two."""
+    """Evenly spaced values, in fp32. The stride is odd, so that it does not select one column of a matrix whose width
+    is a power of two."""
     flat = gradient.detach().flatten()
     return flat[:: max(1, flat.numel() // _SAMPLE) | 1].float().clone()
 
 
 @torch.no_grad()
 def leak_of(loaded: LoadedModels, batch: Batch) -> tuple[float, str]:
-    """How far all other documents' hidden states move when the first one says something else, as a share of how far
-    its own do; added up over the ranks. And why packed rows cannot go through the model, empty where they can: the
-    ranks agree on that, as they have not begun to wait for one another. A row of one document, as where no two fit,
-    is taken for two: its halves."""
+    """Measure leaks between packed documents: how far the hidden states of other documents change when the first one
+    changes, relative to the change of its own, added over the ranks. Also returns why packed rows fail in the model,
+    empty if they do not; the ranks agree on that, since none waits for another here. A row with a single document is
+    split in half. Collective."""
     batch = _of_several(batch.to(loaded.engine.device))
     first = batch.documents[0]
     ids = batch.input_ids.clone()
@@ -175,7 +176,7 @@ def leak_of(loaded: LoadedModels, batch: Batch) -> tuple[float, str]:
             one, two = (hidden_states(loaded.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
         share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
-        # Parts of parameters are handed round within the forward pass: there the ranks do wait.
+        # Sharded parameters are gathered within the forward pass: there ranks do wait for each other.
         if is_of_the_environment(caught) or loaded.plan.parallel.engine.value in CUTTING:
             raise
         fault = reason_of(caught)

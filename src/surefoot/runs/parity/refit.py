@@ -1,7 +1,7 @@
-"""Memory again, after a fast path was taken out before step 1: micro-batches were planned for the path that is gone.
+"""Plan memory again after a fast path was removed before step 1: micro-batches were sized for that path.
 
-The plan is made again with the plain path asked for. Layers are computed again as the model was set up; what can still
-give way is the size of micro-batches, which changes no result but by rounding.
+The plan is made again with the plain path requested. Gradient checkpointing stays as the model was set up; only the
+micro-batch size can change, which affects results by rounding only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from surefoot.training.engine import Engine
 
 
 def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say: Callable[[str], None]) -> RunPlan:
-    """The plan with the forecast of the paths that it has, and smaller micro-batches where that does not fit otherwise.
+    """Return the plan with the memory forecast of its remaining paths, and smaller micro-batches if it does not fit
+    otherwise. Collective: every rank must call it.
 
-    settled: the run's plan without the paths that were taken out.
-    say: called with a line on smaller micro-batches, or on a forecast that does not fit; the plan keeps it.
-    Every rank must ask.
+    settled: the run's plan without the removed paths.
+    say: called with a line about smaller micro-batches or a forecast that does not fit; the plan keeps it.
     """
-    # A resumed run keeps its micro-batches: others would round otherwise, and it would end in other weights.
+    # A resumed run keeps its micro-batches: other sizes round differently and give different weights.
     if run.resumed or settled.kernels == run.plan.kernels:
         return settled
     config = as_settled(run.config, settled)
@@ -35,7 +35,7 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
     anew = make_plan(config, lengths=lengths_of(config, run.task.data), measurements=settled.measurements)
     memory = replace(anew.memory, gradient_checkpointing=settled.memory.gradient_checkpointing)
     batch = _of_the_first_rank(anew.batch, engine)
-    # PPO asks for the size where it writes answers, too, and its batches are bound to it.
+    # PPO also generates with this size, and its batches depend on it.
     if run.config.method.rollouts or batch.micro.value >= settled.batch.micro.value:
         if fits(memory) or not fits(settled.memory):
             return replace(settled, memory=memory)
@@ -44,14 +44,14 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
             f"batch.micro: with the plain path the forecast is {size_text(memory.total)} of {room}; if memory runs out"
         )
         return _with_caution(replace(settled, memory=memory), f"{what}, lower it", say)
-    reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, as a fast path was taken out: "
-    reason += f"the plain path takes {size_text(memory.total)} so"
+    reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, because a fast path was removed: "
+    reason += f"the plain path then takes {size_text(memory.total)}"
     batch = replace(batch, micro=Choice(batch.micro.value, reason, "measured"))
     return _with_caution(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
 
 
 def _of_the_first_rank(batch: BatchPlan, engine: Engine) -> BatchPlan:
-    """Ranks take as many forward passes as one another, and machines may differ."""
+    """Use the first rank's batch plan: ranks must take the same number of forward passes, and machines may differ."""
     own = [batch.micro.value, batch.accumulation, batch.tokens or 0]
     micro, accumulation, tokens = (int(total) for total in engine.totals(own if engine.rank == 0 else [0, 0, 0]))
     return replace(batch, micro=replace(batch.micro, value=micro), accumulation=accumulation, tokens=tokens or None)
