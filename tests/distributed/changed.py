@@ -11,8 +11,8 @@ def forgets_rollbacks(rank: int) -> None:
     """Rank 1 takes the data of a run that went back nowhere."""
     from surefoot.runs import follow
 
-    claimed = follow._claimed
-    follow._claimed = lambda *given: replace(claimed(*given), rollbacks=())
+    claimed = follow._folder_state
+    follow._folder_state = lambda *given: replace(claimed(*given), rollbacks=())
 
 
 def keeps_hand_over(rank: int) -> None:

@@ -45,7 +45,7 @@ def plan_adapter(
     added += sum(request.rank * matrix.sides for _, matrix in matrices)
     names = tuple(target.name for target in targets)
     plan = AdapterPlan(
-        kind=Choice(request.kind, "requested", "user"),
+        kind=Choice(request.kind, "asked for", "user"),
         rank=request.rank,
         alpha=request.alpha,
         dropout=request.dropout,
@@ -72,7 +72,7 @@ def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_S
     experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
     if request.targets == "all-linear":
         return Choice(names, f"all {len(names)} linear layers but the output head{experts}", "default")
-    return Choice(names, f"requested: {', '.join(request.targets)}", "user")
+    return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
 
 
 def _obstacle(request: AdapterShape) -> str:

@@ -1,12 +1,13 @@
-"""Which attention code runs, which SDPA kernels torch may dispatch to, and which one the run must be seen to use.
+"""Choose the attention implementation, the SDPA kernels that torch may dispatch to, and the kernel the run must use.
 
-The default is SDPA with every kernel that suits the run, but not cuDNN's: its backward pass has returned NaN for masks,
-lengths of 64 modulo 128 and large logits (PyTorch issue 196678). Only a clear gain of a form that passed the accuracy
-check leaves the default.
+The default is SDPA with every kernel that suits the run except cuDNN's: its backward pass has returned NaN for masks,
+lengths of 64 modulo 128 and large logits (PyTorch issue 196678). The default is replaced only by a clearly faster form
+that passed the accuracy check.
 
-What each kernel can run is a rule that needs no torch; tests hold the rules against torch's own dispatch. CPU: flash
-(any dtype, mask or not, no dropout) and math. CUDA, from torch's SDPA source: flash fp16 and bf16 from capability 8.0
-on, heads up to 256, no mask; mem_efficient any dtype, bf16 from 8.0 on; cuDNN as flash, with a mask too.
+Which kernel can run is decided by rules that need no torch; tests compare them with torch's own dispatch. CPU: flash
+(any dtype, with or without mask, no dropout) and math. CUDA, from torch's SDPA source: flash fp16 and bf16 from
+capability 8.0, head dims up to 256, no mask; mem_efficient any dtype, bf16 from 8.0; cuDNN like flash, but also with a
+mask.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
 from surefoot.system.hardware import Hardware
 
-# The order in which the run prefers them; torch's own but for cuDNN, which it puts first on Hopper and Blackwell only.
+# In order of preference, as in torch, except that torch puts cuDNN first on Hopper and Blackwell only.
 ORDER: tuple[SdpaKernel, ...] = ("cudnn", "flash", "mem_efficient", "math")
 _FLASH_HEAD_DIM = 256
 _SIXTEEN_BITS = "computes in fp16 and bf16 only, and this run computes in fp32"
 
 
 def mask_reason(window: int | None, longest: int, both_ways: bool = False) -> str:
-    """Why SDPA gets a mask instead of the word that attention is causal; empty where it gets none.
+    """Return why SDPA needs a mask instead of is_causal; empty if it does not.
 
-    window: tokens that a layer with a sliding window sees.
-    longest: tokens of the longest example.
-    both_ways: some examples have pictures whose tokens see each other.
+    window: size of the sliding window in tokens.
+    longest: length of the longest example in tokens.
+    both_ways: whether some examples have images whose tokens attend to each other in both directions.
     """
     if both_ways:
-        return "the tokens of a picture, which see each other both ways, need one"
+        return "image tokens, which attend in both directions, need one"
     if window is None or longest < window:
         return ""
     return f"a window of {window} tokens over examples of up to {longest} needs one"
@@ -49,32 +50,32 @@ def obstacle(
     masked: str = "",
     uneven_heads: bool = False,
 ) -> str:
-    """Why this kernel cannot run, as the end of a sentence that begins with its name; empty where it can.
+    """Return why this kernel cannot run, as the end of a sentence that begins with its name; empty if it can.
 
-    masked: the `mask_reason` of the run.
+    masked: the run's `mask_reason`.
     """
     if kernel == "math":
         return ""
     if uneven_heads and kernel != "mem_efficient":
-        return "takes heads of one width, and those of the values are narrower here"
+        return "needs the same head_dim for queries and values, and it differs here"
     if hardware.kind != "cuda":
         if kernel != "flash" or hardware.kind == "mps":
             return "exists only on NVIDIA GPUs"
-        return f"has no dropout on a CPU, and the model has attention_dropout {dropout:g}" if dropout else ""
+        return f"has no dropout on CPU, and the model has attention_dropout {dropout:g}" if dropout else ""
     if kernel == "flash" and masked:
         return f"takes no mask on a GPU, and {masked}"
     capability = hardware.capability or (0, 0)
     if kernel == "mem_efficient":
-        return "computes bf16 only from capability 8.0 on" if compute == "bf16" and capability < (8, 0) else ""
+        return "supports bf16 only from capability 8.0" if compute == "bf16" and capability < (8, 0) else ""
     if compute == "fp32":
         return _SIXTEEN_BITS
     if capability < (8, 0):
         return f"needs compute capability 8.0, and {hardware.name} has {capability[0]}.{capability[1]}"
-    return f"takes heads of at most {_FLASH_HEAD_DIM} numbers, not {head_dim}" if head_dim > _FLASH_HEAD_DIM else ""
+    return f"supports head_dim up to {_FLASH_HEAD_DIM}, not {head_dim}" if head_dim > _FLASH_HEAD_DIM else ""
 
 
 def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]:
-    """Why the flash-attn package cannot run here, each as the end of a sentence."""
+    """Return the reasons why the flash-attn package cannot run here, each as the end of a sentence."""
     if hardware.kind != "cuda":
         return ["needs an NVIDIA GPU"]
     found = []
@@ -87,12 +88,12 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
     return found
 
 
-# How many times as fast a form must be to replace the default: then a step that spends half of its time on attention
-# gains a fifth. A smaller lead could turn round on the next start of the same run.
+# Minimum speed-up of a form over the default: it makes a step that spends half of its time on attention faster by a
+# fifth. A smaller lead could be reversed at the next start of the same run.
 _GAIN = 1.5
 NONE = "none"  # the kernel of a model without attention
-EAGER_ROUNDS = "attention: eager rounds"  # a caution begins with it, which doctor tells in another line
-_FIRST = "the first of them that torch can use here"
+EAGER_ROUNDS = "attention: eager rounds"  # start of a caution that doctor reports elsewhere
+_FIRST = "the first one that torch can use here"
 
 
 def plan_attention(
@@ -109,14 +110,14 @@ def plan_attention(
     attends: bool = True,
     uneven_heads: bool = False,
 ) -> AttentionPlan:
-    """The implementation of attention, the SDPA kernels that torch may dispatch to, and the expected one.
+    """Choose the attention implementation, the SDPA kernels that torch may dispatch to, and the expected one.
 
     compute: dtype of queries and keys.
     dropout: the model's attention dropout.
-    trials: empty if nobody measured.
-    masked: why SDPA gets a mask (`kernels.mask_reason`).
-    without_sdpa: why the model has no SDPA, empty where it has.
-    attends: some layer has attention; where none has, `without_sdpa` says so.
+    trials: measurements; empty if there are none.
+    masked: why SDPA gets a mask (`mask_reason`).
+    without_sdpa: why the model does not support SDPA; empty if it does.
+    attends: whether any layer has attention; if not, `without_sdpa` says so.
     """
     if not attends:
         plan = _eager_only(without_sdpa, request.implementation == "sdpa" or bool(_switches(request)), notes)
@@ -139,7 +140,7 @@ def plan_attention(
 
 
 def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
-    """The kernels that the user switched by hand."""
+    """Kernels that the user switched on or off."""
     requested: dict[SdpaKernel, str] = {
         "cudnn": request.cudnn,
         "flash": request.flash,
@@ -152,27 +153,25 @@ def _switches(request: AttentionConfig) -> dict[SdpaKernel, bool]:
 def _not_sdpa(name: str, hardware: Hardware, compute: DType, without_sdpa: str, notes: Notes) -> AttentionPlan:
     if name == "eager" and compute != "fp32" and not without_sdpa:
         notes.caution(
-            f"{EAGER_ROUNDS} every score to {compute} before the softmax; SDPA keeps them in fp32: set attention: sdpa"
+            f"{EAGER_ROUNDS} all scores to {compute} before the softmax; SDPA keeps them in fp32: set attention: sdpa"
         )
     if name == "flash_attention_2":
         for reason in flash_attention_2_obstacles(hardware, compute):
             fix = "use attention.implementation: sdpa, whose flash kernel is the same algorithm"
             notes.refuse("attention.implementation", f"flash_attention_2 {reason}", fix)
         if hardware.preset:
-            notes.caution(
-                "flash_attention_2 needs the flash-attn package; whether that machine has it is not known here"
-            )
+            notes.caution("flash_attention_2 needs the flash-attn package; it is unknown whether that machine has it")
     return _outside_sdpa(Choice(name, "asked for", "user"))
 
 
 def _outside_sdpa(implementation: Choice[str]) -> AttentionPlan:
-    """Without kernels to choose from: the run must be seen to use the implementation itself."""
+    """An implementation other than SDPA, without kernels to choose from."""
     none: Choice[tuple[SdpaKernel, ...]] = Choice((), "only SDPA has kernels to choose from", "default")
     return AttentionPlan(implementation, none, Choice(implementation.value, "the implementation itself", "default"))
 
 
 def _eager_only(reason: str, requested: bool, notes: Notes) -> AttentionPlan:
-    """asked: for SDPA or one of its kernels."""
+    """requested: whether the user requested SDPA or one of its kernels."""
     if requested:
         notes.refuse(
             "attention", reason, "use attention.implementation: eager, or flash_attention_2 on a GPU that has it"
@@ -186,7 +185,7 @@ def _by_switches(
     trials: Sequence[AttentionTrial],
     notes: Notes,
 ) -> AttentionPlan:
-    """The user chose kernels. Those left on auto stay as they are by default; nothing is decided by time."""
+    """Plan with the kernels that the user switched. Kernels on auto keep their default; timings are ignored."""
     failures = {trial.form: trial.failure for trial in trials if trial.failure}
     for kernel, on in switches.items():
         why = obstacles[kernel] or (
@@ -197,16 +196,16 @@ def _by_switches(
     left: list[SdpaKernel] = [kernel for kernel in ORDER if switches.get(kernel, True)]
     against = {kernel: obstacles[kernel] for kernel in left}
     if "cudnn" not in switches:
-        against["cudnn"] = obstacles["cudnn"] or "runs only when it is switched on"
+        against["cudnn"] = obstacles["cudnn"] or "runs only if it is switched on"
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in left if not against[kernel])
     if not kernels:
-        if left:  # with every kernel off the config contradicts itself, and is refused for that
+        if left:  # with every kernel off the config is refused as contradictory
             reasons = "; ".join(f"{kernel} {why}" for kernel, why in against.items())
             notes.refuse("attention", f"no SDPA kernel is left: {reasons}", "leave math on")
         kernels = ("math",)
     named = ", ".join(f"{kernel} {'on' if on else 'off'}" for kernel, on in switches.items())
     return AttentionPlan(
-        implementation=Choice("sdpa", "the one whose kernels were switched", "user"),
+        implementation=Choice("sdpa", "its kernels were switched", "user"),
         kernels=Choice(kernels, f"asked for: {named}", "user"),
         expected=Choice(kernels[0], _FIRST, "default"),
     )
@@ -220,13 +219,13 @@ def _default(
     if masked and not obstacles["flash"]:
         notable.append(f"with a mask: {masked}")
     if not obstacles["cudnn"]:
-        notable.append("cuDNN's stays off: NaN gradients at some shapes (PyTorch 196678)")
+        notable.append("cuDNN stays off: NaN gradients at some shapes (PyTorch 196678)")
     expected = Choice(kernels[0], _FIRST, "default")
     usual = next((trial for trial in trials if trial.form == kernels[0]), None)
     if usual and usual.passed:
         expected = Choice(kernels[0], f"nothing was {_GAIN:g} times as fast: {_times(trials)}", "measured")
     elif usual and usual.untimed:
-        expected = Choice(kernels[0], f"{_FIRST}; how fast it is, is not known: {usual.untimed}", "default")
+        expected = Choice(kernels[0], f"{_FIRST}; its speed is unknown: {usual.untimed}", "default")
     return AttentionPlan(
         implementation=Choice("sdpa", "asked for", "user")
         if requested
@@ -237,7 +236,8 @@ def _default(
 
 
 def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> AttentionTrial | None:
-    """The trial that replaces the default kernel: clearly faster, or the fastest when the default failed its check."""
+    """Return the trial that replaces the default kernel: clearly faster, or the fastest if the default failed its
+    check."""
     usual = next((trial for trial in trials if trial.form == default), None)
     if usual is None:
         return None
@@ -246,7 +246,7 @@ def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> Att
         what = f"no form passed the accuracy check on this machine ({failures})"
         notes.refuse("attention", what, "check the installation of torch, or name one: attention: eager")
         return None
-    if usual.untimed:  # then nothing can be said to be faster
+    if usual.untimed:  # without its time nothing can be called faster
         return None
     right = [trial for trial in trials if not trial.failure]
     fastest = min([trial for trial in right if trial.passed] or right, key=lambda trial: trial.seconds)
@@ -263,7 +263,7 @@ def _measured(winner: AttentionTrial, default: AttentionPlan, trials: Sequence[A
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in ORDER if kernel in (winner.form, "math"))
     return AttentionPlan(
         implementation=default.implementation,
-        kernels=Choice(kernels, f"{winner.form} won, math takes what it cannot: {reason}", "measured"),
+        kernels=Choice(kernels, f"{winner.form} is fastest, math is the fallback: {reason}", "measured"),
         expected=Choice(winner.form, "the fastest that passed the accuracy check", "measured"),
     )
 

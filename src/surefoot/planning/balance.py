@@ -1,8 +1,8 @@
-"""Whether a mixture's load-balancing loss is added to the loss, and how much of it.
+"""Choose the coefficient of a mixture's load-balancing loss.
 
-Papers train mixtures from scratch with it. Fine-tuning code mostly does not: transformers adds it only where
-config.json says `output_router_logits: true`, whatever `router_aux_loss_coef` says beside it, and published ones say
-false. `auto` does as config.json says, so that a run equals the one that transformers' Trainer would make.
+Mixtures are pretrained with this loss. Fine-tuning code mostly omits it: transformers adds it only if config.json says
+`output_router_logits: true`, regardless of `router_aux_loss_coef`, and published configs say false. `auto` follows
+config.json, so that a run equals that of transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = "model.router_aux_loss_coef"
 
 
 def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes) -> Choice[float] | None:
-    """The coefficient; None for a model without experts."""
+    """Return the coefficient; None for a model without experts."""
     requested = config.model.router_aux_loss_coef
     if requested != "auto" and requested and (why := _obstacle(config, model, engine)):
         notes.refuse(_KEY, why, "leave it out, or set it to 0")
@@ -38,7 +38,7 @@ def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes
 
 
 def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
-    """Why it cannot be computed; empty where it can."""
+    """Return why the loss cannot be computed; empty if it can."""
     if not model.experts:
         return f"{model.model_type} has no experts"
     if model.balance is None:
@@ -46,5 +46,5 @@ def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
     if config.method.rollouts or config.method.scores:
         return f"stage {config.stage} sends some tokens through the model more than once a step"
     if engine in CUTTING:
-        return f"{engine} computes a layer only where its weights are gathered, and the routing is read beside it"
-    return "torch.compile cannot trace what looks at the routers" if config.compile != "off" else ""
+        return f"{engine} gathers a layer's weights only within its forward pass, and the routing is read outside it"
+    return "torch.compile cannot trace the hooks on the routers" if config.compile != "off" else ""

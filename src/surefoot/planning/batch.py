@@ -1,7 +1,8 @@
-"""How many examples go through the model at once, and whether activations are computed twice to make room.
+"""Choose the micro-batch size, and whether gradient checkpointing is needed to fit into memory.
 
-The optimizer step is the same whatever is chosen here; only speed and memory differ. Checkpointing costs about one more
-forward pass, so it comes last: only where one example does not fit without it, or on request.
+The optimizer step is the same for every choice made here; only speed and memory differ. Checkpointing costs about one
+more
+forward pass, so it is the last resort: only if one example does not fit without it, or on request.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 from surefoot.system.errors import NO_MEMORY
 from surefoot.system.messages import size_text
 
-# Tokens of one micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters:
-# 3 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU
-# is busy from a few thousand on.
+# Tokens of a micro-batch beyond which more rows bring no speed, only memory. Measured on a CPU with 125 M parameters: 3
+# 072 is as fast as 4 096 and takes a seventh less memory, 2 048 takes 8 % more time (docs/evidence/memory.md). A GPU is
+# busy from a few thousand tokens on.
 _BUSY = {"cpu": 3072, "mps": 8192, "cuda": 16384}
 
-Recompute = tuple[Choice[bool], int | None]  # whether layers are computed again, and `MemoryPlan.recomputed`
-Forecast = Callable[[int, Recompute], MemoryPlan]  # of so many examples
+Recompute = tuple[Choice[bool], int | None]  # whether to checkpoint, and `MemoryPlan.recomputed`
+Forecast = Callable[[int, Recompute], MemoryPlan]  # number of examples, checkpointing -> memory
 
 
 def plan_batch(
@@ -44,22 +45,22 @@ def plan_batch(
     documents: bool = False,
     experts_frozen: Workload | None = None,
 ) -> tuple[BatchPlan, MemoryPlan]:
-    """Rows of a micro-batch and gradient checkpointing, with the forecast of the memory that they take.
+    """Choose the rows of a micro-batch and gradient checkpointing, and forecast the memory they take.
 
     length: tokens of the longest example that the run may see.
     kind: cpu | cuda | mps.
-    available: bytes that one rank has.
-    documents: micro-batches may be counted in tokens.
-    experts_frozen: the same without the adapter on a mixture's experts; None where there is none.
+    available: bytes of memory of one rank.
+    documents: whether micro-batches may be counted in tokens.
+    experts_frozen: the same workload without the adapter on a mixture's experts, if there is one.
 
-    The examples of a step are dealt out to all ranks; the forecast is of one.
+    The examples of a step are divided among all ranks; the forecast is for one.
     """
     world = parallel.ranks.value
     longest = longest_example(length, lengths)
 
     if isinstance(checkpointing, int) and checkpointing > work.model.layers:
-        what = f"{checkpointing} layers are to be computed again, and the model has {work.model.layers}"
-        notes.refuse("gradient_checkpointing", what, "lower it, or say on")
+        what = f"{checkpointing} layers should be checkpointed, but the model has {work.model.layers}"
+        notes.refuse("gradient_checkpointing", what, "lower it, or set it to on")
 
     def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
         choice, recomputed = again
@@ -113,14 +114,14 @@ def _automatic(
     rows = _most(wanted, lambda examples: memory.fits(forecast(examples, choice)))
     examples = f"{rows} example{'s' if rows > 1 else ''} of {longest} tokens"
     if not memory.fits(forecast(rows, choice)):
-        reason = "the least there is; even one example may not fit into memory"
+        reason = "the minimum; even one example may not fit into memory"
     elif rows == own:
         reason = f"a whole optimizer step fits: {examples}" + (" in each rank" if world > 1 else "")
     elif rows == wanted:
-        reason = f"more than {rows} rows of this data would keep the device no busier"
+        reason = f"more than {rows} rows of this data would not use the device better"
     else:
         reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
-    # The same number of micro-batches, evened out: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
+    # The same number of micro-batches of even size: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
     micro = math.ceil(own / math.ceil(own / rows))
     plan = forecast(micro, choice)
     _warn(plan, lighter(micro, choice), micro, longest, notes)
@@ -128,8 +129,8 @@ def _automatic(
 
 
 def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, rows: int, kind: str, world: int) -> BatchPlan:
-    """As many tokens as the forecast has room for, but no more than keep the device busy: micro-batches of short
-    examples hold more of them. rows: of an example."""
+    """Limit micro-batches by tokens instead of rows: as many as fit by the forecast, up to what keeps the device busy,
+    so that micro-batches of short examples hold more. rows: rows of an example."""
     one = rows * longest
     tokens = max(one, min(plan.micro.value * one, _BUSY[kind]))
     rows = max(1, math.ceil(plan.size.value * rows * lengths.mean / tokens))
@@ -137,8 +138,8 @@ def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, rows: int, k
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `limit` that fits; 1 where none does."""
-    # Bisection: memory only grows with the number of examples.
+    """Return the largest number from 1 to `limit` that fits; 1 if none does."""
+    # Bisection: memory grows with the number of examples.
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -147,24 +148,24 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def _busy_examples(kind: str, lengths: LengthFacts | None, rows: int) -> int | None:
-    """Examples, each so many rows, that keep the device busy; None where their lengths are unknown."""
+    """Number of examples that keep the device busy; None if their lengths are unknown. rows: rows of an example."""
     return None if lengths is None else max(1, _BUSY[kind] // (lengths.typical * rows))
 
 
 def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast: Forecast) -> Recompute:
-    """In as many layers as it takes: each costs its forward pass once more."""
+    """Choose the number of checkpointed layers: as few as needed, because each costs its forward pass again."""
     if isinstance(request, int):
         return Choice(True, f"asked for: in the first {request} of {layers} layers", "user"), request
     if request != "auto":
         return Choice(request == "on", "asked for", "user"), None
-    without = Choice(False, "activations fit, and computing them twice costs about a third more time", "hardware")
+    without = Choice(False, "activations fit, and recomputing them costs about a third more time", "hardware")
     plan = forecast(examples, (without, None))
     if memory.fits(plan):
         return without, None
     room = size_text(memory.usable(plan.available))
     reason = f"without it {examples} x the longest example would need {size_text(plan.total)} of {room}"
-    # As few as will do, from the front: each costs its forward pass again, and the first ones come last in the backward
-    # pass, when the others' activations are gone.
+    # As few as needed, from the front: each costs its forward pass again, and the first layers come last in the
+    # backward pass, when the activations of the others are freed.
     for again in range(1, layers):
         choice = Choice(True, f"in the first {again} of {layers} layers: {reason}", "hardware")
         if memory.fits(forecast(examples, (choice, again))):
@@ -173,22 +174,22 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
 
 
 def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int, notes: Notes) -> None:
-    """States are exact, so a run whose states do not fit is refused; activations are a forecast: a caution.
+    """Refuse a run whose states do not fit, because they are exact; only warn about activations, which are a forecast.
 
-    lighter: with a mixture's experts left frozen, where that is a way to go on.
+    lighter: the forecast with a mixture's experts frozen, if that is an option.
     """
     states = _states(plan)
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, and there are {size_text(plan.available)}"
-        fix = "train an adapter, hold the base in 16 bits, or take a smaller model"
+        fix = "train an adapter, keep the base in 16 bits, or use a smaller model"
         if lighter and _states(lighter) <= lighter.available:
-            fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or take a smaller model"
+            fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or use a smaller model"
         notes.refuse("model", what, fix, NO_MEMORY)
     elif not memory.fits(plan):
         advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
         if lighter and memory.fits(lighter):
             advice += f", or set adapter.experts: false, which needs {size_text(lighter.total)}"
-        room = f"{size_text(memory.usable(plan.available))} that are usable of {size_text(plan.available)}"
+        room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
         forecast = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
 
@@ -202,5 +203,5 @@ def _batch(size: Choice[int], micro: Choice[int], world: int) -> BatchPlan:
 
 
 def _passes(size: int, micro: int, world: int) -> int:
-    """Forward passes of a rank in a step."""
+    """Forward passes per rank and step."""
     return math.ceil(math.ceil(size / micro) / world)

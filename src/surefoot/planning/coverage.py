@@ -1,9 +1,9 @@
-"""How much of each kind of layer exists, how much of it an adapter reaches, and how many parameters train for it.
+"""Count the weights of each kind of layer, how many of them an adapter covers, and how many parameters it trains there.
 
-An adapter reaches a matrix that it adds to, and a module that trains in full beside it. Of a mixture most weights are
-the experts': an adapter that stands on attention alone trains a model of another size than the one that was chosen, and
-nothing in its loss shows that. So one that reaches less than half of the decoder layers' weights, and was not asked to,
-is refused.
+An adapter covers a matrix that it adds to, and a module that it trains in full. In a mixture most weights are in the
+experts: an adapter on attention alone trains a much smaller model than the one chosen, and its loss does not show that.
+    So
+an adapter that covers less than half of the decoder layers' weights without being asked to is refused.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from surefoot.families.pictures import part_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, KindCoverage
 
-_LEAST = 0.5  # of the decoder layers' weights
+_MIN_COVERAGE = 0.5  # fraction of the decoder layers' weights
 _ATTENTION = ("attn", "attention")
 _STATE = ("mamba", "mixer", "ssm")
 _NORM = ("norm", "ln_")
 _PLACE = ("embed", "wpe")
 SIGHT = {"tower": "vision tower", "projector": "projector"}
-BESIDE = "vision, sound"  # what else is not the language model
-# In the order in which they are shown. The first five make up the decoder layers.
+BESIDE = "vision, sound"  # everything else outside the language model
+# In display order. The first five make up the decoder layers.
 DECODER = ("attention", "MLP", "experts", "router", "state space")
 KINDS = (*DECODER, "norms", "embeddings", "head", "other", *SIGHT.values(), BESIDE)
 
 
 def kind_of(module: ModuleFact, model: ModelFacts) -> str:
-    """One of `KINDS`. An expert that sees every token counts as an MLP."""
+    """Return the module's kind, one of `KINDS`. A shared expert counts as an MLP."""
     parts = module.name.split(".")
     if module.name == model.embedding:
         return "embeddings"
@@ -50,10 +50,10 @@ def kind_of(module: ModuleFact, model: ModelFacts) -> str:
 
 
 def coverage(model: ModelFacts, adapter: AdapterPlan | None, trained: Collection[str] = ()) -> tuple[KindCoverage, ...]:
-    """Of each kind that the model has, in the order of `KINDS`.
+    """Return the coverage of each kind that the model has, in the order of `KINDS`.
 
-    adapter: None where all weights train.
-    trained: parts of its sight that train as well.
+    adapter: None for full fine-tuning.
+    trained: parts of the vision model that are trained too.
     """
     found = {kind: [0, 0, 0] for kind in KINDS}
     for module in model.modules:
@@ -71,7 +71,7 @@ def coverage(model: ModelFacts, adapter: AdapterPlan | None, trained: Collection
 
 
 def _learns(module: ModuleFact, model: ModelFacts, adapter: AdapterPlan | None, tied: bool) -> tuple[int, int]:
-    """Weights of the module that are reached, and parameters that train for them."""
+    """Number of the module's weights that are covered, and of parameters trained for them."""
     own = 0 if tied else module.parameters
     if adapter is None or any(module.name.endswith(name) for name in adapter.modules_to_save):
         return own, own
@@ -84,18 +84,18 @@ def _learns(module: ModuleFact, model: ModelFacts, adapter: AdapterPlan | None, 
 
 
 def check_depth(rows: tuple[KindCoverage, ...], why: str, fixes: tuple[str, str], notes: Notes, key: str) -> None:
-    """Refuse an adapter that reaches less than half of the decoder layers' weights.
+    """Refuse an adapter that covers less than half of the decoder layers' weights.
 
-    why: it reaches no more.
-    fixes: what reaches more, and what allows it to reach so little.
-    key: where it stands in the config.
+    why: why it does not cover more.
+    fixes: how to cover more, and how to allow low coverage.
+    key: the adapter's key in the config.
     """
     decoder = [row for row in rows if row.kind in DECODER]
     weights, reached = sum(row.weights for row in decoder), sum(row.reached for row in decoder)
-    if reached >= _LEAST * weights:
+    if reached >= _MIN_COVERAGE * weights:
         return
     what = (
-        f"the adapter would reach {reached:,} of the decoder layers' {weights:,} weights ({reached / weights:.0%}): "
+        f"the adapter would cover {reached:,} of the decoder layers' {weights:,} weights ({reached / weights:.0%}): "
         f"{why}"
     )
-    notes.refuse(f"{key}.targets", what, " or, to train so knowingly, ".join(fixes), "SF-ADAPTER-SHALLOW")
+    notes.refuse(f"{key}.targets", what, " or, to train like this on purpose, ".join(fixes), "SF-ADAPTER-SHALLOW")

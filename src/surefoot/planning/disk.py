@@ -1,9 +1,9 @@
-"""Forecast, before step 1, of the disk that a run needs: checkpoints, the one being written, and the trained model.
+"""Forecast, before step 1, the disk space that a run needs: checkpoints, the one being written, and the final model.
 
-A checkpoint holds what trains, in fp32, a moving average of it, the optimizer's state, the tokenizer (larger than a
-small adapter) and files of some hundred KB; an adapter's holds no base weights. The newest `keep` stay, the best one
-besides, and the next is complete before the oldest is deleted. A merged model is compared in a folder of its own before
-it is copied into the run's. Logs and plots are some MB and are not counted.
+A checkpoint contains the trained weights in fp32, their moving average if there is one, the optimizer state, the
+tokenizer (larger than a small adapter) and some hundred KB of other files; an adapter's contains no base weights. The
+newest `keep` and the best one are kept, and a new one is complete before the oldest is deleted. A merged model is
+verified in its own folder before it is copied to the run's. Logs and plots (some MB) are not counted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.memory import BYTES
 from surefoot.planning.plan import DType, RunPlan
 
-LEAST_KEPT = 2  # checkpoints, whatever a config says: the newest may be corrupt
-_AVERAGES = 2  # copies of a moving average in a checkpoint: to go on from, and as a model to open
-_MOMENTS = 8  # bytes of AdamW's state for a parameter: what is offloaded is DeepSpeed's
+LEAST_KEPT = 2  # minimum number of checkpoints, because the newest may be corrupt
+_AVERAGES = 2  # copies of a moving average in a checkpoint: for resuming, and as a loadable model
+_MOMENTS = 8  # bytes of AdamW state per parameter, for optimizers offloaded by DeepSpeed
 
 
 @dataclass(frozen=True)
 class DiskForecast:
-    """Bytes, and how many checkpoints lie there at once.
+    """Sizes in bytes, and numbers of checkpoints on disk at the same time.
 
     checkpoints: at most.
-    written: surely, while the last of them is being written.
-    kept: surely, when the trained model is put beside them.
+    written: at least, while the last of them is being written.
+    kept: at least, when the final model is written.
     """
 
     checkpoint: int
@@ -36,7 +36,7 @@ class DiskForecast:
 
     @property
     def least(self) -> int:
-        """Without which the run surely cannot end."""
+        """Minimum without which the run cannot finish."""
         return max(self.written * self.checkpoint, self.kept * self.checkpoint + self.model)
 
     @property
@@ -45,12 +45,12 @@ class DiskForecast:
 
     @property
     def further(self) -> DiskForecast:
-        """Of a run that goes on: its checkpoints are there already, and one of them makes room for each that comes."""
+        """The forecast of a resumed run: its checkpoints exist already, and one is deleted for each new one."""
         return replace(self, checkpoints=min(1, self.checkpoints), written=min(1, self.written), kept=0)
 
 
 def checkpoints_kept(keep: int) -> int:
-    """How many checkpoints stay on the disk: at least two, in case the newest is corrupt.
+    """Number of checkpoints that stay on disk: at least two, in case the newest is corrupt.
 
     keep: `checkpoint.keep` of the config.
     """
@@ -67,21 +67,21 @@ def disk_forecast(
     averaged: bool = False,
     tokenizer: int = 0,
 ) -> DiskForecast:
-    """How much disk a run needs at most, and how much it surely does.
+    """Forecast the maximum and minimum disk space of a run.
 
-    keep: of the newest checkpoints.
-    best: whether the best one stays besides, which may be one of them.
-    saves: how many the run writes, None where nobody knows yet: at least one.
-    merged: bytes of the whole model that the run publishes in place of what trains, 0 where it does not.
-    averaged: it keeps a moving average of what trains, which is published in the same form.
-    tokenizer: bytes of its files, which lie beside every model.
+    keep: number of newest checkpoints to keep.
+    best: whether the best checkpoint is kept too; it may be one of the newest.
+    saves: number of checkpoints that the run writes; None if not known yet (at least one).
+    merged: bytes of the merged model that is published instead of the adapter; 0 if it is not.
+    averaged: whether a moving average of the trained weights is kept and published in the same form.
+    tokenizer: bytes of the tokenizer files, which are saved with every model.
     """
     most = keep + 1 + best
     surely = 1 if saves is None else saves
     policies = 1 + averaged
-    tokenizer *= policies + (plan.ppo is not None)  # the critic's
+    tokenizer *= policies + (plan.ppo is not None)  # one for the critic
     last = merged or 4 * plan.trainable
-    own_folder = merged  # in which the last of them is compared
+    own_folder = merged  # the folder in which it is verified
     return DiskForecast(
         checkpoint=checkpoint_bytes(plan) + _AVERAGES * averaged * 4 * plan.trainable + tokenizer,
         checkpoints=most if saves is None else min(most, saves),
@@ -92,14 +92,14 @@ def disk_forecast(
 
 
 def model_bytes(model: ModelFacts, dtype: DType) -> int:
-    """All weights, as a file holds them."""
+    """Bytes of all weights in a file."""
     return (model.parameters + model.wrapper_parameters) * BYTES[dtype]
 
 
 def checkpoint_bytes(plan: RunPlan) -> int:
-    """Weights that train, in fp32, and the state of their optimizer: of all ranks."""
+    """Bytes of the fp32 trained weights and their optimizer state, over all ranks."""
     moments = plan.memory.optimizer
-    if plan.parallel.offload != "none":  # which the forecast of the device does not count
+    if plan.parallel.offload != "none":  # not in the device's forecast
         moments = _MOMENTS * plan.trainable
     elif plan.parallel.zero_stage or plan.parallel.engine.value == "fsdp2":
         moments *= plan.parallel.ranks.value
@@ -107,5 +107,5 @@ def checkpoint_bytes(plan: RunPlan) -> int:
 
 
 def _critic_bytes(plan: RunPlan) -> int:
-    """Of stage ppo's, beside the policy."""
+    """Bytes of the critic in stage ppo."""
     return 4 * plan.ppo.critic_parameters if plan.ppo else 0

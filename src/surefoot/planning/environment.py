@@ -1,4 +1,4 @@
-"""Which environment variables that are set act on this run, which the config beats, and which nobody reads."""
+"""Report which environment variables affect this run, are overridden by the config, or are ignored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from surefoot.system.variables import VARIABLES, Verdict
 
 
 def acts_below(name: str, *, compiled: bool) -> bool:
-    """Whether a variable overrides what the config says, or slows the run down.
+    """Whether a variable overrides the config or slows the run down.
 
-    name: of the variable.
+    name: name of the variable.
     compiled: whether torch.compile is on.
     """
     return name in VARIABLES and VARIABLES[name].below in (("always", "compiling") if compiled else ("always",))
@@ -21,17 +21,17 @@ def acts_below(name: str, *, compiled: bool) -> bool:
 def environment_without_plan(
     environment: Mapping[str, str], device: str, threads: int
 ) -> tuple[EnvironmentFinding, ...]:
-    """The same before anything was decided.
+    """The findings before a plan exists.
 
     device: cpu | cuda | mps.
-    threads: that torch takes here.
+    threads: torch's number of threads here.
     """
     undecided = dict.fromkeys(("attention", "accumulation", "compile", "compute", "tf32"), "the run's own")
     return _findings(environment, device, {**undecided, "device": device, "threads": str(threads)})
 
 
 def environment_findings(environment: Mapping[str, str], plan: RunPlan) -> tuple[EnvironmentFinding, ...]:
-    """One finding per known variable that is set, in the light of what was decided."""
+    """One finding per known variable that is set, given the plan."""
     return _findings(environment, plan.device.value, _values(plan))
 
 
@@ -51,15 +51,15 @@ def _findings(environment: Mapping[str, str], device: str, values: Mapping[str, 
 
 
 def _unmet_threads(value: str, used: str) -> tuple[str, Verdict] | None:
-    """Effect and verdict of a number of threads that is not the one that computes; None where it is."""
+    """Effect and verdict of a thread count that differs from the one used; None if it is the same."""
     requested, are = requested_threads(value), "is" if used == "1" else "are"
     if requested is None:
         return f"not a number of threads: {used} {are} used", "ignored"
-    return None if str(requested) == used else (f"{requested} asked, {used} {are} used", "overridden")
+    return None if str(requested) == used else (f"{requested} requested, {used} {are} used", "overridden")
 
 
 def _values(plan: RunPlan) -> dict[str, str]:
-    """The plan's values by the names that stand in the effects."""
+    """Values of the plan by the placeholders in the effects."""
     kernels = ", ".join(plan.attention.kernels.value)
     return {
         "attention": plan.attention.implementation.value + (f" ({kernels})" if kernels else ""),

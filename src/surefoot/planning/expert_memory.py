@@ -1,15 +1,15 @@
-"""What a mixture's layers keep for their backward pass besides a dense model's, and how wide their dense part is.
+"""Memory that a mixture's layers keep for the backward pass in addition to a dense model, and their dense width.
 
-Per routed row (a token goes to k experts, and is a row of each), with h hidden, i the inner width of an expert and b
-bytes of the experts' type, which products of experts are computed in:
+Per routed row (a token routed to k experts is k rows), with h hidden size, i inner size of an expert and b bytes of the
+experts' dtype, in which their products are computed:
 
-    inputs               b * h, and b * i of the second product, where an adapter or the matrix itself trains
-    gate and up          b * 2i as they come out of one product, b * i of the activation
-    output               b * h, which the router's share is multiplied with
-    places               40 bytes of indices
+    inputs               b * h, and b * i of the second product, if an adapter or the matrix itself is trained
+    gate and up          b * 2i as output of one product, b * i of the activation
+    output               b * h, to be multiplied by the router weight
+    indices              40 bytes
 
-and per token the router's logits and probabilities, 8 bytes an expert. LoRA by PEFT's arithmetic keeps W + s B A of
-all experts of a layer; by ours A x of each row, and one copy of B in another order.
+and per token the router's logits and probabilities, 8 bytes per expert. LoRA in PEFT keeps W + s B A of all experts of
+a layer; surefoot's keeps A x of each row, and one transposed copy of B.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROUTER = 8
 
 
 def as_dense(model: ModelFacts) -> ModelFacts:
-    """The model as a dense one with layers alike: an MLP as wide as those that see every token are on average."""
+    """The model as a dense one with identical layers, with the average width of the MLPs that see every token."""
     if not model.experts:
         return model
     dense = [
@@ -48,11 +48,11 @@ def _matrices(model: ModelFacts) -> list[tuple[str, MatrixFact]]:
 def expert_bytes(
     model: ModelFacts, adapter: AdapterPlan | None, tokens: int, width: int, *, fast: bool, cast: bool
 ) -> int:
-    """Of an average layer, for its backward pass.
+    """Bytes that an average layer keeps for its backward pass.
 
-    width: bytes of a number of the experts' matrices.
-    fast: the adapter is by arithmetic of our own.
-    cast: copies of A and B in another type are counted elsewhere.
+    width: bytes per element of the experts' matrices.
+    fast: whether surefoot's adapter kernel is used.
+    cast: whether cast copies of A and B are counted elsewhere.
     """
     if not model.experts:
         return 0

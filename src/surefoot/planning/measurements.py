@@ -1,4 +1,4 @@
-"""What the probes saw on this machine, as plain values that go into plan.json."""
+"""Results of the probes on this machine, as plain values for plan.json."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pydantic import TypeAdapter
 
 from surefoot.planning.plan import DType
 
-PADDED = "padded"  # a trial of documents in padded rows, which packing is compared with
-MEMORY_TAKEN = "as memory was in use"  # why less is timed than will be once others give it back
+PADDED = "padded"  # the trial of documents in padded rows, the baseline of packing
+MEMORY_TAKEN = "as memory was in use"  # why fewer shapes are timed than with free memory
 
 
 @dataclass(frozen=True)
 class AttentionTrial:
-    """One form of attention: eager, or SDPA held to one kernel.
+    """One form of attention: eager, or SDPA restricted to one kernel.
 
-    seconds: best forward and backward pass; 0 where it was not timed.
-    failure: why it did not run, or what was wrong with its numbers; empty where it is right.
-    errors: the largest relative error by what was compared.
-    timed: at what, where that is less than the run's shapes: "at 1024 of 4096 tokens"; empty where it is not.
-    untimed: why one of which nothing is known to be wrong could not be timed; empty where it was.
+    seconds: best forward and backward pass; 0 if it was not timed.
+    failure: why it did not run, or how its results are wrong; empty if it is correct.
+    errors: the largest relative error by compared quantity.
+    timed: shapes that were timed if smaller than the run's ("at 1024 of 4096 tokens"); else empty.
+    untimed: why a form without known errors could not be timed; empty if it was.
     """
 
     form: str  # eager | flash | mem_efficient | cudnn | math
@@ -34,22 +34,22 @@ class AttentionTrial:
 
     @property
     def trouble(self) -> str:
-        """Why it is not among those to choose from; empty where it is."""
+        """Why the form cannot be chosen; empty if it can."""
         return self.failure or self.untimed
 
     @property
     def remarks(self) -> str:
-        """Why it failed or was timed in part."""
+        """Why it failed, or was timed only in part."""
         return f"{self.trouble} {self.timed}"
 
     @property
     def passed(self) -> bool:
-        """Right, and timed."""
+        """Whether it is correct and was timed."""
         return not self.trouble
 
 
 def times_of(trials: Sequence[AttentionTrial]) -> str:
-    """What those that passed took, and at what, where that is less than the run's shapes."""
+    """Format the times of forms that passed, with their shapes if smaller than the run's."""
     passed = [trial for trial in trials if trial.passed]
     at = {trial.timed for trial in passed}
     common = f", {min(at)}" if len(at) == 1 and min(at) else ""
@@ -60,7 +60,7 @@ def times_of(trials: Sequence[AttentionTrial]) -> str:
 
 @dataclass(frozen=True)
 class PointwiseSizes:
-    """A model's sizes: numbers of its norms, heads of its queries, numbers of each head."""
+    """A model's sizes: width of its norms, number of query heads, size of each head."""
 
     width: int
     heads: int
@@ -71,8 +71,8 @@ class PointwiseSizes:
 class PointwiseTrial:
     """One kind of operators at the model's width, plain and fused.
 
-    part: norm | rotary (gate in plans made before 2026-11-23).
-    plain, fused: seconds of the best forward and backward pass; 0 where it was not timed.
+    part: norm | rotary (also gate in plans made before 2026-11-23).
+    plain, fused: seconds of the best forward and backward pass; 0 if it was not timed.
     failure, errors: see AttentionTrial.
     """
 
@@ -89,15 +89,16 @@ class PointwiseTrial:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the probes measured on this machine.
+    """Results of the probes on this machine; empty or None if not measured.
 
-    products: FLOP/s of matrix products at the model's shapes, by dtype; empty where nobody measured.
-    attention: one trial per form at `attention_length` tokens in `attention_dtype`; empty where nobody measured.
+    products: FLOP/s of matrix products at the model's shapes, by dtype.
+    attention: one trial per form at `attention_length` tokens in `attention_dtype`.
     threads: FLOP/s of an fp32 product by number of CPU threads.
-    tf32: FLOP/s with operands rounded to TF32, None where there is no such thing.
-    copy: bytes read and written per second. threads is empty, and the other two are None, where nobody measured.
-    documents: of documents as long as the run's, by form: matmul | sdpa | varlen on a packed row, and "padded", the
-        same documents in padded rows; empty where nobody measured.
+    tf32: FLOP/s with operands rounded to TF32; None if the device has no TF32.
+    copy: bytes read and written per second.
+    documents: trials with documents of the run's lengths, by form: matmul | sdpa | varlen on a packed row, and
+        "padded", the same documents in padded rows.
+    pointwise: trials of norms and rotary embeddings.
     """
 
     products: Mapping[DType, float] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class Measurements:
     tf32: float | None = None
     copy: float | None = None
     documents: tuple[AttentionTrial, ...] = ()
-    pointwise: tuple[PointwiseTrial, ...] = ()  # empty where nobody measured
+    pointwise: tuple[PointwiseTrial, ...] = ()
 
 
 _MEASUREMENTS = TypeAdapter(Measurements)
@@ -120,7 +121,7 @@ def measurements_to_json(measurements: Measurements) -> dict[str, Any]:
 
 
 def measurements_from_json(data: Mapping[str, object]) -> Measurements:
-    """The inverse; of an empty table, no measurements."""
+    """Inverse of `measurements_to_json`; an empty table gives no measurements."""
     return _MEASUREMENTS.validate_python(dict(data))
 
 
@@ -128,15 +129,15 @@ def measurements_from_json(data: Mapping[str, object]) -> Measurements:
 class LengthFacts:
     """Lengths of the training examples in tokens.
 
-    longest: of all; typical: the longest of an ordinary micro-batch.
-    supervised: the largest share of supervised tokens that a micro-batch may have, 1.0 where unknown.
-    mean: of all, 0 where unknown.
-    mix: some lengths as they stand side by side in a step.
-    padding: what share of the tokens of padded micro-batches is padding.
-    shared: of those tokens what is computed, padding too, where what both answers of a pair begin with is computed
+    longest: the longest of all; typical: the longest of an ordinary micro-batch.
+    supervised: the largest fraction of supervised tokens of a micro-batch; 1.0 if unknown.
+    mean: mean length; 0 if unknown.
+    mix: representative lengths, in the order in which a step may contain them.
+    padding: fraction of padding in padded micro-batches.
+    shared: fraction of the tokens of padded micro-batches that is computed if the common prefix of a pair is computed
         once.
-    evaluated: the longest evaluation example, 0 where there is none.
-    pictures: some examples have pictures.
+    evaluated: the longest evaluation example; 0 if there is none.
+    pictures: whether some examples have images.
     """
 
     longest: int
@@ -151,10 +152,10 @@ class LengthFacts:
 
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:
-    """Tokens of the longest example that the run may see. limit: `max_length`."""
+    """Tokens of the longest training example that the run may see. limit: `max_length`."""
     return min(limit, lengths.longest) if lengths else limit
 
 
 def longest_document(limit: int, lengths: LengthFacts | None) -> int:
-    """The same with those that the run evaluates, which are packed like those that it learns."""
+    """Tokens of the longest training or evaluation example; both are packed alike."""
     return min(limit, max(lengths.longest, lengths.evaluated)) if lengths else limit

@@ -1,23 +1,22 @@
-"""How much memory the run needs, by kind, from the shape of the model alone.
+"""Forecast how much memory the run needs, by kind, from the shape of the model alone.
 
 The counts follow what autograd keeps alive in transformers' decoder layers with PEFT's adapters (a test compares them
-with the saved tensors themselves). Not counted: the libraries, an accelerator's cache, other programs; hence the
-headroom.
+with the saved tensors themselves). Libraries, an accelerator's cache and other programs are not counted; the headroom
+covers them.
 
-Not everything is there at once. The peak is at the end of the forward pass, with logits; or as the first layer goes
-backward, without; or at the end of the backward pass, when gradients have come as activations and cast copies went. In
-a step of several passes the gradients of the first wait through the others.
+Not everything exists at once. The peak is at the end of the forward pass, with logits; or when the first layer runs
+backward, without them; or at the end of the backward pass, when gradients have replaced activations and cast copies. In
+gradient accumulation the gradients of the first pass exist during the others.
 
-What a decoder layer keeps for its backward pass, in bytes.
-Per token and layer, with h hidden, i intermediate, q = heads * head_dim, k = kv_heads * head_dim, b bytes of the
-compute dtype; norms are computed in fp32 whatever the dtype:
-    norms                their input 4h each (q and k where heads are normalised); an RMSNorm that trains keeps the
-                         normalised input as well
+What a decoder layer keeps for its backward pass, in bytes per token and layer, with h hidden, i intermediate,
+q = heads * head_dim, k = kv_heads * head_dim, b bytes of the compute dtype; norms are computed in fp32 in every dtype:
+    norms                their input 4h each (q and k if heads are normalized); a trained RMSNorm also keeps the
+                         normalized input
     attention            queries, keys, values, output b * (2q + 2k), one fp32 row statistic per head; a fused q, k, v
-                         stays whole behind the rotated q and k. In packed rows by sdpa, also the row that single
-                         documents' outputs are joined to, b * q
-    MLP                  what the activation keeps, b * i each (see _ACTIVATION); with a gate its output and up besides
-    linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts a copy of its own
+                         is kept whole in addition to the rotated q and k. In packed rows with sdpa also the row into
+                         which the outputs of single documents are joined, b * q
+    MLP                  what the activation keeps, b * i each (see _ACTIVATION); with a gate also its output and up
+    linear inputs        shared between q, k, v and gate, up in fp32; under autocast every layer casts its own copy
     dropout              a mask after each half of the layer, b * h each
 """
 
@@ -33,19 +32,20 @@ from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
 
-# How many tensors of the MLP's width an activation keeps besides its output: relu none, gelu_new is written out in
+# Number of tensors of the MLP's width that an activation keeps besides its output: relu none; gelu_new consists of
 # seven operations. Others keep their input.
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
-# Linear layers whose output is kept as it is by what comes behind them.
+# Linear layers whose output is kept by the next operation anyway.
 _KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
-# `surefoot.kernels.packed_attention.SHORT`: the form matmul writes documents of so many tokens at most into the row.
+# `surefoot.kernels.packed_attention.SHORT`: documents up to this length are written directly into the row by the form
+# matmul.
 _SHORT = 384
 
 
 def layer_bytes(work: Workload, tokens: int, length: int) -> int:
-    """What one decoder layer keeps for its backward pass."""
+    """Bytes that one decoder layer keeps for its backward pass."""
     model, b = work.model, work.width
-    if work.fast_adapter:  # one input for all layers that share it; attention's output is kept already
+    if work.fast_adapter:  # one input for all layers that share it; attention's output is already counted
         linear_inputs = b * (2 * model.hidden + model.intermediate)
     elif work.autocast:
         adapted = work.adapter is not None
@@ -60,8 +60,8 @@ def layer_bytes(work: Workload, tokens: int, length: int) -> int:
 
 
 def _rounded_bytes(work: Workload, tokens: int) -> int:
-    """What one layer keeps more under precision.qat: of each weight its rounded copy, which in autocast takes the place
-    of the cast one, and where it trains what was rounded; of activations that are rounded as well the same."""
+    """Additional bytes that one layer keeps under precision.qat: the rounded copy of each weight (under autocast it
+    replaces the cast copy) and, if it is trained, the rounding mask; the same for activations if they are rounded."""
     if work.precision.qat.value == OFF:
         return 0
     model, trains, base = work.model, work.adapter is None, BYTES[work.precision.unpacked]
@@ -70,21 +70,22 @@ def _rounded_bytes(work: Workload, tokens: int) -> int:
     kept = sum(inputs * outputs for inputs, outputs in linears) * (copied + 4 * trains)
     if work.precision.qat.value == "int8-int4":
         inputs = sum(inputs for inputs, _ in linears)
-        shared = model.layers * (2 * model.hidden + model.intermediate)  # that were kept without rounding
+        shared = model.layers * (2 * model.hidden + model.intermediate)  # already kept without rounding
         kept += _residual(work) * tokens * (inputs + (inputs - shared if trains and not work.autocast else 0))
     return kept // model.layers
 
 
 def _expert_bytes(work: Workload, tokens: int) -> int:
-    """Under autocast a base of fp32 multiplies its experts in fp32: torch's grouped product is not cast."""
+    """Bytes of the experts. Under autocast an fp32 base multiplies its experts in fp32: grouped products are not
+    cast."""
     width = BYTES[work.precision.unpacked] if work.adapter else BYTES["fp32"]
     return expert_bytes(work.model, work.adapter, tokens, width, fast=work.fast_adapter, cast=work.autocast)
 
 
 def unread_bytes(work: Workload, rows: int) -> int:
-    """What the last layer does not keep for so many rows that nobody reads, under `kernels.last_block: pruned`: behind
-    attention the norm's input, and of the MLP the products and what enters them. A layer that is computed again keeps
-    none of it in either case, but needs as much less room while it is. At least so much: adapters' A x is not in it."""
+    """Bytes that the last layer does not keep for rows whose output is not needed (`kernels.last_block: pruned`): after
+    attention the norm's input, and in the MLP the products and their inputs. A recomputed layer keeps none of this in
+    either case, but needs that much less while it is recomputed. A lower bound: adapters' A x is not included."""
     model, b = work.model, work.width
     mlp = mlp_tensors(work)
     norm = _residual(work) if work.fused_norms else 4
@@ -92,40 +93,41 @@ def unread_bytes(work: Workload, rows: int) -> int:
 
 
 def mlp_tensors(work: Workload) -> int:
-    """How many tensors of the MLP's width it keeps: what the activation does, its output and up."""
+    """Number of tensors of the MLP's width that a layer keeps: those of the activation, its output and up."""
     return _ACTIVATION.get(work.model.activation, 1) + (2 if work.model.gated else 0)
 
 
 def _norm_bytes(work: Workload) -> int:
-    """Per token and layer."""
+    """Bytes per token and layer."""
     if work.fused_norms:
         # `surefoot.kernels.pointwise` keeps x and 1 / rms of each row; tests/kernels counts what autograd holds.
         return sum(_residual(work) * work.model.size(norm) + 4 for norm in work.model.norms)
     size = sum(4 * work.model.size(norm) for norm in work.model.norms)
-    # LayerNorm's backward pass computes the normalised input again.
+    # LayerNorm's backward pass recomputes the normalized input.
     return size if work.adapter or work.model.layer_norm else 2 * size
 
 
 def _residual(work: Workload) -> int:
-    """Bytes of a number of what goes from layer to layer: embeddings are not cast."""
+    """Bytes per element of the residual stream: embeddings are not cast."""
     return BYTES[work.precision.unpacked] if work.adapter else BYTES["fp32"]
 
 
 def _attention_bytes(work: Workload, length: int) -> int:
-    """Per token and layer. Of a packed row, those of the document that takes most, which need not be the longest."""
+    """Bytes per token and layer. In a packed row, those of the most expensive document, which need not be the
+    longest."""
     model, b = work.model, work.width
     q, k = model.heads * model.head_dim, model.kv_heads * model.head_dim
     fused = b * (q + k) if model.fused_rotary else 0
     flash = b * (2 * q + 2 * k) + 4 * model.heads
     if work.documents == "matmul" and length <= _SHORT:
         return fused + flash
-    joined = b * q if work.documents in ("matmul", "sdpa") else 0  # outputs of single documents, and the row of them
+    joined = b * q if work.documents in ("matmul", "sdpa") else 0  # the row of all documents' outputs
     if work.attention.expected.value not in ("eager", "math"):
         return fused + flash + joined
     # Probabilities in fp32 and, under autocast, once more in 16 bits.
     scores = 4 + (b if work.autocast else 0)
-    scores += b if model.without_sdpa else 0  # capped: the cap keeps them too
-    scores += 2 * b if model.attention_dropout else 0  # mask and what is left
+    scores += b if model.without_sdpa else 0  # soft-capped: the cap keeps them too
+    scores += 2 * b if model.attention_dropout else 0  # the mask and the result
     return fused + scores * model.heads * length + b * 4 * q
 
 
@@ -140,7 +142,7 @@ def _adapted(work: Workload) -> list[tuple[int, int]]:
 
 
 def adapter_copies(work: Workload) -> int:
-    """Bytes of A and s B in the type of the products, which our adapter arithmetic makes once for all of a step."""
+    """Bytes of A and s B in the compute dtype, which surefoot's adapter kernel makes once per step."""
     if work.adapter is None or not work.fast_adapter:
         return 0
     return work.width * work.adapter.rank * sum(inputs + outputs for inputs, outputs in _adapted(work))
@@ -151,7 +153,8 @@ def _adapted_inputs(work: Workload) -> int:
 
 
 def _adapter_token_bytes(work: Workload) -> int:
-    """A x of each target; dropout's mask and output; DoRA's more copies of outputs: PEFT's two, or ours."""
+    """Bytes per token: A x of each target; dropout's mask and output; copies of outputs for DoRA (PEFT's two, or
+    ours)."""
     assert work.adapter is not None
     b = work.width
     count = len(_adapted(work)) / work.model.layers
@@ -165,8 +168,8 @@ def _adapter_token_bytes(work: Workload) -> int:
 
 
 def _own_copies(work: Workload) -> int:
-    """Per token and layer, numbers of outputs that our DoRA keeps and nobody else does. Without bias and dropout it
-    keeps the output itself, as do attention (of the values) and the MLP."""
+    """Outputs per token and layer that surefoot's DoRA kernel keeps and nothing else does. Without bias and dropout it
+    keeps the output itself, which attention (values) and the MLP keep anyway."""
     assert work.adapter is not None
     names = set(work.adapter.targets.value)
     numbers = 0
@@ -180,7 +183,7 @@ def _own_copies(work: Workload) -> int:
 
 
 def _dora_bytes(work: Workload) -> int:
-    """PEFT multiplies B A out by way of an identity matrix of every target's input size, and keeps it.
+    """PEFT computes B A with an identity matrix of every target's input size, and keeps it.
 
     With dropout it multiplies by the base weight twice, the second time with a cast copy.
     """
@@ -191,29 +194,31 @@ def _dora_bytes(work: Workload) -> int:
     return work.width * numbers // work.model.layers
 
 
-# Left for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context with its workspaces.
+# Reserved for what is not counted: 10 % for fragmentation, and the libraries (CPU) or the CUDA context and workspaces.
 _HEADROOM = 0.9
 _LIBRARIES = GIB
-# `surefoot.models.fast.last_block.WORTH_IT`: where a larger share of all rows is read, none is left out.
+# `surefoot.models.fast.last_block.WORTH_IT`: if a larger fraction of rows is needed, none is skipped.
 _WORTH_IT = 0.9
-# Bytes of a packed matrix: for each weight and for each row. NF4: half a byte, a byte of scale for 64 weights, an fp32
-# scale for 256 of these. int8: a byte, an fp32 scale for a row.
+# Bytes of a packed matrix per weight and per row. NF4: half a byte, one byte of scale per 64 weights, an fp32 scale per
+# 256 of these. int8: one byte, and an fp32 scale per row.
 _PACKED: dict[PackedType, tuple[float, int]] = {"nf4": (0.5 + 1 / 64 + 4 / (64 * 256), 0), "int8": (1, 4)}
-# Programs for products of 16 bits, 0.6 MiB each, of which a CPU run keeps 256 (`process.bound_product_caches`): where
-# micro-batches have other numbers of tokens from step to step, all places are taken before long.
+# Cached oneDNN primitives for 16-bit products, 0.6 MiB each, of which a CPU run keeps 256
+# (`process.bound_product_caches`). If micro-batches vary in their number of tokens, the cache fills up soon.
 _PROGRAMS = 154 << 20
-# Gradients inside the layer that is going backward, as a share of what the layer keeps.
+# Gradients inside the layer that runs backward, as a fraction of what the layer keeps.
 _BACKWARD = 0.5
 
 
 @dataclass(frozen=True)
 class _Holes:
-    """What a CPU run on glibc takes besides what is alive, see `surefoot.system.allocator`.
+    """Heap memory that a CPU run with glibc takes besides live tensors, see `surefoot.system.allocator`.
 
-    left: bytes, by set-up, interpreter and products. of_layer: times what one layer keeps. Each asks for the same sizes
-    when it goes forward, when it is computed again and when it goes backward, and cannot have all holes that the one
-    before it left. of_kept: times all activations, between which there are holes until the backward pass. The logits of
-    a piece have the place of those before. Blocks of `LARGE` bytes come from the system and leave none.
+    left: bytes left behind by set-up, interpreter and products.
+    of_layer: multiple of what one layer keeps. Each layer requests the same sizes in forward, recomputation and
+        backward, and cannot reuse all holes of the previous one.
+    of_kept: multiple of all activations, between which there are holes until the backward pass.
+
+    The logits of a chunk reuse the memory of the previous one. Blocks of `LARGE` bytes are mapped and leave no holes.
     """
 
     left: int
@@ -240,24 +245,25 @@ def forecast(
     recomputed: int | None = None,
     accumulation: int = 2,
 ) -> MemoryPlan:
-    """The peak for micro-batches of so many examples, all padded to `length` tokens, of which a share carries loss.
+    """Forecast the peak for micro-batches of `examples` examples padded to `length` tokens.
 
+    supervised: fraction of the tokens that carry loss.
     recomputed: see `MemoryPlan`.
-    accumulation: forward passes of a step; what is more than one makes no difference.
+    accumulation: forward passes per step; only whether there is more than one matters.
     """
     tokens = examples * work.rows * length
     layers = work.model.layers
     per_layer = work.passes * layer_bytes(work, tokens, length)
     again = (layers if recomputed is None else min(recomputed, layers)) if checkpointing.value else 0
-    # A layer that is computed again keeps its input. The first ones are: their turn comes when all others are through,
-    # so that one layer's activations at a time come back into room that is free again.
+    # A checkpointed layer keeps its input. The first layers are checkpointed: they run backward last, so that one
+    # layer's activations at a time are recomputed into memory that the others have freed.
     kept = work.passes * again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
     positions = int(tokens * supervised)
-    # The last layer is the last to be computed again: where it is, no room is taken off, as others need as much.
+    # The last layer is checkpointed last; if it is, nothing is subtracted, because other layers need as much.
     unread = tokens - positions if work.prunes and again < layers and positions <= _WORTH_IT * tokens else 0
     less = work.passes * unread_bytes(work, unread)
     forward = kept + (layers - again) * per_layer - less
-    # The last layer goes backward first, when it is all there.
+    # The last layer runs backward first, when all activations exist.
     activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
     weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
@@ -287,7 +293,7 @@ def forecast(
 
 def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
     model, b, holes = work.model, work.width, _HOLES[work.holes]
-    share = 1.0  # of a layer, in blocks from the heap
+    share = 1.0  # fraction of a layer in blocks from the heap
     if tokens * model.hidden * b >= LARGE:
         share = 0.0
     elif tokens * model.intermediate * b >= LARGE:
@@ -297,14 +303,14 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
 
 
 def _programs(work: Workload) -> int:
-    # Every expert has other numbers of rows in every pass; those of a base in fp32 are multiplied in fp32.
+    # The rows of every expert vary from pass to pass; experts of an fp32 base compute in fp32.
     varies = work.varies or (work.model.experts > 0 and work.adapter is not None and work.precision.unpacked != "fp32")
     counted = work.holes != "none" and work.kind == "cpu" and work.autocast and varies
     return _PROGRAMS if counted else 0
 
 
 def usable(available: int) -> int:
-    """Bytes that a forecast may fill."""
+    """Bytes of available memory that a forecast may use."""
     return int(_HEADROOM * available) - _LIBRARIES
 
 
@@ -313,13 +319,13 @@ def fits(memory: MemoryPlan) -> bool:
 
 
 def base_bytes(work: Workload) -> int:
-    """Of another copy of the base, frozen and held as this one is."""
+    """Bytes of another frozen copy of the base, stored like this one."""
     return 4 * work.parameters if work.adapter is None else _frozen_bytes(work)
 
 
 def _cast_bytes(work: Workload) -> int:
-    """Autocast keeps a cast copy of every fp32 weight that enters a product until its backward pass is over; but those
-    of our adapter arithmetic stay, see `adapter_copies`."""
+    """Bytes of cast weights: autocast keeps a cast copy of every fp32 weight of a product until its backward pass is
+    over. Those of surefoot's adapter kernel stay, see `adapter_copies`."""
     if not work.autocast:
         return 0
     linear = sum(module.parameters for module in work.model.modules if module.linear)
@@ -339,18 +345,18 @@ def _frozen_bytes(work: Workload) -> int:
     matrices = [inputs * outputs for inputs, outputs in linears]
     rest = (work.parameters - sum(matrices)) * BYTES[work.precision.unpacked]
     quantised = int(of_weight * sum(matrices)) + of_row * sum(outputs for _, outputs in linears)
-    # One matrix at a time is dequantised for its product.
+    # One matrix at a time is dequantized for its product.
     return quantised + rest + max(matrices) * work.width
 
 
 def _logits(work: Workload, positions: int) -> int:
-    """At the end of the forward pass. In pieces: logits in the type of the products, whose place their gradient takes,
-    and in 16 bits their softmax in fp32; a head that trains gets its gradient there and then, summed in fp32, and under
-    autocast the product of a piece besides."""
+    """Bytes at the end of the forward pass. With the chunked loss: logits in the compute dtype, overwritten by their
+    gradient, and with 16 bits their fp32 softmax; a trained head also gets its gradient there, summed in fp32, and
+    under autocast the product of a chunk."""
     if not work.logits:
         return 0
     vocab, cast = work.model.vocab, work.width if work.autocast else 0
-    if work.loss_rows is None:  # as computed, in fp32, their log-softmax, and the gradients of both ends
+    if work.loss_rows is None:  # logits, their fp32 copy, the log-softmax, and the gradients of both
         return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4)
     head = vocab * work.model.hidden * (4 + cast) if work.adapter is None else 0
     return min(positions, work.loss_rows) * vocab * (4 + cast) + head

@@ -1,7 +1,7 @@
-"""A config moved to another model family: which keys change, to what, and why. Pure; the config stays a plain mapping.
+"""Move a config to another model family: which keys change, to what, and why. Pure; the config stays a plain mapping.
 
-Only what belongs to the old model is touched: names of its modules and tokens, its padding, its templates, rates and
-sizes that suit its size. What cannot be carried over by rule (a reward model of the old family) is a note.
+Only keys that depend on the old model change: names of its modules and tokens, its padding, templates, and rates and
+sizes that suit its size. What no rule can convert (such as a reward model of the old family) becomes a note.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.locations import is_address, is_function
 
-# Rates at which all weights of an 8 B Llama are trained, after the guide from OPT to Llama 3.1 that this command
-# answers: each method's `large_rate`, and the critic's 5e-6. Adapters keep theirs: it depends on rank and alpha.
+# Learning rates for full fine-tuning of an 8 B Llama, from a guide for moving from OPT to Llama 3.1: each method's
+# `large_rate`, and 5e-6 for the critic. Adapters keep their rate: it depends on rank and alpha.
 _CRITIC_RATE = 5e-6
-_LARGE = 10**9  # parameters from which they are meant
+_LARGE = 10**9  # number of parameters from which they apply
 
 
 @dataclass(frozen=True)
 class Move:
     """One key that changes.
 
-    key: dotted.
-    old, new: plain values; None for a key that was not there, or goes.
+    key: dotted key.
+    old, new: plain values; None for a key that was absent or is removed.
     """
 
     key: str
@@ -42,8 +42,9 @@ class Move:
 class Migration:
     """A config for another model family.
 
-    config: for the new model.
-    notes: what the user has to see to, as sentences.
+    config: the config for the new model.
+    moves: the keys that changed.
+    notes: sentences about what the user must do.
     """
 
     config: dict[str, Any]
@@ -52,10 +53,10 @@ class Migration:
 
 
 def migrate(given: Mapping[str, Any], path: str, model: ModelFacts) -> Migration:
-    """A config moved to another model.
+    """Move a config to another model.
 
-    given: the config's keys as the user set them, short forms written out.
-    path: of the new model, as the user calls it.
+    given: the config's keys as the user set them, short forms expanded.
+    path: path or name of the new model, as given by the user.
     model: its facts.
     """
     moves, notes = [], []
@@ -74,21 +75,21 @@ _Found = Iterator[Move | str]
 def _model(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     yield Move("model.path", value_at(given, "model.path"), path, "the new model")
     if (revision := value_at(given, "model.revision")) is not None:
-        yield Move("model.revision", revision, None, "it names a state of the old model")
+        yield Move("model.revision", revision, None, "it is a revision of the old model")
 
 
 def _targets(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
-    """Modules by what they do: the new family's layer of the same role."""
+    """Map modules by role: the new family's layer with the same role."""
     for key in ("adapter.targets", "adapter.modules_to_save"):
         names = value_at(given, key)
         if not isinstance(names, list):
             continue
         if model.family is None or model.structure is None:
-            yield f"{key}: no row describes {model.model_type}: check {', '.join(names)} with `surefoot plan`"
+            yield f"{key}: {model.model_type} is not described: check {', '.join(names)} with `surefoot plan`"
             continue
         new, unknown = _renamed(names, model.family, model.structure)
         for name in unknown:
-            yield f"{key}: {name} has no counterpart that is known in {model.family.name}; see `surefoot plan`"
+            yield f"{key}: {name} has no known counterpart in {model.family.name}; see `surefoot plan`"
         if new != names:
             yield Move(key, names, new, f"the names of {model.family.name}'s modules")
 
@@ -108,12 +109,12 @@ def _renamed(names: list[str], family: Family, structure: Structure) -> tuple[li
     gate = next((linear.path.rpartition(".")[2] for linear in structure.linears if linear.role == "gate"), None)
     up = next((linear.path.rpartition(".")[2] for linear in structure.linears if linear.role == "up"), None)
     if gate and up in new and gate not in new and not any(name.rpartition(".")[2] == gate for name in names):
-        new.insert(new.index(up), gate)  # an MLP without a gate has one matrix where this one has two
+        new.insert(new.index(up), gate)  # the old MLP without a gate has one matrix, this one has two
     return new, unknown
 
 
 def _end_of(name: str, structure: Structure) -> str | None:
-    """The embedding or the head under the new family's name."""
+    """Return the new family's name of the embedding or head."""
     for other in (family.structure for family in FAMILIES if family.structure):
         for end in ("embedding", "head"):
             if getattr(other, end).rpartition(".")[2] == name:
@@ -124,11 +125,11 @@ def _end_of(name: str, structure: Structure) -> str | None:
 def _padding(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     pad = value_at(given, "tokenizer.pad")
     if pad not in (None, "auto", "add"):
-        yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan says which one it takes")
+        yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan shows the new one")
     count = value_at(given, "reward.num_padding_at_beginning")
     if isinstance(count, int):
         yield Move(
-            "reward.num_padding_at_beginning", count, "auto", "1 is right for OPT alone; the tokenizer at hand decides"
+            "reward.num_padding_at_beginning", count, "auto", "1 is right for OPT only; auto follows the tokenizer"
         )
 
 
@@ -137,7 +138,7 @@ def _template(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     of_families = {template for family in FAMILIES for template in family.templates}
     own = model.family.templates if model.family else ()
     if name in of_families and name not in own:
-        yield Move("data.template", name, "auto", "the old model's; the plan says which one it takes")
+        yield Move("data.template", name, "auto", "the old model's template; the plan shows the new one")
 
 
 def _length(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
@@ -151,20 +152,20 @@ def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     method = METHODS.get(stage) if isinstance(stage, str) else None
     if value_at(given, "adapter") is not None:
         if value_at(given, "optim.lr") is not None:
-            yield "optim.lr stays: an adapter's rate depends on its rank and alpha more than on the model"
+            yield "optim.lr stays: an adapter's learning rate depends more on its rank and alpha than on the model"
     elif (usual := method.large_rate if method else None) is not None and model.parameters >= _LARGE:
         rate = value_at(given, "optim.lr")
         if rate != usual:
-            yield Move("optim.lr", rate, usual, f"usual for stage {stage} on all weights of some 8 B")
+            yield Move("optim.lr", rate, usual, f"usual for full fine-tuning of about 8 B in stage {stage}")
     critic = value_at(given, "ppo.critic_lr")
     if method is not None and method.critic and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
-        yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of some 8 B")
+        yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of about 8 B")
 
 
 def _batch(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     micro = value_at(given, "batch.micro")
     if isinstance(micro, int):
-        why = "an example needs another share of the memory now; the plan takes as many as fit, at the same batch.size"
+        why = "examples need different memory now; auto takes as many as fit, with the same batch.size"
         yield Move("batch.micro", micro, "auto", why)
 
 
@@ -178,7 +179,7 @@ def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     for key in ("reward.init", "ppo.reward", "ppo.critic"):
         name = value_at(given, key)
         if name is not None and not is_address(str(name)) and not is_function(str(name)):
-            yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
+            yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it again"
     reference = value_at(given, "alignment.reference")
     if reference not in (None, "auto", "adapter-off", "model", "cached"):
         yield f"alignment.reference: {reference} must have the new model's tokenizer"

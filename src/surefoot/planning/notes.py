@@ -1,9 +1,9 @@
-"""Cautions and refusals of a plan: what is known to go wrong with this model, and dropout in its own layers.
+"""Cautions and refusals of a plan: known problems of a model, and dropout in its layers.
 
-Every policy writes into one `Notes`, so that all conflicts of a run are reported at once. Rewards, DPO, KTO and PPO
-compare numbers of two answers, of two models or of two moments. Masks drawn apart for each make differences out of
-nothing, so these stages train without dropout unless told otherwise; TRL does the same (`disable_dropout`), and
-DeepSpeed-Chat's guide advises it.
+Every planning function writes into one `Notes`, so that all conflicts of a run are reported at once. Reward models,
+DPO, KTO and PPO compare values of two answers, two models or two points in time. Different dropout masks would add
+noise to the comparison, so these stages train without dropout by default, like TRL (`disable_dropout`) and as
+DeepSpeed-Chat's guide advises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.system.errors import Fault
 
 @dataclass
 class Notes:
-    """faults refuse the run; cautions are printed and the run goes on."""
+    """Collects faults, which refuse the run, and cautions, which are only printed."""
 
     faults: list[Fault] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Notes:
     def refuse(self, key: str, what: str, fix: str = "", code: str = "SF-CONFIG-CONFLICT") -> None:
         """Add a fault, which refuses the run.
 
-        key: the dotted config key that asks for the impossible.
+        key: dotted config key of the impossible request.
         code: see `Fault`.
         """
         self.faults.append(Fault(key, what, fix, code))
@@ -36,7 +36,7 @@ class Notes:
 
 
 def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) -> None:
-    """Caution of what is known to go wrong with this model.
+    """Add cautions about known problems of this model.
 
     compute: dtype of the matrix products.
     longest: tokens of the longest example.
@@ -44,7 +44,7 @@ def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) 
     if model.family is None:
         notes.caution(
             f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "
-            "transformers builds, PAD and BOS from the tokenizer; what is known to go wrong with it is not known here"
+            "transformers builds, PAD and BOS from the tokenizer; its known problems are not listed here"
         )
     _dropout(model, notes)
     for hazard in model.family.hazards if model.family else ():
@@ -52,34 +52,34 @@ def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) 
             notes.caution(hazard.sentence)
     if model.rotary_switch is not None and longest > model.rotary_switch:
         notes.caution(
-            f"rows of more than {model.rotary_switch} tokens use another rotary table, and so do all rows beside them: "
+            f"rows of more than {model.rotary_switch} tokens use another rotary table, and so do all rows of a batch: "
             f"here micro-batches change the result; data.max_length: {model.rotary_switch} avoids it"
         )
 
 
 def _dropout(model: ModelFacts, notes: Notes) -> None:
-    """Families whose config.json sets it, or leaves it to a default above 0, train with it; people seldom expect it."""
+    """Caution about families whose config.json or defaults enable dropout in training, which few users expect."""
     shares = dict(model.dropouts)
     if model.attention_dropout:
         shares["attention dropout"] = model.attention_dropout
     if shares:
         named = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-        notes.caution(f"this model drops out in training ({named}); model.dropout: 0 trains without")
+        notes.caution(f"this model trains with dropout ({named}); model.dropout: 0 turns it off")
 
 
 def plan_dropout(config: RunConfig) -> Choice[Dropout]:
-    """A share, or that the model keeps its own."""
+    """Choose the dropout probability of the model's own layers, or keep the model's own."""
     requested = config.model.dropout
     if requested == OWN_DROPOUT:
-        return Choice(OWN_DROPOUT, "asked for: as its config.json says", "user")
+        return Choice(OWN_DROPOUT, "asked for: as in its config.json", "user")
     if requested is not None:
         return Choice(requested, "asked for", "user")
     if why := config.method.compared:
-        return Choice(0.0, f"{why}, and masks would be noise in it; model.dropout: own has config.json's", "default")
-    return Choice(OWN_DROPOUT, "as its config.json says", "family")
+        return Choice(0.0, f"{why}, and dropout would add noise; model.dropout: own uses config.json's", "default")
+    return Choice(OWN_DROPOUT, "as in its config.json", "family")
 
 
 def as_trained(model: ModelFacts, config: RunConfig) -> ModelFacts:
-    """The facts of the model under the dropout that it trains with."""
+    """Return the model's facts with the dropout it is trained with."""
     planned = plan_dropout(config).value
     return with_dropout(model, None if planned == OWN_DROPOUT else planned)

@@ -1,11 +1,11 @@
-"""Which optimizer moves the weights, and what its state needs.
+"""Choose the optimizer, and compute the size of its state.
 
-Bytes per trainable number, counted exactly (a test steps each optimizer and looks):
+Bytes per trainable element, exact (a test steps each optimizer and compares):
     adamw       8: two fp32 moments
     sgd         0, or 4 with momentum
-    adafactor   4 per row and per column of a matrix, 4 per number of a vector
+    adafactor   4 per row and per column of a matrix, 4 per element of a vector
     muon        4 for a matrix inside a decoder layer, 8 for the rest
-    adamw_8bit  2 + 8/256, and two tables of 1 KiB, for such a matrix of at least 4 096 numbers; 8 for the rest
+    adamw_8bit  2 + 8/256, and two tables of 1 KiB, for such a matrix of at least 4 096 elements; 8 for the rest
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice
 
 _FP32 = 4
-_BLOCK = 256  # numbers that share two fp32 scales in bitsandbytes' 8-bit moments
-_TABLES = 2 * 256 * _FP32  # what each of the 256 codes of the two moments means
-_FEWEST_IN_8_BITS = 4096  # bitsandbytes holds the moments of smaller tensors in fp32
+_BLOCK = 256  # elements that share two fp32 scales in bitsandbytes' 8-bit moments
+_TABLES = 2 * 256 * _FP32  # code tables of the two moments, 256 entries each
+_MIN_8BIT_SIZE = 4096  # bitsandbytes keeps the moments of smaller tensors in fp32
 
-_HIGHEST_RATE = 0.1  # a thousand times what adapters are usually trained with; weights of models are about as large
+_HIGHEST_RATE = 0.1  # a thousand times the usual rate of adapters, and about the size of model weights
 
 _REASONS = {
     "adamw": "two fp32 moments, 8 bytes per trainable parameter",
     "adamw_8bit": "matrices of the decoder layers in 8 bits, about 2 bytes each; the rest by adamw",
-    "adafactor": "the second moment by rows and columns; optim.lr is the rate itself",
-    "sgd": "no second moment: the rate must be far higher than adamw's",
-    "muon": "matrices of the decoder layers by orthogonal steps of adamw's size, 4 bytes each; the rest by adamw",
+    "adafactor": "the second moment factored by rows and columns; optim.lr is the absolute rate",
+    "sgd": "no second moment: needs a much higher rate than adamw",
+    "muon": "matrices of the decoder layers by orthogonalized steps of adamw's size, 4 bytes each; the rest by adamw",
 }
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trainable parameter. inside: it stands in a decoder layer."""
+    """A trainable parameter. inside: whether it is in a decoder layer."""
 
     shape: tuple[int, ...]
     inside: bool
@@ -54,16 +54,17 @@ def plan_optimizer(request: OptimConfig) -> Choice[str]:
 
 
 def caution_rate(request: OptimConfig, notes: Notes) -> None:
-    """All but sgd divide by the size of the gradient: a step moves each weight by about the rate."""
+    """Caution about a too high rate: all optimizers but sgd normalize the gradient, so a step changes weights by about
+    lr."""
     if request.name != "sgd" and request.lr > _HIGHEST_RATE:
         notes.caution(
-            f"optim.lr {request.lr:g} lets {request.name} move every weight by about that much in each step, and "
-            f"nearly all of a model's are below {_HIGHEST_RATE:g}: it will hardly learn; usual are 1e-5 to 1e-3"
+            f"optim.lr {request.lr:g} makes {request.name} change every weight by about that much per step, and "
+            f"nearly all weights are below {_HIGHEST_RATE:g}: it will hardly learn; 1e-5 to 1e-3 are usual"
         )
 
 
 def state_bytes(request: OptimConfig, tensors: Iterator[Tensor]) -> int:
-    """What the optimizer keeps for these parameters after its first step; counts of steps are not counted."""
+    """Bytes of optimizer state for these parameters after the first step, without step counters."""
     return sum(_bytes(request, tensor) for tensor in tensors)
 
 
@@ -72,19 +73,19 @@ def _bytes(request: OptimConfig, tensor: Tensor) -> int:
     match request.name:
         case "sgd":
             return _FP32 * numbers if request.momentum else 0
-        case "adafactor" if len(tensor.shape) > 1:  # of a convolution its last two sides are factored
+        case "adafactor" if len(tensor.shape) > 1:  # for a convolution the last two dimensions are factored
             return _FP32 * sum(numbers // side for side in tensor.shape[-2:])
         case "adafactor":
             return _FP32 * numbers
         case "muon" if matrix and tensor.inside:
             return _FP32 * numbers
-        case "adamw_8bit" if matrix and tensor.inside and numbers >= _FEWEST_IN_8_BITS:
+        case "adamw_8bit" if matrix and tensor.inside and numbers >= _MIN_8BIT_SIZE:
             return 2 * numbers + 2 * _FP32 * math.ceil(numbers / _BLOCK) + _TABLES
     return 2 * _FP32 * numbers
 
 
 def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows: int) -> Iterator[Tensor]:
-    """Every parameter that trains, a tied head once. added_rows: appended to embedding and head."""
+    """Yield every trained parameter, a tied head once. added_rows: rows appended to embedding and head."""
     if adapter is None:
         yield from _whole(model, list(model.modules), added_rows)
         return

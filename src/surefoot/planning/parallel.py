@@ -1,8 +1,8 @@
-"""How many processes share the run, which engine they use, and what of the forecast each of them holds.
+"""Choose the engine of a multi-process run, and compute what each rank stores of the memory forecast.
 
-ddp         everything in every process: the least traffic, so it is taken wherever it fits
-fsdp2       weights, gradients and optimizer state are cut into as many shares as there are ranks
-deepspeed   ZeRO 1: optimizer state; 2: gradients as well; 3: weights as well
+ddp         everything in every process: the least communication, so it is used whenever it fits
+fsdp2       weights, gradients and optimizer state are sharded over all ranks
+deepspeed   ZeRO 1: optimizer state; 2: also gradients; 3: also weights
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
 from surefoot.system.messages import size_text
 
 SINGLE = ParallelPlan()
-ELEMENTWISE = ("adamw", "sgd")  # optimizers that treat each number alone
+ELEMENTWISE = ("adamw", "sgd")  # optimizers that update each element independently
 
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """How many processes share the run.
+    """The processes of a run.
 
-    world: processes of the run.
-    local: of them on one machine, which share its host memory.
-    requested: by the config, else by a launcher.
+    world: number of processes.
+    local: number of processes on one machine, which share its host memory.
+    requested: whether the config requests them; else a launcher does.
     """
 
     world: int = 1
@@ -38,7 +38,8 @@ ONE_RANK = RanksFacts()
 
 
 def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan, notes: Notes) -> ParallelPlan:
-    """states: forecast of weights, gradients and optimizer in one process, with what one has available."""
+    """Choose engine and ranks. states: forecast of weights, gradients and optimizer state in one process, with the
+    available memory of one."""
     count = Choice(
         ranks.world,
         "asked for" if ranks.requested else "as many as the launcher started" if ranks.world > 1 else "no launcher",
@@ -52,7 +53,7 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
         what = f"only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
         notes.refuse("parallel.offload", what, "set parallel.engine: fsdp2, or leave it out")
     if request.engine == "fsdp2" and request.offload == "optimizer":
-        what = "fsdp2 keeps weights, gradients and moments in one place"
+        what = "fsdp2 keeps weights, gradients and moments in the same place"
         notes.refuse("parallel.offload", what, "set all, or parallel.engine: deepspeed")
     if request.engine == "deepspeed" and request.offload == "all" and request.zero_stage < 3:
         what = f"ZeRO {request.zero_stage} keeps all weights on every device"
@@ -65,7 +66,7 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     size = size_text(states.weights + states.gradients + states.optimizer)
     room = size_text(memory.usable(states.available))
     if memory.fits(states):
-        reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank holds all of them"
+        reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank stores all of them"
         return ParallelPlan(Choice("ddp", reason, "hardware"), count)
     reason = (
         f"weights, gradients and optimizer state, {size}, exceed {room}; {shared_words('fsdp2', None, ranks.world)}"
@@ -74,63 +75,63 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
 
 
 def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, in_place: bool, notes: Notes) -> None:
-    """Refuse an optimizer, a base or an adapter that an engine cannot share out.
+    """Refuse an optimizer, a base or an adapter that an engine cannot shard.
 
-    optimizer: by name.
-    packed: the base is quantised.
-    in_place: an adapter is added to parameters that are no linear layers' (experts, routers).
+    optimizer: its name.
+    packed: whether the base is quantized.
+    in_place: whether an adapter is added to parameters outside linear layers (experts, routers).
     """
     engine = plan.engine.value
     if engine not in ("fsdp2", "deepspeed"):
         return
     if optimizer not in ELEMENTWISE:
-        what = f"{optimizer} works on whole matrices or blocks, and {engine} gives it shares of them"
+        what = f"{optimizer} works on whole matrices or blocks, but {engine} gives it shards"
         notes.refuse("optim.name", what, f"use {' or '.join(ELEMENTWISE)}, or parallel.engine: ddp")
     if packed:
-        what = f"{engine} cannot share out a quantised base"
+        what = f"{engine} cannot shard a quantized base"
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
     if in_place:
-        what = f"{engine} holds shares of the experts, and PEFT adds their adapters to whole ones"
+        what = f"{engine} shards the experts, but PEFT adds their adapters to whole ones"
         notes.refuse("parallel.engine", what, "use ddp, or adapter.experts: false")
 
 
 def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None:
-    """decay: of the moving average of the policy's weights, which needs them whole on every rank."""
+    """Refuse a moving average of sharded weights, which needs them whole on every rank. decay: ppo.ema."""
     engine, stage = plan.engine.value, plan.zero_stage
     if decay is None or "weights" not in shared_parts(engine, stage):
         return
     named = f"parallel.engine {engine}" + (f" with parallel.zero_stage {stage}" if stage else "")
-    what = f"an average of weights needs them whole, and {named} gives each rank a share"
+    what = f"an average of weights needs them whole, and {named} shards them"
     notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
 
 
 def check_server(plan: ParallelPlan, rollouts: str, notes: Notes) -> None:
-    """rollouts: what writes PPO's answers. A server is told of the weights by one process."""
+    """Refuse a vLLM server with several ranks: one process sends it the weights. rollouts: engine of PPO's rollouts."""
     if rollouts == "vllm" and plan.ranks.value > 1:
-        what = f"a vLLM server is told of the weights by one process, and there are {plan.ranks.value}"
+        what = f"only one process can send weights to a vLLM server, and there are {plan.ranks.value}"
         notes.refuse("ppo.engine", what, "use embedded, or one process")
 
 
 def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:
-    """loaded: bytes of all weights as a rank reads them, before it keeps its share and lets go of the rest."""
+    """Caution about host memory. loaded: bytes of all weights, which each rank reads before it keeps its shard."""
     if ranks.world == 1 or "weights" not in shared_parts(plan.engine.value, plan.zero_stage):
         return
     each, together = size_text(loaded), size_text(ranks.local * loaded)
     who = f"each of {ranks.local} ranks on a machine reads" if ranks.local > 1 else "each rank reads"
-    notes.caution(f"{who} all weights, {each}, into host memory before it keeps its share: {together} in all at first")
+    notes.caution(f"{who} all weights, {each}, into host memory before it keeps its shard: {together} in all at first")
 
 
 def shared_words(engine: str, stage: int | None, world: int) -> str:
-    """What each rank holds a share of."""
+    """Describe what is sharded."""
     parts = [name for name in ("weights", "gradients", "optimizer") if name in shared_parts(engine, stage)]
     if not parts or world == 1:
-        return "every rank holds everything" if world > 1 else "one rank holds everything"
+        return "every rank stores everything" if world > 1 else "one rank stores everything"
     listed = ", ".join(part if part != "optimizer" else "optimizer state" for part in parts)
-    return f"each of {world} ranks holds a share of: {listed}"
+    return f"each of {world} ranks stores a shard of: {listed}"
 
 
 def shared_parts(engine: str, stage: int | None) -> frozenset[str]:
-    """Of weights, gradients and optimizer those that are cut into shares."""
+    """Return which of weights, gradients and optimizer state are sharded."""
     if engine == "fsdp2":
         return frozenset({"weights", "gradients", "optimizer"})
     if engine == "deepspeed":
@@ -139,7 +140,7 @@ def shared_parts(engine: str, stage: int | None) -> frozenset[str]:
 
 
 def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
-    """What one rank holds of the forecast; what lies in host memory counts nowhere. Activations are a rank's own."""
+    """Forecast of one rank; what is offloaded to host memory does not count. Activations are not sharded."""
     parts, world = shared_parts(plan.engine.value, plan.zero_stage), plan.ranks.value
 
     def share(part: str, size: int) -> int:
@@ -150,7 +151,7 @@ def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
         weights=share("weights", whole.weights),
         gradients=share("gradients", whole.gradients),
         optimizer=share("optimizer", whole.optimizer),
-        apart=0 if "gradients" in parts else whole.apart,  # a share of them hardly matters: on the safe side
+        apart=0 if "gradients" in parts else whole.apart,  # a shard hardly matters; err on the safe side
     )
     if plan.offload == "none":
         return found

@@ -1,10 +1,10 @@
-"""The plan of a run: every choice with its reason. Plain values, no torch; exact as JSON and back.
+"""The plan of a run: every choice with its reason. Plain values without torch; exact as JSON and back.
 
 `resolve` (in `surefoot.planning.resolve`) makes a RunPlan; `models` and `training` carry it out; the run verifies it.
-Type names are "fp32", "bf16", "fp16"; SDPA kernels are "flash", "mem_efficient", "math", "cudnn"; sizes are bytes.
+Dtypes are "fp32", "bf16", "fp16"; SDPA kernels are "flash", "mem_efficient", "math", "cudnn"; sizes are bytes.
 
-A resumed run uses the plan that was saved, whatever this version would decide. Reading goes through pydantic, so a plan
-that was edited into nonsense is refused with the place of the error.
+A resumed run uses its saved plan, whatever this version would decide. Plans are read with pydantic, so an invalid edit
+is refused with its location.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Source = Literal["user", "family", "hardware", "measured", "default"]
 DType = Literal["fp32", "bf16", "fp16"]
 PackedType = Literal["nf4", "int8"]
 BaseType = DType | PackedType
-PACKED_BITS: dict[BaseType, int] = {"nf4": 4, "int8": 8}  # of a weight of the decoder's linear layers
+PACKED_BITS: dict[BaseType, int] = {"nf4": 4, "int8": 8}  # bits per weight of the decoder's linear layers
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
-_BEFORE = "the only one when this plan was made"
+_BEFORE = "the only option when this plan was made"
 OFF = "off"
-OWN_DROPOUT = "own"  # as the model's config.json says
+OWN_DROPOUT = "own"  # as in the model's config.json
 Dropout = float | Literal["own"]
 
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """A value, why it was chosen, and who decided: user / family / hardware / measured / default."""
+    """A value, the reason for it, and what decided: user / family / hardware / measured / default."""
 
     value: T
     reason: str
@@ -41,23 +41,24 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    compute: Choice[DType]  # matrix products, by autocast where it differs from the weights
-    base: Choice[BaseType]  # how frozen weights are held; fp32 when they train
+    compute: Choice[DType]  # dtype of matrix products, by autocast if it differs from the weights
+    base: Choice[BaseType]  # dtype of frozen weights; fp32 if they are trained
     trainable: Choice[DType]  # always fp32
     scaler: Choice[bool]  # gradient scaler: only with fp16 compute
     tf32: Choice[bool]
-    # off | int4 | int8-int4 | int8: what the decoder's linear layers are rounded to in training and converted to.
+    # off | int4 | int8-int4 | int8: fake quantization of the decoder's linear layers in training, and their published
+    # type.
     qat: Choice[str] = Choice(OFF, _BEFORE, "default")
-    qat_group: int | None = None  # weights of a row that share a scale; None: all of it
+    qat_group: int | None = None  # weights that share a scale; None: a whole row
 
     @property
     def packed(self) -> PackedType | None:
-        """In what the base's linear layers are quantised; None where they are not."""
+        """Quantized type of the base's linear layers; None if they are not quantized."""
         return self.base.value if self.base.value == "nf4" or self.base.value == "int8" else None
 
     @property
     def unpacked(self) -> DType:
-        """Of frozen weights that are not quantised: embeddings, head, norms; of all where nothing is."""
+        """Dtype of the frozen weights that are not quantized: embeddings, head and norms, or all."""
         value = self.base.value
         return self.compute.value if value == "nf4" or value == "int8" else value
 
@@ -65,10 +66,10 @@ class PrecisionPlan:
 @dataclass(frozen=True)
 class AttentionPlan:
     implementation: Choice[str]  # eager | sdpa | flash_attention_2
-    kernels: Choice[tuple[SdpaKernel, ...]]  # what torch may dispatch to; empty for other implementations
+    kernels: Choice[tuple[SdpaKernel, ...]]  # SDPA kernels torch may dispatch to; empty for other implementations
     expected: Choice[
         str
-    ]  # the kernel that the run must be seen to use; the implementation itself outside SDPA; none without attention
+    ]  # the kernel that the run must use; the implementation's name outside SDPA; "none" without attention
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,13 @@ class TokenizerPlan:
     bos: Choice[bool]  # prepend BOS exactly once
     bos_id: int | None
     stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
-    template: Choice[str]  # a name of families.templates, or a .jinja file
+    template: Choice[str]  # name in families.templates, or a .jinja file
     max_length: Choice[int]  # tokens of the longest example
-    # Templates that `auto` takes instead, in this order, where records hold what the one above cannot write.
+    # Templates that `auto` tries in this order if the one above cannot render a record.
     fallbacks: tuple[str, ...] = ()
-    dialogues: str = (
-        ""  # where the training records are texts, and `template` is theirs: what was planned for dialogues
-    )
-    # By what the embedding of the first token of every sequence is multiplied.
-    bos_scale: Choice[float] = Choice(1.0, "as the model has it", "default")
+    dialogues: str = ""  # if the training records are plain texts: the template that was planned for dialogues
+    # Factor of the embedding of the first token of every sequence.
+    bos_scale: Choice[float] = Choice(1.0, "unchanged", "default")
 
 
 @dataclass(frozen=True)
@@ -100,18 +99,18 @@ class AdapterPlan:
     targets: Choice[tuple[str, ...]]  # full module names within the model
     modules_to_save: tuple[str, ...]
     trainable: int  # parameters
-    # Full names of parameters in no linear layer: all experts of a layer in one, routers. Older plans reach none.
+    # Full names of adapted parameters outside linear layers: stacked experts, routers. Empty in older plans.
     parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class KindCoverage:
-    """How much of one kind of layers learns.
+    """Coverage of one kind of layers.
 
     kind: see `surefoot.planning.coverage`.
-    weights: that exist; a head that is tied to the embedding has none of its own.
-    reached: of these, what an adapter changes, or what trains itself.
-    trained: parameters that train for it: an adapter's, or its own.
+    weights: number of weights; a tied head has none.
+    reached: weights that an adapter changes, or that are trained themselves.
+    trained: parameters trained for them: the adapter's, or the weights.
     """
 
     kind: str
@@ -122,7 +121,7 @@ class KindCoverage:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Forecast of the peak in bytes, by kind."""
+    """Forecast of peak memory in bytes, by kind."""
 
     weights: int
     gradients: int
@@ -131,17 +130,17 @@ class MemoryPlan:
     logits: int
     available: int
     gradient_checkpointing: Choice[bool]
-    beside: int = 0  # frozen models beside the one that trains
-    # Of the decoder layers, from the first on, how many are computed again, where any are. None: all of them, as in
-    # plans from before there was a choice.
+    beside: int = 0  # frozen models besides the trained one
+    # Number of decoder layers with gradient checkpointing, from the first on, if it is on. None: all of them, also in
+    # older plans.
     recomputed: int | None = None
-    # Of all these, what is not there when the rest is: logits, gradients and activations have their most at different
-    # moments.
+    # To subtract from the sum of the parts: logits, gradients and activations do not reach their maximum at the same
+    # time.
     apart: int = 0
-    holes: int = 0  # that the C library's allocator leaves between blocks and does not fill again
+    holes: int = 0  # fragmentation of the C library's heap
 
     def layers_again(self, layers: int) -> int:
-        """layers: of the model at hand."""
+        """Number of layers with gradient checkpointing. layers: number of layers of the model."""
         if not self.gradient_checkpointing.value:
             return 0
         return layers if self.recomputed is None else min(self.recomputed, layers)
@@ -157,20 +156,20 @@ class BatchPlan:
     size: Choice[int]  # examples per optimizer step, over all ranks
     micro: Choice[int]  # examples per forward pass of one rank
     accumulation: int  # forward passes of each rank per step
-    tokens: int | None = None  # of a micro-batch at most, but for one longer example; None: `micro` alone counts
+    tokens: int | None = None  # maximum per micro-batch, except for one longer example; None: limited by `micro` only
 
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """What a reward model adds to a plan.
+    """Plan of a reward model.
 
-    loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`, or a function of the user's own.
-    surplus: positions behind the end of a pair that its divergence loss counts.
-    center: coefficient.
-    head: zeros, or whose value head it starts from.
-    head_parameters: those of the value head that train; its bias does where the loss is centered, as a difference of
-        scores does not have it.
-    frozen: parameters of the output head, which is of no use, in full training.
+    loss: a key of `surefoot.method_facts.losses.REWARD_LOSSES`, or a user's function.
+    surplus: positions after the end of a pair that its divergence loss counts.
+    center: coefficient of the centering term.
+    head: zeros, or the model whose value head it starts from.
+    head_parameters: trained parameters of the value head; its bias is only trained if the loss is centered, because it
+        cancels in a difference of scores.
+    frozen: parameters of the unused output head, in full training.
     """
 
     loss: Choice[str]
@@ -180,14 +179,14 @@ class RewardPlan:
     head: Choice[str]
     head_parameters: int
     frozen: int
-    shared_prompts: Choice[bool]  # what both answers begin with goes through the model once
+    shared_prompts: Choice[bool]  # whether the common prefix of a pair is computed once
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
     """The engine and its processes.
 
-    zero_stage: of deepspeed alone.
+    zero_stage: for deepspeed only.
     offload: what is kept in host memory: none, optimizer, all.
     """
 
@@ -197,31 +196,31 @@ class ParallelPlan:
     offload: str = "none"
 
 
-PLAIN = "plain"  # of each of `KernelsPlan`: the libraries' own arithmetic, and padded rows
+PLAIN = "plain"  # in each field of `KernelsPlan`: the libraries' code, and padded rows
 
 
 @dataclass(frozen=True)
 class KernelsPlan:
-    """Arithmetic of surefoot's own in place of the libraries'. Plans from before there was a choice have the plain
-    path."""
+    """surefoot's own kernels, where used instead of the libraries' code. Older plans without this entry are all
+    plain."""
 
     adapter: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fast
     loss: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | chunked
     last_block: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | pruned
     pointwise: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused
-    # plain: padded rows. Or how the documents of a packed row are kept apart: matmul | sdpa | varlen.
+    # plain: padded rows. Otherwise the attention over packed rows: matmul | sdpa | varlen.
     documents: Choice[str] = Choice(PLAIN, _BEFORE, "default")
 
 
 @dataclass(frozen=True)
 class PpoPlan:
-    """Each part is an adapter on a trunk, such a trunk without its adapter (adapter-off), or a model of its own; scores
-    may come from outside.
+    """Plan of PPO's models. Each is an adapter on a shared base (trunk), the trunk without its adapter (adapter-off),
+    or a separate model; scores may also come from outside.
 
-    critic_parameters: of the critic, that train besides its value head.
-    critic_adapter: that is put in for it; None where it has one, as a copy of the policy's or one that was saved, or
-        none.
-    critic_head: of its value head; None where what trains was not counted before.
+    critic_parameters: trained parameters of the critic, without its value head.
+    critic_adapter: adapter to add for the critic; None if it has one (a copy of the policy's, or a saved one), or is a
+        full model.
+    critic_head: parameters of its value head; None in plans without an exact count.
     """
 
     actor: Choice[str]
@@ -235,7 +234,7 @@ class PpoPlan:
 
 @dataclass(frozen=True)
 class EnvironmentFinding:
-    """An environment variable that matters, or that people believe to matter."""
+    """An environment variable that matters, or is believed to."""
 
     name: str
     value: str
@@ -245,7 +244,8 @@ class EnvironmentFinding:
 
 @dataclass(frozen=True)
 class Origin:
-    """said: keys that words of its user decide; all others are the tool's defaults."""
+    """Another tool's config that the run's was translated from. said: keys that the user set; others are its
+    defaults."""
 
     tool: str
     said: tuple[str, ...]
@@ -262,28 +262,28 @@ class RunPlan:
     batch: BatchPlan
     compile: Choice[str]
     threads: Choice[int]
-    trainable: int  # parameters that the optimizer moves
+    trainable: int  # number of trained parameters
     parameters: int  # all parameters, tied ones once
     environment: tuple[EnvironmentFinding, ...]
     cautions: tuple[str, ...]  # sentences the user should read
-    measurements: dict[str, object]  # what the probes saw; kept so that a resumed run never measures again
-    # Plans that were saved before there was a choice have no such entry.
+    measurements: dict[str, object]  # results of the probes; kept so that a resumed run never measures again
+    # Older plans lack the entries below.
     optimizer: Choice[str] = Choice("adamw", _BEFORE, "default")
-    report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is asked for", "default")
+    report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is requested", "default")
     parallel: ParallelPlan = ParallelPlan()
     reward: RewardPlan | None = None  # of stage reward
     reference: Choice[str] | None = None  # of stages dpo and kto
     ppo: PpoPlan | None = None  # of stage ppo
-    dropout: Choice[Dropout] | None = None  # of the model's own layers; None: made before there was the choice
+    dropout: Choice[Dropout] | None = None  # of the model's own layers; None in older plans
     kernels: KernelsPlan = KernelsPlan()
-    balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None: it has no experts
-    coverage: tuple[KindCoverage, ...] = ()  # of the language model, kind by kind; () in plans from before it was told
-    vision: tuple[str, ...] = ()  # parts that train besides the language model: tower, projector
-    origin: Origin | None = None  # of a config that was another tool's
+    balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None without experts
+    coverage: tuple[KindCoverage, ...] = ()  # of the language model, by kind; () in older plans
+    vision: tuple[str, ...] = ()  # trained parts besides the language model: tower, projector
+    origin: Origin | None = None  # if the config was translated from another tool's
 
     @property
     def with_adapter(self) -> int:
-        """All parameters and what an adapter adds. As PEFT counts, a module that trains in full is a copy beside it."""
+        """Parameters of the model with its adapter. As in PEFT, a module trained in full is an additional copy."""
         return self.parameters + (self.trainable if self.adapter else 0)
 
 
@@ -292,7 +292,7 @@ _PLAN = TypeAdapter(RunPlan)
 
 @dataclass(frozen=True)
 class Difference:
-    """One value that differs between two plans or records. path: dotted, such as "batch.micro.value"."""
+    """One value that differs between two plans or records. path: dotted path, such as "batch.micro.value"."""
 
     path: str
     old: Any
@@ -305,7 +305,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
 
 
 def plan_from_json(data: object) -> RunPlan:
-    """The inverse of `plan_to_json`, for whatever JSON holds. Raises InputError for anything that is not a plan."""
+    """Inverse of `plan_to_json`. Raises InputError for anything that is not a plan."""
     try:
         return _PLAN.validate_python(data)
     except ValidationError as error:
@@ -320,14 +320,14 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 
 def diff_plans(old: RunPlan, new: RunPlan) -> list[Difference]:
-    """Values that differ, in the order of the fields. Reasons, cautions, measurements, whose words it was and what
-    follows from the rest (coverage) are not compared."""
+    """Return the values that differ, in field order. Reasons, cautions, measurements, the origin and what follows from
+    the rest (coverage) are not compared."""
     return diff_values(_decisions(old), _decisions(new))
 
 
 def diff_values(old: Any, new: Any) -> list[Difference]:
-    """Values that differ between two trees of dicts, in their order; None where a key is absent. Of a choice, its value
-    alone counts: "reason" and "source" are not compared."""
+    """Return the values that differ between two trees of dicts, in order; None for an absent key. Of a choice only the
+    value is compared, not "reason" and "source"."""
     return list(_diff("", old, new))
 
 

@@ -1,8 +1,8 @@
-"""Which types the numbers have: matrix products, frozen base, trainable parameters; and whether a scaler exists.
+"""Choose the dtypes of matrix products, frozen base and trainable parameters, and whether a gradient scaler is needed.
 
-The rules stand against three ways of losing a run: fp16 trainable parameters under a gradient scaler ("Attempting to
-unscale FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights. What cannot be
-held in 4 or 8 bits is refused before anything is loaded.
+The rules prevent three ways to lose a run: fp16 trainable parameters with a gradient scaler ("Attempting to unscale
+FP16 gradients"), bf16 on a machine that emulates it, and small updates lost in 16-bit weights. What cannot be stored in
+4 or 8 bits is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -18,72 +18,72 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
 from surefoot.system.hardware import Hardware
 
-_BASE = "hold the base in 16 bits (precision.base: bf16)"
+_BASE = "keep the base in 16 bits (precision.base: bf16)"
 
 
 def check_packed_base(packed: PackedType, model: ModelFacts, adapter: AdapterPlan | None, notes: Notes) -> None:
-    """Refuse a quantised base for layers that have no such form, and for modules that shall train in full."""
+    """Refuse a quantized base for layers that cannot be quantized, and for modules that should be trained in full."""
     bits = PACKED_BITS[packed]
     if model.structure and any(linear.transposed for linear in model.structure.linears):
-        what = f"{packed}: {model.model_type}'s linear layers hold weights transposed, which has no {bits}-bit form"
+        what = f"{packed}: {model.model_type}'s linear layers store weights transposed, which has no {bits}-bit form"
         notes.refuse("precision.base", what, _BASE)
     for name in adapter.modules_to_save if adapter else ():
         if any(module.in_layer and module.linear and module.name.endswith(name) for module in model.modules):
-            what = f"{name} would train in full, and precision.base: {packed} holds it in {bits} bits, which cannot"
+            what = f"{name} should be trained in full, but precision.base: {packed} stores it in {bits} bits"
             notes.refuse("adapter.modules_to_save", what, f"leave it out, or {_BASE}")
 
 
 def plan_qat(
     request: PrecisionConfig, model: ModelFacts, adapter: AdapterPlan | None, engine: str, notes: Notes
 ) -> tuple[Choice[str], int | None]:
-    """Quantisation-aware training, and the size of its groups.
+    """Choose quantization-aware training, and its group size.
 
     request: the config's.
     model: facts of the model.
-    adapter: as planned; None for full fine-tuning.
+    adapter: the planned adapter; None for full fine-tuning.
     engine: single, ddp, fsdp2 or deepspeed.
-    notes: what stands against it is added here.
+    notes: refusals are added here.
     """
     if request.qat == OFF:
-        return Choice(OFF, "nothing is to be converted", "default"), None
+        return Choice(OFF, "no conversion requested", "default"), None
     group = None if request.qat == "int8" else request.qat_group_size
     linears = [module for module in model.modules if module.in_layer and module.linear]
     leave = "leave precision.qat out"
     if any(linear.transposed for linear in model.structure.linears) if model.structure else False:
-        notes.refuse("precision.qat", f"{model.model_type}'s linear layers hold weights transposed", leave)
+        notes.refuse("precision.qat", f"{model.model_type}'s linear layers store weights transposed", leave)
     elif model.active or not linears:
-        what = f"the experts of {model.model_type} lie in one tensor, which torchao has no layer for"
+        what = f"the experts of {model.model_type} are one tensor, for which torchao has no layer"
         notes.refuse("precision.qat", what, leave)
     elif group and (odd := [one for one in linears if one.linear and one.linear[0] % group]):
         inputs = odd[0].linear[0] if odd[0].linear else 0
-        what = f"{odd[0].name} has {inputs} inputs, which are no multiple of {group}"
+        what = f"{odd[0].name} has {inputs} inputs, which is not a multiple of {group}"
         notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
     if engine in CUTTING:
-        what = f"{engine} hands each module shares of its weights, and they were not tried with it"
+        what = f"{engine} shards weights, and QAT is untested with it"
         notes.refuse("precision.qat", what, "use ddp or one process")
     if adapter and adapter.kind.value != "lora":
-        what = f"{adapter.kind.value} takes the norms of the weights as they are, not as they are rounded"
+        what = f"{adapter.kind.value} uses the norms of the unrounded weights"
         notes.refuse("precision.qat", what, "use adapter.kind: lora, or all weights")
     if adapter and (whole := [name for name in adapter.modules_to_save if name != model.head]):
-        notes.refuse("adapter.modules_to_save", f"{whole[0]} would train beside a copy that is rounded", leave)
+        notes.refuse("adapter.modules_to_save", f"{whole[0]} would be trained next to a rounded copy", leave)
     weights = sum(one.linear[0] * one.linear[1] for one in linears if one.linear)
     scales = f"a scale for {group} weights" if group else "a scale for each row"
     seen = " and activations in int8, a scale for each token" if request.qat == "int8-int4" else ""
     bits = "int8" if request.qat == "int8" else "int4"
-    what = "the frozen base" if adapter else "what trains"
+    what = "the frozen base" if adapter else "the trained weights"
     reason = f"asked for: {weights:,} weights of {len(linears)} layers, {what}, in {bits} with {scales}{seen}"
     return Choice(request.qat, reason, "user"), group
 
 
-_SLOWER = 1.2  # two timings of the same product on a busy machine differ by less
-# A product that is 1.5 times as fast makes a step 1.2 times as fast when half of its time goes to products.
+_SLOWER = 1.2  # two timings of the same matmul on a busy machine differ by less
+# Matmuls that are 1.5 times as fast make a step 1.2 times as fast if they take half of its time.
 _PRODUCT_GAIN = 1.5
-# What is left in fp32 beside 16-bit products is 5 % of the arithmetic at most (doctor's GEMM-FP32-SHARE). Where fp32 is
-# a sixteenth as fast, that is nearly half of the products' time, and the same gain is worth the same.
+# The fp32 rest of a step with 16-bit products is at most 5 % of its FLOPs (doctor's GEMM-FP32-SHARE). If fp32 is 16
+# times slower, that is nearly half of the time of all products, so the same threshold applies.
 _TF32_GAIN = _PRODUCT_GAIN
-# Below this width a CPU step spends its time on small operations: with bf16 products several times as fast, whole LoRA
-# steps gained 14, 16, 25 % at widths 64, 128, 192 and 43, 83 % at 256, 512 (4 layers, 1 536 tokens, AMX). Not measuring
-# there also keeps the choice of small models the same on a busy machine.
+# Below this width a CPU step is dominated by small operations: with bf16 products several times as fast, LoRA steps
+# gained 14, 16, 25 % at widths 64, 128, 192 and 43, 83 % at 256, 512 (4 layers, 1 536 tokens, AMX). Skipping the
+# measurement there also keeps the choice for small models stable on a busy machine.
 NARROW = 256
 
 
@@ -95,12 +95,12 @@ def plan_precision(
     environment: Mapping[str, str],
     notes: Notes,
 ) -> PrecisionPlan:
-    """The types of a run; attention is measured in the compute type that this picks.
+    """Choose the dtypes of a run; attention is measured in the compute dtype chosen here.
 
-    config: the run's.
+    config: the run's config.
     model: facts of the model.
     hardware: the machine to plan for.
-    measurements: of them the rates of products and of TF32, where there are any.
+    measurements: rates of products and of TF32, if measured.
     environment: variables that are set, by name.
     notes: conflicts and cautions are added here.
     """
@@ -134,9 +134,9 @@ def _compute(
         return Choice(request.compute, "asked for", "user")
     if not full and request.base in ("bf16", "fp16"):
         _check_compute(request.base, hardware, products, notes)
-        return Choice(request.base, "the type of the base that was asked for", "user")
+        return Choice(request.base, "the requested dtype of the base", "user")
     if hardware.kind == "cpu" and width < NARROW:
-        return Choice("fp32", f"layers {width} wide gain little from 16 bits on a CPU", "default")
+        return Choice("fp32", f"layers of width {width} gain little from 16 bits on a CPU", "default")
     if "fp32" in products and "bf16" in products:
         gain = products["bf16"] / products["fp32"]
         where = "one thread, this model's shapes" if hardware.kind == "cpu" else "this model's shapes"
@@ -155,7 +155,7 @@ def _compute(
 
 
 def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, float], notes: Notes) -> None:
-    """Refuse what the device cannot do, and say it where it can but slowly."""
+    """Refuse a dtype that the device does not support, and caution about a slow one."""
     if dtype == "bf16" and hardware.kind == "cuda" and not hardware.bf16:
         major, minor = hardware.capability or (0, 0)
         what = f"bf16 needs compute capability 8.0; {hardware.name} has {major}.{minor}"
@@ -163,8 +163,8 @@ def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, fl
     elif dtype in products and dtype != "fp32" and _SLOWER * products[dtype] < products.get("fp32", 0.0):
         slower = products["fp32"] / products[dtype]
         notes.caution(
-            f"precision {dtype} was asked for, but its matrix products are {slower:.1f} times slower than fp32 here "
-            f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto takes fp32"
+            f"precision {dtype} was requested, but its matrix products are {slower:.1f} times slower than fp32 here "
+            f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto uses fp32"
         )
     elif (
         dtype not in products
@@ -172,38 +172,34 @@ def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, fl
         and not {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
     ):
         notes.caution(
-            f"precision {dtype} was asked for, but {hardware.name} has no instructions for it: slower than fp32"
+            f"precision {dtype} was requested, but {hardware.name} has no instructions for it: slower than fp32"
         )
 
 
 def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[BaseType]:
-    if full:  # a 16-bit base is then a contradiction within the config, refused there
-        return Choice("fp32", "all parameters train, and trainable parameters are fp32", "default")
+    if full:  # a 16-bit base is then refused as contradictory
+        return Choice("fp32", "all parameters are trained, and trained parameters are fp32", "default")
     if request.base == "auto":
         if compute == "fp32":
-            return Choice(
-                "fp32", "the type of the products; a narrower copy would have to be cast at every use", "default"
-            )
-        return Choice(
-            compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
-        )
+            return Choice("fp32", "the compute dtype; a narrower copy would have to be cast at every use", "default")
+        return Choice(compute, "frozen: stored in the compute dtype, half the memory and no cast per step", "default")
     if bits := PACKED_BITS.get(request.base):
         layers = "the decoder's linear layers; embeddings, head and norms"
         return Choice(request.base, f"asked for: {bits} bits per weight of {layers} in {compute}", "user")
     if request.base not in ("fp32", compute):
-        what = f"products of {request.base} weights are {request.base} products, not {compute}"
+        what = f"products with {request.base} weights compute in {request.base}, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")
     return Choice(request.base, "asked for", "user")
 
 
 def _scaler(compute: DType) -> Choice[bool]:
     if compute == "fp16":
-        return Choice(True, "fp16 gradients underflow without one; it scales over fp32 trainable parameters", "default")
+        return Choice(True, "fp16 gradients underflow without one; trainable parameters stay fp32", "default")
     return Choice(False, f"{compute} has the range of fp32: nothing to scale", "default")
 
 
 def tf32_is_open(request: PrecisionConfig, hardware: Hardware, environment: Mapping[str, str]) -> bool:
-    """Whether a measurement may decide, or has something to tell."""
+    """Whether a measurement of TF32 may decide, or is worth reporting."""
     return hardware.tf32 and request.tf32 == "auto" and _forced_tf32(environment) is None
 
 
@@ -219,7 +215,7 @@ def _tf32(
     environment: Mapping[str, str],
     notes: Notes,
 ) -> Choice[bool]:
-    """gain: how many times as fast as fp32 products, None where not measured."""
+    """gain: speed relative to fp32 products; None if not measured."""
     if not hardware.tf32:
         if request.tf32 == "on":
             notes.refuse(
@@ -229,7 +225,7 @@ def _tf32(
     if (forced := _forced_tf32(environment)) is not None:
         requested = {"on": True, "off": False}.get(request.tf32, forced)
         if requested != forced:
-            what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch and cannot be undone"
+            what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch, unchangeable"
             notes.refuse("precision.tf32", what, "unset NVIDIA_TF32_OVERRIDE")
         return Choice(forced, "NVIDIA_TF32_OVERRIDE decides below torch", "hardware")
     if request.tf32 != "auto":
@@ -238,7 +234,7 @@ def _tf32(
     if compute == "fp32":
         reason = "fp32 products keep their 23 bits; TF32 would round them to 10"
         return Choice(False, f"{reason}, {speed} (precision.tf32: on)" if speed else reason, "default")
-    reason = f"what is left in fp32 keeps 10 bits, no fewer than {compute} has"
+    reason = f"the fp32 rest keeps 10 bits, no fewer than {compute} has"
     if gain is None:
         return Choice(True, reason, "default")
     if gain < _TF32_GAIN:

@@ -259,7 +259,7 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
         notes.caution(
             "max-autotune chooses kernels by timing them: a resumed run may choose others and differ in the last bits"
         )
-    return Choice(config.compile, "requested", "user")
+    return Choice(config.compile, "asked for", "user")
 
 
 def _trackers(config: RunConfig) -> Choice[tuple[str, ...]]:

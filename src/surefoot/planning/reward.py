@@ -1,9 +1,9 @@
-"""What a reward model adds to a plan: which scores are compared, where a pair ends, and the value head.
+"""Plan a reward model: which scores are compared, where a pair ends, and the value head.
 
-DeepSpeed-Chat finds the end of an answer by counting PAD tokens, and has to be told how many stand in front of every
-text (`--num_padding_at_beginning`): one for OPT, whose BOS `</s>` is the EOS that it pads with, else none. Its default
-of 1 is wrong for every other family and counts positions behind the end. Here ends are known; the number is inferred,
-shown, and one that is asked for does what it does there.
+DeepSpeed-Chat finds the end of an answer by counting PAD tokens, and must be told how many precede every text
+(`--num_padding_at_beginning`): one for OPT, whose BOS `</s>` is the EOS that it pads with, else none. Its default of 1
+is wrong for every other family and counts positions after the end. Here the ends are known; the number is inferred and
+shown, and a requested number has the same effect as in DeepSpeed-Chat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
 
-ROWS = 2  # of an example: a pair goes through the model as two rows
+ROWS = 2  # rows per example: a pair is two rows
 
 
 def plan_reward(
@@ -28,7 +28,8 @@ def plan_reward(
     shared_prompts: Choice[bool],
     notes: Notes,
 ) -> RewardPlan:
-    """Pure. The output head is never applied: it is frozen where all else trains, and refused where it is named."""
+    """Plan the reward model. Pure. The output head is unused: frozen in full training, refused if an adapter names
+    it."""
     request, facts = config.reward, config.loss
     assert facts is not None, "reward is a family of losses"
     _refuse_head(config, model, notes)
@@ -40,7 +41,7 @@ def plan_reward(
         num_padding_at_beginning=chosen,
         surplus=max(0, chosen.value - front),
         center=request.center,
-        head=Choice("zeros", "every answer has the same score at first", "default")
+        head=Choice("zeros", "all answers start with the same score", "default")
         if request.init is None
         else Choice(request.init, "asked for: the value head of this reward model", "user"),
         head_parameters=model.embedding_width + (1 if request.center else 0),
@@ -50,26 +51,27 @@ def plan_reward(
 
 
 def padding_in_front(tokenizer: TokenizerFacts, tokens: TokenizerPlan) -> tuple[int, str]:
-    """How many tokens that DeepSpeed-Chat takes for PAD begin every text, and why. It pads with EOS, or with PAD."""
+    """Number of tokens before every text that DeepSpeed-Chat takes for PAD, and the reason. It pads with EOS, or
+    PAD."""
     if not tokens.bos.value or tokens.bos_id is None:
-        return 0, "no BOS begins a text"
+        return 0, "texts do not begin with BOS"
     first = tokenizer.special.get(tokens.bos_id, str(tokens.bos_id))
     if tokenizer.eos is not None and tokens.bos_id == tokenizer.eos.id:
-        return 1, f"every text begins with {first}, which is EOS and PAD as well for DeepSpeed-Chat"
+        return 1, f"every text begins with {first}, which is EOS, and so PAD for DeepSpeed-Chat"
     if tokens.bos_id == tokens.pad_id:
         return 1, f"every text begins with {first}, which is PAD"
-    return 0, f"every text begins with {first}, which is no PAD"
+    return 0, f"every text begins with {first}, which is not PAD"
 
 
 def without_idle(config: RunConfig, model: ModelFacts) -> ModelFacts:
-    """The model as far as it may train: without the output head, where that is a matrix of its own."""
+    """The model's facts without an untied output head, which is not trained."""
     if not config.method.scores or model.tied:
         return model
     return replace(model, modules=tuple(module for module in model.modules if module.name != model.head))
 
 
 def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan) -> int:
-    """Of full training, what stays frozen because nothing is computed with it."""
+    """Parameters that stay frozen in full training because they are unused."""
     if not config.method.scores or config.adapter is not None or model.tied:
         return 0
     head = sum(module.parameters for module in model.modules if module.name == model.head)
@@ -84,8 +86,8 @@ def _chosen(requested: int | Literal["auto"], front: int, reason: str, notes: No
         what = f"is {requested}, but {reason}: the end of every pair would be found at its first token"
         notes.refuse(key, what, f"use auto, or {front}")
     elif requested > front:
-        behind = f"{requested - front} position{'s' if requested - front > 1 else ''} behind the end of every pair"
-        notes.caution(f"{key} is {requested}, but {reason}: the loss counts {behind}; auto takes {front}")
+        behind = f"{requested - front} position{'s' if requested - front > 1 else ''} after the end of every pair"
+        notes.caution(f"{key} is {requested}, but {reason}: the loss counts {behind}; auto uses {front}")
     return Choice(requested, f"asked for; {reason}", "user")
 
 
@@ -95,5 +97,5 @@ def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
     named = {"modules_to_save": config.adapter.modules_to_save, "targets": config.adapter.targets}
     for key, names in named.items():
         if names != "all-linear" and any(model.head == name or model.head.endswith(f".{name}") for name in names):
-            what = f"names {model.head}, with which stage reward computes nothing"
-            notes.refuse(f"adapter.{key}", what, "leave it out: the value head trains in any case")
+            what = f"names {model.head}, which stage reward does not use"
+            notes.refuse(f"adapter.{key}", what, "leave it out: the value head is always trained")

@@ -1,16 +1,16 @@
-"""What many GPUs would cost and bring, on paper: memory of each, bytes that travel, time of a step.
+"""Estimate, on paper, cost and speed of many GPUs: memory of each, bytes sent, time per step.
 
-A model of memory and communication and no measurement; its assumptions are named here, so that they can be doubted.
+A model of memory and communication, not a measurement; its assumptions are listed here so that they can be questioned.
 With n GPUs, W bytes of weights and T of gradients (fp32), each sends:
 
-    ddp      2 (n-1)/n T a step: one all-reduce of the gradients. Everything is held by each.
-    zero 2   2 (n-1)/n T a step: reduce-scatter of the gradients, all-gather of what they moved. Gradients and moments
-             are held by n-ths.
-    fsdp2    (n-1)/n (2 W + T) a micro-batch: all-gather of the weights before the forward and again before the backward
-             pass, reduce-scatter of the gradients. Everything is held by n-ths, but for two layers at a time.
+    ddp      2 (n-1)/n T per step: one all-reduce of the gradients. Each GPU stores everything.
+    zero 2   2 (n-1)/n T per step: reduce-scatter of the gradients, all-gather of the updated weights. Gradients and
+             moments are sharded.
+    fsdp2    (n-1)/n (2 W + T) per micro-batch: all-gather of the weights before the forward and again before the
+             backward pass, reduce-scatter of the gradients. Everything is sharded, except two layers at a time.
 
-Rings of this kind are described in Thakur et al. 2005, the sharding in Rajbhandari et al. 2020 (ZeRO) and Zhao et al.
-2023 (FSDP). Traffic runs at the slowest link on its way: within a node of eight GPUs, or between nodes.
+Ring algorithms are described in Thakur et al. 2005, the sharding in Rajbhandari et al. 2020 (ZeRO) and Zhao et al. 2023
+(FSDP). Traffic is limited by the slowest link on its way: within a node of eight GPUs, or between nodes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from surefoot.system.errors import Fault, InputError
 Engine = Literal["ddp", "zero 2", "fsdp2"]
 ENGINES: tuple[Engine, ...] = ("ddp", "zero 2", "fsdp2")
 COUNTS = (1, 8, 64, 512)
-NODE = 8  # GPUs that share the fast links
-_EFFICIENCY = 0.4  # of the datasheet's rate; long runs on such models are reported at 0.35 to 0.5
-_GATHERED = 2  # layers that FSDP holds whole at a time: the one at work and the one that is fetched ahead
+NODE = 8  # GPUs connected by the fast links
+_EFFICIENCY = 0.4  # fraction of the datasheet's rate; 0.35 to 0.5 are reported for long runs
+_GATHERED = 2  # layers that FSDP stores unsharded at a time: the current one and the prefetched one
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """Arithmetic and links of a kind of GPU.
+    """Compute rate and links of a kind of GPU.
 
-    peak: of dense bf16 products, operations per second.
+    peak: FLOP/s of dense bf16 products.
     inside, between: bytes per second and GPU in one direction, within a node and between nodes (one adapter per GPU).
     """
 
@@ -57,7 +57,7 @@ FABRICS = {
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Of one GPU that holds everything: without gradient checkpointing and with it."""
+    """Memory of one GPU that stores everything: without gradient checkpointing and with it."""
 
     once: MemoryPlan
     again: MemoryPlan
@@ -65,12 +65,12 @@ class Forecasts:
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One engine on so many GPUs.
+    """One engine on a number of GPUs.
 
-    memory: bytes of each.
-    tokens: of a step, over all.
-    compute, traffic: seconds of a step. slowest, fastest: tokens per second if no traffic hides behind compute, and if
-        all does that can.
+    memory: bytes per GPU.
+    tokens: tokens per step over all GPUs.
+    compute, traffic: seconds per step.
+    slowest, fastest: tokens per second if no communication overlaps with compute, and if all of it does.
     """
 
     gpus: int
@@ -101,23 +101,21 @@ def scale_rows(
     name: str,
     memory: int,
 ) -> Iterator[ScaleRow]:
-    """Every engine on every count of GPUs.
+    """Yield every engine on every count of GPUs.
 
-    plan: of one GPU without a limit of memory.
-    forecasts: with the paths that each engine can take.
-    length: tokens of an example.
-    accumulation: micro-batches of each GPU per step.
-    name: of the GPU.
-    memory: bytes of one.
+    plan: plan of one GPU with unlimited memory.
+    forecasts: with the fast paths that each engine supports.
+    length: tokens per example.
+    accumulation: micro-batches per GPU and step.
+    name: name of the GPU.
+    memory: bytes of one GPU.
 
-    Raises InputError for a machine whose links are not known.
+    Raises InputError for a machine with unknown links.
     """
     fabric = FABRICS.get(name)
     if fabric is None:
         raise InputError(
-            Fault(
-                "--hardware", f"the links of {name} are not known", f"choose {', '.join(FABRICS)}", code="SF-USE-FLAG"
-            )
+            Fault("--hardware", f"the links of {name} are unknown", f"choose {', '.join(FABRICS)}", code="SF-USE-FLAG")
         )
     examples = plan.batch.micro.value * accumulation
     work = work_of([length] * examples, supervised=length * examples)
@@ -144,7 +142,7 @@ def scale_rows(
 
 
 def held(memory: MemoryPlan, plan: RunPlan, model: ModelFacts, engine: Engine, gpus: int) -> int:
-    """Bytes of one GPU. memory: of a GPU that holds everything."""
+    """Bytes per GPU. memory: forecast of a GPU that stores everything."""
     passing = memory.activations + memory.logits
     if engine == "ddp":
         return memory.total
@@ -157,7 +155,7 @@ def held(memory: MemoryPlan, plan: RunPlan, model: ModelFacts, engine: Engine, g
 
 
 def sent_bytes(plan: RunPlan, engine: Engine, gpus: int, accumulation: int) -> float:
-    """That one GPU sends per step."""
+    """Bytes that one GPU sends per step."""
     trained = 4 * plan.trainable
     part = (gpus - 1) / gpus
     if engine != "fsdp2":

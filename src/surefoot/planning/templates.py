@@ -1,4 +1,4 @@
-"""Which chat template writes the examples, and which of its tokens end a turn."""
+"""Choose the chat template, and the special tokens that end a turn in it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from surefoot.system.errors import Fault, InputError
 
 
 def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:
-    """request: auto, a name of the table, `tokenizer-or-NAME`, or a .jinja file. What cannot be used is a fault among
-    the notes."""
+    """Choose the template. request: auto, a template name, `tokenizer-or-NAME`, or a .jinja file. Faults go to
+    notes."""
     if request == "auto":
         choice = _auto(tokenizer)
     elif request.startswith(OWN_OR):
         name = OWN if tokenizer.chat_template is not None else request.removeprefix(OWN_OR)
         _check_named(name, tokenizer, notes)
-        brings = "a" if name == OWN else "no"
-        choice = Choice(name, f"asked for, and the tokenizer brings {brings} chat template", "user")
+        has = "a" if name == OWN else "no"
+        choice = Choice(name, f"asked for, and the tokenizer has {has} chat template", "user")
     else:
         _check_named(request, tokenizer, notes)
         choice = Choice(request, "asked for", "user")
@@ -34,10 +34,10 @@ def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, no
 
 
 def fallback_templates(choice: Choice[str], family: Family | None, tokenizer: TokenizerFacts) -> tuple[str, ...]:
-    """What `auto` takes, in this order, where the records hold what its choice cannot write: tools, a system text.
+    """Templates that `auto` tries in this order if its choice cannot render a record (with tools, or a system message).
 
-    A template that was asked for has none. Beside the tokenizer's own they are the family's rows that this tokenizer's
-    model knows: by its special tokens or, for a row that needs none, by what its own template writes before a question.
+    A requested template has none. For the tokenizer's own template they are the family's templates that fit this
+    tokenizer: by their special tokens or, without any, by the text before a user turn in the tokenizer's template.
     """
     if choice.source == "user":
         return ()
@@ -54,7 +54,7 @@ def _is_known(row: Dialogue, tokenizer: TokenizerFacts) -> bool:
 
 
 def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -> list[str]:
-    """Special tokens that end a turn in the text that this template writes; EOS is not among them."""
+    """Special tokens other than EOS that end a turn in this template."""
     row = find_row(template)
     if row is not None:
         return [token for token in row.stops if tokenizer.is_special(token)]
@@ -63,7 +63,7 @@ def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -
 
 
 def template_source(template: str, tokenizer: TokenizerFacts) -> str:
-    """The Jinja source of the tokenizer's own template or of a file; empty where there is none."""
+    """Jinja source of the tokenizer's template or of a file; empty if there is none."""
     if template == OWN:
         return tokenizer.chat_template or ""
     if is_file(template) and Path(template).is_file():
@@ -72,8 +72,8 @@ def template_source(template: str, tokenizer: TokenizerFacts) -> str:
 
 
 def writes_bos(source: str, tokenizer: TokenizerFacts) -> bool:
-    """Whether this Jinja source names BOS, which templates do to put it first: as `bos_token`, or as text (which says
-    nothing where BOS and EOS are one token)."""
+    """Whether this Jinja source mentions BOS (templates do so to put it first): as `bos_token`, or as text unless BOS
+    and EOS are the same token."""
     code = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
     as_text = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos and tokenizer.bos.text in code
     return as_text or re.search(r"\bbos_token\b", code) is not None
@@ -81,8 +81,8 @@ def writes_bos(source: str, tokenizer: TokenizerFacts) -> bool:
 
 def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
     if tokenizer.chat_template is not None:
-        return Choice(OWN, "the tokenizer brings a chat template", "default")
-    reason = "the tokenizer brings no chat template; alpaca needs no special tokens (dialogues take vicuna)"
+        return Choice(OWN, "the tokenizer has a chat template", "default")
+    reason = "the tokenizer has no chat template; alpaca needs no special tokens (dialogues use vicuna)"
     return Choice("alpaca", reason, "default")
 
 
@@ -96,14 +96,14 @@ def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
     elif name == OWN:
         if tokenizer.chat_template is None:
             notes.refuse(
-                "data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
+                "data.template", "the tokenizer has no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
             )
     elif isinstance(fault := named_row(name, tokenizer.is_special), Fault):
         notes.refuse(fault.where, fault.what, fault.fix, fault.code)
 
 
 def _warn_of_untrained_tokens(template: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:
-    """A base model meets chat tokens that it never saw. Its EOS tells it from a model trained on chats."""
+    """Caution about chat tokens that a base model has never seen. Its EOS distinguishes it from a chat model."""
     turns = model.family.untrained_turns if model.family else None
     if turns is None or turns.vocab != model.vocab or (tokenizer.eos and tokenizer.eos.text in turns.told_by):
         return

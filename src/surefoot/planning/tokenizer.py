@@ -1,7 +1,7 @@
-"""PAD, BOS, stop tokens, template, and how long an example may be.
+"""Choose PAD, BOS, stop tokens, template, and the maximum length of an example.
 
-PAD is never a token that text can contain: padding with id 0 pads Llama 3 with "!". It may equal EOS, because padding
-is masked by position and never by id.
+PAD is never a token that text can contain: padding with id 0 would pad Llama 3 with "!". It may equal EOS, because
+padding is masked by position and not by id.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from surefoot.planning.plan import Choice, Source, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
 from surefoot.system.messages import nearest_word
 
-_CODE = "SF-TOKENIZER"  # of a tokenizer that lacks a token, or is another model's
+_CODE = "SF-TOKENIZER"  # a tokenizer lacks a token, or belongs to another model
 ADDED_PAD = "<|pad|>"
-# Instruction examples are seldom longer; without any limit one stray example would decide the memory of the run.
+# Instruction examples are rarely longer; without a limit a single long example would decide the run's memory.
 USUAL_LENGTH = 2048
 _CHATML = "<|im_start|>"
 
@@ -35,10 +35,10 @@ class _Pad:
 
 
 def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> TokenizerPlan:
-    """Pure in the files and the config; needs no measurement, so the data can be encoded before the rest is planned."""
+    """Plan the tokenizer from files and config, without measurements, so that data can be tokenized before the rest."""
     _check_rows(model, tokenizer, notes)
     if config.method.plain_texts:
-        template = Choice("plain", f"stage {config.stage} learns texts, which have no turns", "default")
+        template = Choice("plain", f"stage {config.stage} trains on texts, which have no turns", "default")
         fallbacks: tuple[str, ...] = ()
     else:
         template = plan_template(config.data.template, model, tokenizer, notes)
@@ -60,7 +60,7 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
 
 
 def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, notes: Notes) -> Choice[int]:
-    """Tokens of the longest example; also what attention is measured at where the examples are not known yet."""
+    """Choose the maximum tokens per example; attention is measured at this length while the data is unknown."""
     positions = model.max_positions
     if request == "auto":
         if positions < USUAL_LENGTH:
@@ -75,7 +75,7 @@ def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, 
 
 
 def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:
-    """A token without an embedding row would index past the end."""
+    """Refuse tokens without an embedding row, which would index past the end."""
     if tokenizer.ordinary_size > model.vocab:
         what = f"the tokenizer has ids up to {tokenizer.ordinary_size - 1}, the model only {model.vocab} embedding rows"
         notes.refuse("model", what, "use the tokenizer that belongs to the model", _CODE)
@@ -92,7 +92,7 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
     own = tokenizer.pad
     why_not = None if own is None else _why_not_own(own, model, tokenizer)
     if own is not None and not why_not:
-        return _Pad(Choice(own.text, "the tokenizer's own", "default"), own.id)
+        return _Pad(Choice(own.text, "the tokenizer's PAD", "default"), own.id)
     found = _reserved_pad(model, tokenizer) or _spare_row(model, tokenizer) or _end_as_pad(tokenizer)
     if own is not None and own.id != found.id:
         notes.caution(
@@ -102,7 +102,7 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
 
 
 def _added_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _Pad:
-    """A tokenizer gives one text one id: a <|pad|> that it has, as one saved by such a run has, keeps its own."""
+    """Use <|pad|>. If the tokenizer has it already (saved by such a run), its id stays: a text has only one id."""
     there = ADDED_PAD in tokenizer.ids
     number = tokenizer.ids.get(ADDED_PAD, tokenizer.size)
     rows = max(0, number + 1 - model.vocab)
@@ -111,7 +111,7 @@ def _added_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _P
     if there:
         reason = f"the tokenizer has it already; {reason}" if rows else "the tokenizer has it already, with a row"
         if not tokenizer.is_special(ADDED_PAD):
-            what = f"add would take {ADDED_PAD!r}, here an ordinary token (id {number}): text can contain it"
+            what = f"add would use {ADDED_PAD!r}, which is an ordinary token here (id {number}): text can contain it"
             notes.refuse("tokenizer.pad", what, "use auto, or a special token")
     return _Pad(Choice(ADDED_PAD, f"asked for; {reason}", "user"), number, rows)
 
@@ -133,7 +133,7 @@ def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: 
 
 
 def _why_not_own(pad: Token, model: ModelFacts, tokenizer: TokenizerFacts) -> str:
-    """Why the tokenizer's own PAD cannot be it; empty where it can."""
+    """Why the tokenizer's PAD cannot be used; empty if it can."""
     if not tokenizer.is_special(pad.text):
         return "which is an ordinary token that text can contain"
     if pad.id >= model.vocab:
@@ -143,13 +143,13 @@ def _why_not_own(pad: Token, model: ModelFacts, tokenizer: TokenizerFacts) -> st
 
 
 def _forbidden(token: str, model: ModelFacts) -> str:
-    """Why the family must not pad with this token; empty where it may."""
+    """Why this token must not be PAD in this family; empty if it may."""
     pads = model.family.forbidden_pads if model.family else ()
     return next((pad.reason for pad in pads if pad.token == token), "")
 
 
 def _reserved_pad(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
-    """The first token that the family leaves free. One that the chat template writes is free no longer."""
+    """The first token reserved by the family that the chat template does not use."""
     for reserved in model.family.reserved_pads if model.family else ():
         number = tokenizer.ids.get(reserved.token, model.vocab)
         written = reserved.token in (tokenizer.chat_template or "")
@@ -164,35 +164,35 @@ def _reserved_pad(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
 
 
 def _ends(tokenizer: TokenizerFacts) -> set[int]:
-    """Ids that already have a job: BOS, EOS and whatever ends a generation."""
+    """Ids in use: BOS, EOS and everything that ends generation."""
     return {token.id for token in (tokenizer.bos, tokenizer.eos) if token} | set(tokenizer.stops)
 
 
 def _spare_row(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
-    if tokenizer.size >= model.vocab or ADDED_PAD in tokenizer.ids:  # a second token of that text cannot be
+    if tokenizer.size >= model.vocab or ADDED_PAD in tokenizer.ids:  # a text has only one id
         return None
-    reason = f"rows {tokenizer.size} to {model.vocab - 1} of the embedding belong to no token"
+    reason = f"rows {tokenizer.size} to {model.vocab - 1} of the embedding have no token"
     return _Pad(Choice(ADDED_PAD, reason, "default"), tokenizer.size)
 
 
 def _end_as_pad(tokenizer: TokenizerFacts) -> _Pad:
-    """Without EOS the run is refused elsewhere; 0 then only fills the field."""
+    """Use EOS. Without EOS the run is refused elsewhere; 0 is then only a placeholder."""
     text, number = (tokenizer.eos.text, tokenizer.eos.id) if tokenizer.eos else ("", 0)
     return _Pad(
-        Choice(text, "EOS, as there is no free token; padding is masked by position, never by id", "default"), number
+        Choice(text, "EOS, because there is no free token; padding is masked by position, not by id", "default"), number
     )
 
 
 def _bos(
     config: RunConfig, template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes
 ) -> Choice[bool]:
-    """Asked for, else as the family was pretrained, else as the chat template does it, else as the tokenizer does."""
+    """Decide by the request, else the family's pretraining, else the chat template, else the tokenizer."""
     scaled = config.bos.scale != 1
     if config.bos.prepend == "on" or (config.bos.prepend in ("auto", "tokenizer") and scaled):
         requested = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
         if tokenizer.bos is None and tokenizer.eos is not None:
-            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
-            requested += "; the tokenizer has none, so EOS begins every example"
+            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} starts every example instead")
+            requested += "; the tokenizer has none, so EOS starts every example"
         return Choice(True, requested, "user")
     if config.bos.prepend == "off":
         return Choice(False, "asked for", "user")
@@ -200,30 +200,30 @@ def _bos(
         return Choice(False, "the tokenizer has none", "default")
     if config.bos.prepend == "tokenizer":
         return _as_the_tokenizer(template, tokenizer, "asked for", "user")
-    if tokenizer.bos.text == _CHATML and not tokenizer.adds_bos:  # SmolLM2, which says that it is a Llama
-        return Choice(False, f"the tokenizer names {_CHATML} as BOS, which begins turns, not texts", "family")
-    adds = "the tokenizer adds it too" if tokenizer.adds_bos else "though the tokenizer adds none"
+    if tokenizer.bos.text == _CHATML and not tokenizer.adds_bos:  # SmolLM2, whose config.json says llama
+        return Choice(False, f"the tokenizer's BOS is {_CHATML}, which starts turns, not texts", "family")
+    adds = "the tokenizer adds it too" if tokenizer.adds_bos else "although the tokenizer adds none"
     if family is None or family.uses_bos is None:
         who = "unknown family" if family is None else f"{family.name} models differ"
         return _as_the_tokenizer(template, tokenizer, who, "default")
     if family.uses_bos:
         return Choice(True, f"{family.name} was trained with {tokenizer.bos.text} in front; {adds}", "family")
-    return Choice(False, f"{family.name} was trained without", "family")
+    return Choice(False, f"{family.name} was trained without BOS", "family")
 
 
 def _as_the_tokenizer(template: str, tokenizer: TokenizerFacts, why: str, source: Source) -> Choice[bool]:
     if text := template_source(template, tokenizer):
         writes = writes_bos(text, tokenizer)
-        return Choice(writes, f"{why}; the chat template writes {'it' if writes else 'none'}", source)
+        return Choice(writes, f"{why}; the chat template {'adds' if writes else 'does not add'} BOS", source)
     row = find_row(template)
     if row is not None and _CHATML in row.control:
-        return Choice(False, f"{why}; ChatML begins without it", source)
-    does = "begins" if tokenizer.adds_bos else "does not begin"
-    return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {does} a text with it", source)
+        return Choice(False, f"{why}; ChatML has no BOS", source)
+    adds = "adds" if tokenizer.adds_bos else "does not add"
+    return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {adds} BOS", source)
 
 
 def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:
-    """EOS stands in only where a BOS is asked for."""
+    """Id of BOS; EOS replaces it only if a BOS is requested."""
     first = tokenizer.bos or (tokenizer.eos if bos.value else None)
     return first.id if first else None
 
@@ -231,24 +231,24 @@ def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:
 def _bos_scale(scale: float, model: ModelFacts, notes: Notes) -> Choice[float]:
     before = model.bos_scale
     if before is not None and before != scale:
-        what = f"is {scale:g}, but the model was trained with {before:g} ({BOS_FILE} beside it)"
+        what = f"is {scale:g}, but the model was trained with {before:g} ({BOS_FILE} in its folder)"
         if scale == 1:
             notes.refuse("bos.scale", what, f"set it to {before:g}, or remove that file to train without scaling")
         notes.caution(f"bos.scale {what}")
     if scale == 1:
-        return Choice(1.0, "as the model has it", "default")
+        return Choice(1.0, "unchanged", "default")
     if scale > 1:
-        notes.caution(f"bos.scale {scale:g} makes the embedding of the first token larger; below 1 it is made smaller")
-    return Choice(scale, "asked for: the embedding of the first token of every sequence times this", "user")
+        notes.caution(f"bos.scale {scale:g} enlarges the embedding of the first token; values below 1 shrink it")
+    return Choice(scale, "asked for: factor of the embedding of the first token of every sequence", "user")
 
 
 def _stop(template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[tuple[int, ...]]:
-    """EOS, then what ends a turn in this template, then what generation_config.json lists."""
+    """Stop tokens: EOS, then tokens that end a turn in this template, then those of generation_config.json."""
     if tokenizer.eos is None:
         missing = tokenizer.missing.get("eos")
         what = f"its EOS {missing!r} is not in the vocabulary" if missing else "names no EOS token"
         fix = "set eos_token in the model's tokenizer_config.json"
-        notes.refuse("tokenizer", f"{what}: no answer could end", fix, _CODE)
+        notes.refuse("tokenizer", f"{what}: answers could not end", fix, _CODE)
         return Choice((), "none", "default")
     ends = turn_ends(template, family, tokenizer)
     found = [tokenizer.eos.id, *(tokenizer.ids[text] for text in ends), *tokenizer.stops]

@@ -1,7 +1,7 @@
-"""Which parts of a model that sees train besides its language model, and what is counted for them.
+"""Choose which parts of a vision model are trained besides the language model, and count them.
 
-They train in full, in fp32, also beside an adapter: there each is a copy beside the frozen one, as PEFT's
-`modules_to_save` has it, and goes into the adapter's file.
+They are trained in full, in fp32, also with an adapter: each is then a copy of the frozen module, like PEFT's
+`modules_to_save`, and is saved in the adapter's file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.planning.plan import AdapterPlan
 
 @dataclass(frozen=True)
 class Sight:
-    """parts: that train. tensors: theirs."""
+    """Trained vision parts. parts: their names. tensors: their parameters."""
 
     parts: tuple[Part, ...] = ()
     tensors: tuple[Tensor, ...] = ()
@@ -29,18 +29,18 @@ class Sight:
 
 
 def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
-    """What `vision` asks for; refused where the model has no such part, or the stage learns from texts alone."""
+    """Return the parts that `vision` requests; refuse parts that the model lacks, and stages without images."""
     parts: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
     for part in parts:
         if not any(part_of(name) == part for name, _ in model.sight):
-            notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
+            notes.refuse(f"vision.{part}", "the model has no such part known to surefoot", "leave it out")
         elif not config.method.pictures:
-            notes.refuse(f"vision.{part}", f"stage {config.stage} learns from texts alone", "leave it out")
+            notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
     return Sight(parts, tuple(Tensor(shape, inside=False) for name, shape in model.sight if part_of(name) in parts))
 
 
 def with_sight(adapter: AdapterPlan | None, sight: Sight, model: ModelFacts) -> AdapterPlan | None:
-    """The adapter with what trains beside it."""
+    """Add the trained vision parts to the adapter."""
     if adapter is None or not sight.parts:
         return adapter
     names = [name for name, _ in model.sight]

@@ -1,4 +1,4 @@
-"""What decides the memory of a run besides the number of tokens in flight: its models, its types, its kernels."""
+"""The workload: everything besides the number of tokens that determines a run's memory (models, dtypes, kernels)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides the memory besides the number of tokens in flight.
+    """What determines the memory besides the number of tokens.
 
-    model: of a mixture of experts as `expert_memory.as_dense` has it.
+    model: a mixture of experts as in `expert_memory.as_dense`.
     """
 
     model: ModelFacts
@@ -33,25 +33,25 @@ class Workload:
     adapter: AdapterPlan | None
     trainable: int
     parameters: int  # with added rows
-    optimizer: int  # bytes of its state
-    rows: int = 1  # that an example goes through the model as: a pair of answers is two
-    logits: bool = True  # whether any are computed
-    beside: int = 0  # bytes of frozen models beside the one that trains
-    learning: int = 0  # parameters of a model beside it that trains as well
-    under: int = 0  # bytes of the frozen base under those, where it is not the policy's
-    fast_adapter: bool = False  # LoRA and DoRA by arithmetic of our own
+    optimizer: int  # bytes of optimizer state
+    rows: int = 1  # rows per example: a pair of answers is two
+    logits: bool = True  # whether logits are computed
+    beside: int = 0  # bytes of frozen models besides the trained one
+    learning: int = 0  # parameters of a second trained model
+    under: int = 0  # bytes of that model's frozen base, if it is not the policy's
+    fast_adapter: bool = False  # whether surefoot's adapter kernel is used
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
     documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
-    passes: int = 1  # forward passes whose activations are alive at once: an actor's and a critic's are two
-    fused_norms: bool = False  # norms by arithmetic of our own, which keeps less
-    prunes: bool = False  # behind its attention, the last layer computes rows that are read and no others
-    varies: bool = False  # whether micro-batches have other numbers of tokens from step to step
-    kind: str = "cuda"  # of device: cpu | cuda | mps
-    holes: Holes = "none"  # that the C library leaves in memory
+    passes: int = 1  # forward passes whose activations exist at once: two for actor and critic
+    fused_norms: bool = False  # whether surefoot's norm kernel is used, which keeps less
+    prunes: bool = False  # whether the last layer computes only needed rows after its attention
+    varies: bool = False  # whether micro-batches vary in their number of tokens
+    kind: str = "cuda"  # device kind: cpu | cuda | mps
+    holes: Holes = "none"  # heap fragmentation of the C library
 
     @property
     def width(self) -> int:
-        """Bytes of a number that products read and write."""
+        """Bytes per element of the compute dtype."""
         return BYTES[self.precision.compute.value]
 
     @property
@@ -71,7 +71,7 @@ def workload_of(
     lengths: LengthFacts | None,
     sight: Sight,
 ) -> Workload:
-    """Of the model that trains, by the libraries' own arithmetic. documents: see `Workload`."""
+    """Workload of the trained model with the libraries' code. documents: see `Workload`."""
     added = tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
     parameters = model.parameters + model.wrapper_parameters + added
     language = parameters - model.wrapper_parameters - idle_parameters(config, model, tokens)
@@ -96,13 +96,13 @@ def workload_of(
 
 
 def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Workload:
-    """As surefoot's own arithmetic has it."""
+    """Return the workload with surefoot's kernels."""
     chunked = kernels.loss.value == "chunked"
     return replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
         fused_norms=kernels.pointwise.value == FUSED,
-        prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # which reads all rows
-        # What an unknown family does to its logits, only the model shows: room is kept for all of them.
+        prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # whose values need all rows
+        # An unknown family may change its logits: reserve memory for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,
     )

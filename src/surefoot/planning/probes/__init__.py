@@ -1,1 +1,1 @@
-"""Short measurements on this machine that the plan asks for."""
+"""Short measurements on this machine for the plan."""

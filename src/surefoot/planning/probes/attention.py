@@ -1,12 +1,14 @@
-"""Is this form of attention right on this machine, and how fast is it? Forward and backward, with heads as wide as the
-run's and as many queries to a key. On a GPU at the run's length, heads and rows, as far as its memory and the limit of
-operations allow; on a CPU of a long row its first 1,024 tokens, and of many heads at most 4. A trial says so.
+"""Check a form of attention for correctness on this machine, and time it.
 
-Every form is first held against float64: output and gradients, at an odd length and at one that leaves 64 modulo 128,
-the latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678).
-Only what passes is timed.
+Forward and backward, with the run's head_dim and queries per key. On a GPU at the run's length, heads and rows, as far
+as memory and the limit of operations allow; on a CPU with the first 1,024 tokens of a long row and at most 4 heads. The
+trial records what was timed.
 
-Shapes: B rows, H query heads, K key and value heads, T tokens, D numbers per head.
+Every form is first compared with float64: output and gradients, at an odd length and at one that is 64 modulo 128, the
+latter with logits far below zero, because there a fused kernel has returned NaN gradients (PyTorch issue 196678). Only
+forms that pass are timed.
+
+Shapes: B rows, H query heads, K key and value heads, T tokens, D head_dim.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # Largest relative error (Frobenius norm of the difference over the norm of float64's result). Kernels that keep logits
 # in fp32 were measured at up to 5 units in the last place of a 16-bit result, and at 1.4e-4 in fp32 with far logits.
-# Storing logits of -120 in bf16, as eager attention does, rounds them to halves and gives 30 to 60 units: it fails.
+# Eager attention stores logits of -120 in bf16, which rounds them to halves and gives 30 to 60 units: it fails.
 GATE: Mapping[DType, float] = {"fp32": 1e-3, "bf16": 16 * 2.0**-8, "fp16": 16 * 2.0**-11}
 _FAR = 120.0
 _ODD_LENGTH, _LENGTH_64_MOD_128 = 333, 704
@@ -56,7 +58,7 @@ _BACKEND = {
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs with float64's answer. name: completes "the gradient of q is not finite at …"."""
+    """Inputs with float64's result. name: completes "the gradient of q is not finite at …"."""
 
     name: str
     inputs: tuple[torch.Tensor, ...]  # q [B, H, T, D], k and v [B, K, T, D], gradient of the output [B, H, T, D]
@@ -71,12 +73,12 @@ def attention_trials(
     budget: float = 0.6,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial per form.
+    """Return one trial per form.
 
-    limits, free: of another device than the request's and bytes of memory there, for tests.
-    budget: seconds for the timing alone; the checks take about as long on a CPU. There, one thread does it all: the
-        forms compare the same, and other programs disturb it less.
-    begin: is told of each form before it runs, so that one that takes the process with it is known.
+    limits, free: limits and free bytes of memory, replacing the device's, for tests.
+    budget: seconds for timing alone; on a CPU the checks take about as long. There everything runs on one thread: the
+        comparison is the same, and other programs disturb it less.
+    begin: called with each form before it runs, so that one that crashes the process is known.
     """
     device, window = torch.device(request.device), request.window
     room = room_on(device, limits, free)
@@ -86,7 +88,7 @@ def attention_trials(
     with one_thread(), fp32_products("ieee"):
         groups = request.heads // request.kv_heads
         cases, why = attempt(partial(check_cases, groups, request.head_dim, request.dtype, device, window))
-        if cases is None:  # nothing is known to be wrong
+        if cases is None:  # no form is known to be wrong
             return tuple(AttentionTrial(name, 0.0, "", untimed=f"cannot be checked: {why}") for name in request.forms)
         checked = {}
         for name in request.forms:
@@ -115,7 +117,7 @@ def attention_trials(
 
 
 def _sizes(request: AttentionRequest, room: Room) -> dict[str, tuple[Size, Size | None]]:
-    """By form what a pass would be, and how much of it is timed."""
+    """By form, the size of a full pass, and the part of it that is timed."""
     whole = timed_size(request, room)
     return {name: (whole, with_scores(whole, room) if name in STORING else whole) for name in request.forms}
 
@@ -127,10 +129,10 @@ def trial_of(
     checked: tuple[str, dict[str, float]],
     timed: str,
 ) -> AttentionTrial:
-    """One form as a trial.
+    """Make the trial of one form.
 
-    seconds, untimed: of the timing, by name.
-    checked: what `check` says.
+    seconds, untimed: results of the timing, by name.
+    checked: result of `check`.
     """
     failure, errors = checked
     return AttentionTrial(
@@ -139,7 +141,7 @@ def trial_of(
 
 
 def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None = None) -> tuple[str, dict[str, float]]:
-    """`check`, and for cuDNN once more with a mask tensor, which its known fault needs."""
+    """Run `check`, for cuDNN also with a mask tensor, which triggers its known bug."""
     masked = window is not None
     failure, errors = check(form_named(name, masked=masked, window=window), cases, dtype)
     if failure or masked or name != "cudnn":
@@ -148,15 +150,13 @@ def _checked(name: str, cases: Sequence[Case], dtype: DType, window: int | None 
 
 
 def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
-    """A form by name. masked: SDPA gets causality as a mask tensor instead of is_causal, as a window needs it."""
+    """Return a form by name. masked: give SDPA a mask tensor instead of is_causal, as a sliding window requires."""
     if name == "eager":
         return partial(eager, window=window)
 
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = _causal_mask(q, window).expand(q.shape[0], 1, -1, -1) if masked else None
-        if (
-            masked or name == "mem_efficient"
-        ):  # so transformers does it with a mask, and so the run does for this kernel
+        if masked or name == "mem_efficient":  # as in transformers with a mask, and in the run for this kernel
             k, v = for_every_head(q, k, v)
         with sdpa_kernel(_BACKEND[name]):
             return F.scaled_dot_product_attention(
@@ -167,7 +167,7 @@ def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
 
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
-    """Two products and an fp32 softmax, as in transformers: the textbook formula with every step stored."""
+    """Eager attention as in transformers: two products and an fp32 softmax, every step stored."""
     k, v = for_every_head(q, k, v)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
     scores = scores + torch.zeros_like(scores).masked_fill(~_causal_mask(q, window), torch.finfo(q.dtype).min)
@@ -175,7 +175,7 @@ def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | No
 
 
 def for_every_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values with as many heads as q has."""
+    """Repeat keys and values to as many heads as q has."""
     groups = q.shape[1] // k.shape[1]
     return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
@@ -183,7 +183,7 @@ def for_every_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[t
 def check_cases(
     groups: int, head_dim: int, dtype: DType, device: torch.device, window: int | None = None
 ) -> tuple[Case, ...]:
-    """Inputs rounded to `dtype`, so that only the kernel's own error is measured."""
+    """Make the inputs of the checks, rounded to `dtype`, so that only the kernel's own error is measured."""
     odd = random_inputs(1, groups, 1, _ODD_LENGTH, head_dim, TORCH_DTYPE[dtype], device)
     far = random_inputs(1, groups, 1, _LENGTH_64_MOD_128, head_dim, TORCH_DTYPE[dtype], device)
     far_inputs(far)
@@ -196,20 +196,20 @@ def check_cases(
 
 @torch.no_grad()
 def far_inputs(inputs: Sequence[torch.Tensor]) -> None:
-    """Changes q and k so that q0 * k0 / sqrt(D) = -_FAR for every pair of tokens."""
+    """Change q and k in place so that q0 * k0 / sqrt(D) = -_FAR for every pair of tokens."""
     shift = math.sqrt(_FAR * math.sqrt(inputs[0].shape[-1]))
     inputs[0][..., 0], inputs[1][..., 0] = shift, -shift
 
 
 def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[str, float]]:
-    """(failure, largest relative error by tensor). The failure is empty when all errors are within the gate."""
+    """Return (failure, largest relative error by tensor). The failure is empty if all errors are within the gate."""
     errors: dict[str, float] = {}
     for case in cases:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found, why = attempt(partial(forward_backward, form, case.inputs))
         if found is None:
-            return f"cannot run: {_why(said, why)}", errors
+            return f"cannot run: {_why(caught, why)}", errors
         for name, tensor in found.items():
             if not torch.isfinite(tensor).all():
                 return f"the {name} is not finite at {case.name}", errors
@@ -224,7 +224,7 @@ def check(form: Form, cases: Sequence[Case], dtype: DType) -> tuple[str, dict[st
 def random_inputs(
     rows: int, groups: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Random q, k, v that want gradients, and a gradient for the output."""
+    """Random q, k, v that require gradients, and a gradient of the output."""
     draw, tensors = draws(device), []
     for heads in (groups * kv_heads, kv_heads, kv_heads, groups * kv_heads):
         tensors.append(draw(rows, heads, tokens, head_dim).to(dtype).requires_grad_(len(tensors) < 3))
@@ -232,7 +232,7 @@ def random_inputs(
 
 
 def forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The output and the gradients of q, k and v. inputs: q, k, v and the gradient of the output."""
+    """Return the output and the gradients of q, k and v. inputs: q, k, v and the gradient of the output."""
     *qkv, gradient = inputs
     output = form(*qkv)
     q, k, v = torch.autograd.grad(output, qkv, gradient)
@@ -244,13 +244,13 @@ def in_float64(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Te
 
 
 def _causal_mask(q: torch.Tensor, window: int | None = None) -> torch.Tensor:
-    """[1, 1, T, T], True where a query may look: at itself and what lies before it, in all at `window` tokens."""
+    """[1, 1, T, T], True where a query may attend: at itself and earlier tokens, in total `window` tokens."""
     tokens = q.shape[2]
     before = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
     return (before if window is None else before.triu(1 - window))[None, None]
 
 
-def _why(said: Sequence[warnings.WarningMessage], error: str) -> str:
-    """torch explains a refused kernel in warnings, and says in the error only that there is none."""
-    texts = [str(warning.message).partition("(Triggered")[0].strip() for warning in said]
+def _why(caught: Sequence[warnings.WarningMessage], error: str) -> str:
+    """torch explains a refused kernel in warnings; its error only says that there is none."""
+    texts = [str(warning.message).partition("(Triggered")[0].strip() for warning in caught]
     return next((text for text in texts if text and not text.endswith("because:")), error)

@@ -1,7 +1,7 @@
-"""Trials in a process of their own: on a GPU a kernel may take its process with it, or never come back.
+"""Run trials in a child process: on a GPU a kernel may crash its process, or never return.
 
-The child says which part it is about to run: a form of attention, a kind of operators. When it dies, that part has
-failed, and another child tries the rest.
+The child prints which part (a form of attention, a kind of operators) it is about to run. If it dies, that part has
+failed, and another child runs the rest.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.probes import attention
 from surefoot.planning.probes.sizes import AttentionRequest
 
-_PATIENCE = 120.0  # seconds for one child: importing torch and starting a GPU take most of the usual ten
+_PATIENCE = 120.0  # seconds for one child; usually ten, mostly for importing torch and starting the GPU
 Begin = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe that may run in a process of its own.
+    """A probe that can run in a child process.
 
-    request: its dataclass.
-    parts: the field of it with the names of the parts.
-    trial: the dataclass of an answer.
-    run: the trials of a request, one for each part; its second argument is told of each before it runs.
-    failed: the trial of a part that did not (name, why).
-    program: what `python -m` runs, with its arguments; it calls `answer`.
+    request: dataclass of its request.
+    parts: field of the request with the names of the parts.
+    trial: dataclass of a result.
+    run: returns the trials of a request, one per part; calls its second argument with each part before it runs.
+    failed: makes the trial of a failed part from its name and the reason.
+    program: module that `python -m` runs, with arguments; it calls `answer`.
     """
 
     request: type[Any]
@@ -60,15 +60,15 @@ ATTENTION = Probe(
 
 
 def run_request(request: Any, probe: Probe = ATTENTION) -> tuple[Any, ...]:
-    """In this process."""
+    """Run the probe in this process."""
     return probe.run(request, lambda name: None)
 
 
 def run_in_child(
     request: Any, probe: Probe = ATTENTION, *, program: Sequence[str] = (), patience: float = _PATIENCE
 ) -> tuple[Any, ...]:
-    """The same in other processes; a part that ends one, or does not end, has failed. program: of the child, where it
-    is another one than the probe's."""
+    """Run the probe in child processes. A part that crashes its child, or does not end, has failed. program: command of
+    the child, if not the probe's."""
     program = program or (sys.executable, "-m", *probe.program)
     found: dict[str, Any] = {}
     parts: tuple[str, ...] = getattr(request, probe.parts)
@@ -78,7 +78,7 @@ def run_in_child(
         if trials is not None:
             found |= dict(zip(left, trials, strict=True))
             break
-        if begun is None:  # it never came to a part: none of them is to blame, and another child would do the same
+        if begun is None:  # no part has started: none is at fault, and another child would do the same
             return tuple(probe.failed(part, why) for part in parts)
         found[begun] = probe.failed(begun, why)
         left = tuple(part for part in left if part != begun)
@@ -88,18 +88,18 @@ def run_in_child(
 def _one_child(
     request: Any, probe: Probe, program: Sequence[str], patience: float
 ) -> tuple[tuple[Any, ...] | None, str | None, str]:
-    """(trials, None and empty) or (None, the part that ran last, why the process ended)."""
+    """Return (trials, None, "") or (None, the part that ran last, why the process ended)."""
     requested = TypeAdapter(probe.request).dump_json(request).decode()
     try:
         done = subprocess.run(program, input=requested, capture_output=True, text=True, timeout=patience)
-        said, why = done.stdout, _ending(done.returncode)
-        if done.returncode > 0 and done.stderr.strip():  # Python's own last words
+        output, why = done.stdout, _ending(done.returncode)
+        if done.returncode > 0 and done.stderr.strip():  # Python's error message
             why += f" ({done.stderr.strip().splitlines()[-1]})"
     except subprocess.TimeoutExpired as error:
-        said = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
         why = f"did not end within {patience:g} seconds"
     begun = None
-    for line in said.splitlines():
+    for line in output.splitlines():
         word, _, rest = line.partition(" ")
         if word == "begin":
             begun = rest
@@ -119,11 +119,11 @@ def _ending(code: int) -> str:
 
 
 def answer(probe: Probe) -> None:
-    """The child: a request on stdin, lines on stdout."""
+    """Entry point of the child: reads a request from stdin and prints lines to stdout."""
     request = TypeAdapter(probe.request).validate_json(sys.stdin.read())
     try:
         trials = probe.run(request, lambda name: print("begin", name, flush=True))
-    except torch.AcceleratorError as error:  # of whose many lines only the first says what was wrong
+    except torch.AcceleratorError as error:  # only the first of its many lines says what is wrong
         sys.exit(str(error).splitlines()[0])
     print("trials", json.dumps(_trials(probe).dump_python(trials, mode="json")), flush=True)
 

@@ -1,11 +1,11 @@
-"""Is this form of attention over packed documents right on this machine, and how fast is it?
+"""Check a form of attention over packed documents for correctness on this machine, and time it.
 
-As for any other form (`surefoot.planning.probes.attention`): first against float64, output and gradients, with
-documents of 1 to 704 tokens side by side and with logits far below zero; only what passes is timed, at lengths of the
-run: on a GPU in a row as long as the run's, with all heads; on a CPU in one of about 1,024 tokens, with at most 4.
-Beside it, under the name `PADDED`, SDPA over the same documents in padded rows: what the form takes the place of.
+As in `surefoot.planning.probes.attention`: output and gradients are first compared with float64, with documents of 1 to
+704 tokens in one row and with logits far below zero; only forms that pass are timed, at lengths of the run: on a GPU in
+a row as long as the run's, with all heads; on a CPU in one of about 1,024 tokens, with at most 4. The baseline, named
+`PADDED`, is SDPA over the same documents in padded rows.
 
-Shapes: H query heads, K key and value heads, N tokens of the row, D numbers per head.
+Shapes: H query heads, K key and value heads, N tokens of the row, D head_dim.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
 from surefoot.planning.probes.sizes import padded_halves, room_on, smaller_than_requested, timed_at, timed_documents
 from surefoot.planning.probes.timing import Limits, attempt, one_thread, seconds_or_failures
 
-OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> what attends to such a row
-# A block of a kernel, a length that fits none, a single token and a few: a border off by one shows in one of them.
+OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a row -> attention over that row
+# A kernel's block, a length that fits no block, one token and a few: an off-by-one border shows in one of them.
 _CHECKED = (64, 333, 1, 20)
 _CHECKED_FAR = (704, 90)
 
 
 @dataclass(frozen=True)
 class DocumentsRequest:
-    """What is to be tried.
+    """Request of the probe.
 
-    forms: PADDED may be the last of them, which is timed alone.
-    mix: lengths of documents as they stand side by side in the run.
+    forms: forms to try; the last may be PADDED, which is only timed.
+    mix: lengths of documents in the order in which the run may combine them.
     device: cpu | cuda.
-    tokens: of a packed row of the run.
+    tokens: tokens of a packed row in the run.
     """
 
     forms: tuple[str, ...]
@@ -73,10 +73,10 @@ def document_trials(
     budget: float = 0.4,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[AttentionTrial, ...]:
-    """One trial for each of the request's forms.
+    """Return one trial for each of the request's forms.
 
-    forms: by name.
-    budget: seconds for the timing; on a CPU one thread does it all.
+    forms: implementations by name.
+    budget: seconds for timing; on a CPU everything runs on one thread.
     limits, free, begin: see `attention_trials`.
     """
     device, dtype, head_dim = torch.device(request.device), request.dtype, request.head_dim
@@ -120,8 +120,8 @@ def _each(form: Form, rows: Sequence[Sequence[torch.Tensor]]) -> None:
 
 
 def _runnable(inputs: Sequence[torch.Tensor]) -> Form:
-    """SDPA as torch dispatches it, or held to the math kernel where that raises: the plan leaves out a kernel that
-    does, as one of a CPU does whose instructions a variable of the environment takes away."""
+    """SDPA as torch dispatches it, or restricted to the math kernel if that raises: the plan excludes a kernel that
+    raises, for example on a CPU whose instructions are limited by an environment variable."""
     found, _ = attempt(partial(forward_backward, _sdpa, inputs))
     return _sdpa if found else _math
 
@@ -132,9 +132,7 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    if (
-        q.is_cuda and q.dtype == torch.float32
-    ):  # whose fused kernel takes no grouped heads, and a run has it take others
+    if q.is_cuda and q.dtype == torch.float32:  # its fused kernel has no grouped heads, so the run repeats them
         k, v = for_every_head(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -142,7 +140,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def _checked(
     form: OfDocuments, groups: int, head_dim: int, dtype: DType, device: torch.device
 ) -> tuple[str, dict[str, float]]:
-    """(failure, largest relative error by tensor)."""
+    """Return (failure, largest relative error by tensor)."""
     worst: dict[str, float] = {}
     for lengths, far in ((_CHECKED, False), (_CHECKED_FAR, True)):
         inputs = random_inputs(1, groups, 1, sum(lengths), head_dim, TORCH_DTYPE[dtype], device)
@@ -158,6 +156,6 @@ def _checked(
 
 
 def _one_by_one(lengths: Sequence[int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The textbook formula, document by document."""
+    """Eager attention, document by document."""
     spans = itertools.pairwise([0, *itertools.accumulate(lengths)])
     return torch.cat([eager(*(tensor[:, :, begin:end] for tensor in (q, k, v))) for begin, end in spans], dim=2)

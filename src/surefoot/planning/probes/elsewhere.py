@@ -1,6 +1,6 @@
-"""Matrix products in a process without some environment variables: what they cost here.
+"""Measure matrix products in a child process without some environment variables.
 
-Libraries read such variables when they are loaded, so unsetting them in this process would change nothing.
+Libraries read such variables when they are loaded, so unsetting them in this process has no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from surefoot.planning.plan import DType
 from surefoot.planning.probes.matmul import product_rates
 from surefoot.system import process
 
-_PATIENCE = 120.0  # seconds, of which importing torch takes nearly all
+_PATIENCE = 120.0  # seconds, mostly for importing torch
 _PROGRAM = (sys.executable, "-m", "surefoot.planning.probes.elsewhere")
 
 
@@ -28,7 +28,7 @@ def rates_without(
     *,
     program: Sequence[str] = _PROGRAM,
 ) -> dict[DType, float]:
-    """`product_rates` of a child without the variables `names`; empty where it does not answer. kind: cpu | cuda."""
+    """Return `product_rates` of a child without the variables `names`; empty if it fails. kind: cpu | cuda."""
     requested = json.dumps({"shape": shape, "dtypes": list(dtypes), "kind": kind})
     try:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def rates_without(
 
 
 def main() -> None:
-    """The child."""
+    """Entry point of the child."""
     requested = json.loads(sys.stdin.read())
     print(
         json.dumps(

@@ -1,12 +1,13 @@
-"""What was measured is kept in the user's cache folder: a machine, its libraries and the model's shapes stay the same.
+"""Cache of measurements in the user's cache folder: a machine, its libraries and a model's shapes rarely change.
 
     kept = open_kept()
     rates = kept.get("products", {"shape": [4096, 14336]}, dict[str, float], measure)
 
-A file holds the question beside the answer. One that is damaged, or that answers another question, machine or version,
-is ignored and replaced; a folder that cannot be written is no obstacle. What was measured while other programs had the
-cores is right for as long as they have them, and measured again when they have not: two threads have been a tenth as
-fast as one, and bf16 a fifth as fast as alone, and every later run would have been planned by that.
+A file contains question and answer. A file that is damaged, or belongs to another question, machine or version, is
+ignored and replaced; a folder that is not writable is tolerated. A result measured while other programs used the cores
+is used only
+as long as they do, and then measured again: two threads have been a tenth as fast as one, and bf16 a fifth as fast as
+alone, and every later run would have been planned with that.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from surefoot.system import counters, durable, hardware, process
 from surefoot.system.errors import EnvironmentFault
 
 T = TypeVar("T")
-_FORMAT = 2  # of the files
-_MEASURED_BY = ("kernels", "planning/probes")  # folders of the package: what is measured, and how
+_FORMAT = 2  # file format
+_MEASURED_BY = ("kernels", "planning/probes")  # folders with the measured code and the probes
 
 
 @dataclass(frozen=True)
 class Kept:
     """The cache of measurements.
 
-    folder: where the files are.
-    machine: all that an answer depends on besides the question, JSON-able.
+    folder: folder of the files.
+    machine: everything besides the question that an answer depends on, as JSON values.
     """
 
     folder: Path
@@ -49,13 +50,13 @@ class Kept:
         lasting: Callable[[T], bool] = lambda answer: True,
         cores: int = 1,
     ) -> T:
-        """The kept answer, else what `measure` returns.
+        """Return the cached answer, or what `measure` returns.
 
-        name: of the probe.
-        question: JSON-able.
+        name: name of the probe.
+        question: JSON values.
         kind: the answer's type, for pydantic.
-        lasting: whether an answer would be the same tomorrow; others are not kept.
-        cores: that measuring takes.
+        lasting: whether an answer may be cached; temporary ones are not.
+        cores: number of cores that measuring uses.
         """
         requested = _plain({"format": _FORMAT, "probe": name, "question": question, "machine": self.machine})
         digest = hashlib.sha256(json.dumps(requested, sort_keys=True).encode()).hexdigest()
@@ -75,24 +76,24 @@ class Kept:
         except (
             OSError,
             EnvironmentFault,
-        ):  # a full disk or a folder of somebody else's: it is measured again next time
+        ):  # a full disk or another user's folder: it is measured again next time
             pass
         return answer
 
     def forget(self) -> None:
-        """Of all machines and questions: everything is measured anew."""
+        """Delete all answers, so that everything is measured again."""
         for path in self.folder.glob("*.json"):
             durable.remove(path)
 
 
 def open_kept() -> Kept:
-    """In the user's cache folder, for this machine with its libraries, threads and environment variables, and for this
-    version of what is measured."""
+    """Open the cache in the user's cache folder for this machine with its libraries, threads and environment variables,
+    and for this version of the measured code."""
     return Kept(process.cache_folder() / "probes", {**hardware.describe(), "code": _code()})
 
 
 def _code() -> str:
-    """A digest that differs after any change to the kernels or the probes."""
+    """Digest that changes with the kernels and the probes."""
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for part in _MEASURED_BY:
@@ -102,12 +103,12 @@ def _code() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As it comes back from a file: tuples are lists, keys are strings."""
+    """Convert to what JSON gives back: tuples become lists, keys strings."""
     return json.loads(json.dumps(value))
 
 
 def _read(path: Path, requested: Any, adapter: TypeAdapter[Any]) -> tuple[Any, bool]:
-    """The answer, None where there is none to this question, and whether other programs had the cores meanwhile."""
+    """Return the answer (None if there is none to this question), and whether other programs used the cores."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["asked"] != requested:

@@ -1,10 +1,12 @@
-"""How fast this machine multiplies matrices of the model's shapes, in each type and by how many threads.
+"""Measure how fast this machine multiplies matrices of the model's shapes, by dtype and number of threads.
 
-On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32, with them several
-times faster. So every type first multiplies something small, and one that would take too long skips the full shape.
-Types are compared on one thread: a thread that waits for another one, which some other program has pushed aside, would
-drown the difference. The number of threads is measured apart: more threads than cores wait for each other, and so do
-threads of a container that may use fewer cores than it sees.
+On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32; with them it is
+several times faster. So every dtype first multiplies something small, and one that would take too long skips the full
+shape. Dtypes
+are compared on one thread: waiting for a preempted thread would hide the difference. The number of threads is measured
+separately: more threads than cores wait for each other, and so do threads of a container that may use fewer cores than
+    it
+sees.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ def product_rates(
     dtypes: Sequence[DType],
     budget: float = 0.25,
 ) -> dict[DType, float]:
-    """FLOP/s by dtype for x [rows, inputs] times weight [outputs, inputs], the largest of `shapes` (inputs, outputs).
+    """Return FLOP/s by dtype for x [rows, inputs] times weight [outputs, inputs], the largest of `shapes` (inputs,
+    outputs).
 
-    On a CPU per thread. budget: seconds, exceeded where single runs are slower. A type that the device refuses is
-    absent.
+    On a CPU with one thread. Unsupported dtypes are absent.
+    budget: seconds; exceeded if single runs are slower.
     """
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     with one_thread(), fp32_products("ieee"):
@@ -42,8 +45,7 @@ def product_rates(
 
 
 def tf32_rate(shapes: Iterable[tuple[int, int]], device: torch.device, *, budget: float = 0.25) -> float | None:
-    """FLOP/s of fp32 products whose operands are rounded to TF32, at the largest of `shapes`; None off CUDA, where
-    nothing has it."""
+    """Return FLOP/s of fp32 products with operands rounded to TF32, at the largest of `shapes`; None except on CUDA."""
     if device.type != "cuda":
         return None
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
@@ -53,8 +55,8 @@ def tf32_rate(shapes: Iterable[tuple[int, int]], device: torch.device, *, budget
 
 @contextmanager
 def fp32_products(how: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Inside, fp32 products on an NVIDIA GPU keep all of their bits, or 10: whatever the environment made of torch's
-    default (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and whatever a run before this one set."""
+    """Set the precision of fp32 products on an NVIDIA GPU while the block runs (full, or 10-bit mantissas), regardless
+    of TORCH_ALLOW_TF32_CUBLAS_OVERRIDE and of what an earlier run has set."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = how
@@ -75,7 +77,7 @@ def _small_then_full(
 
 
 def slice_of(shape: tuple[int, int], most: int) -> tuple[int, int]:
-    """The shape, halved along its longer side until it has at most `most` numbers."""
+    """Halve the shape along its longer side until it has at most `most` elements."""
     inputs, outputs = shape
     while inputs * outputs > most:
         inputs, outputs = (inputs, outputs // 2) if outputs >= inputs else (inputs // 2, outputs)
@@ -94,7 +96,7 @@ def _rates(
         left, right = x.to(TORCH_DTYPE[dtype]), weight.to(TORCH_DTYPE[dtype])
         try:
             F.linear(left[:1], right)
-        except RuntimeError:  # this device has no such product
+        except RuntimeError:  # not supported on this device
             continue
         runs[dtype] = lambda left=left, right=right: F.linear(left, right)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -102,18 +104,18 @@ def _rates(
     return {dtype: 2 * rows * inputs * outputs / seconds[dtype] for dtype in runs}
 
 
-_ROWS = 512  # tokens in flight
-_NUMBERS = 2**21  # in the weight at most
+_ROWS = 512  # tokens
+_NUMBERS = 2**21  # maximum elements of the weight
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """What is worth trying: powers of two below `cores`, and `cores`."""
+    """Thread counts to try: powers of two below `cores`, and `cores`."""
     return (*(2**power for power in range(cores.bit_length()) if 2**power < cores), cores)
 
 
 def thread_rates(shape: tuple[int, int], counts: Sequence[int], *, budget: float = 0.4) -> dict[int, float]:
-    """FLOP/s in fp32 by number of threads for x [rows, inputs] times weight [outputs, inputs], `shape` (inputs,
-    outputs). budget: seconds, exceeded where single runs are slower."""
+    """Return FLOP/s in fp32 by number of threads for x [rows, inputs] times weight [outputs, inputs], with `shape`
+    (inputs, outputs). budget: seconds; exceeded if single runs are slower."""
     inputs, outputs = slice_of(shape, _NUMBERS)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_ROWS, inputs, generator=generator)

@@ -1,10 +1,10 @@
-"""Are surefoot's own norms and rotations right on this machine, and how fast are they beside the plain ones?
+"""Check surefoot's norm and rotary kernels for correctness on this machine, and time them against the plain code.
 
-Each goes forward and backward at the model's width. First against float64: output and gradients, of ordinary rows, of
-rows so small that the eps counts, and of large ones; then it is timed beside the plain path, over so many rows that
-they do not fit into a cache.
+Each runs forward and backward at the model's width. Output and gradients are first compared with float64, for ordinary
+rows, rows so small that eps matters, and large ones; then it is timed against the plain code, with too many rows for a
+cache.
 
-Shapes: T rows of N numbers; H heads of D numbers.
+Shapes: T rows of width N; H heads of size D.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from surefoot.planning.probes.attention import GATE
 from surefoot.planning.probes.matmul import TORCH_DTYPE
 from surefoot.planning.probes.timing import LIMITS, attempt, draws, one_thread, seconds_or_failures
 
-Way = Callable[..., torch.Tensor]
-_CHECKED = 37  # rows, an odd number
-_SIZES = (1.0, 1e-3, 30.0)  # of inputs: the usual one, one near the norm's epsilon, one where 16 bits are coarse
+Function = Callable[..., torch.Tensor]
+_CHECKED = 37  # rows; an odd number
+_SIZES = (1.0, 1e-3, 30.0)  # scales of inputs: usual, near the norm's epsilon, and coarse in 16 bits
 _ROUNDS = 12
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Pairs of the plain way and ours.
+    """Pairs of plain and fused functions.
 
     norms: x [T, N], weight [N] -> [T, N]; the first pair is timed.
     turn: x [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D].
     """
 
-    norms: Sequence[tuple[Way, Way]]
-    turn: tuple[Way, Way]
+    norms: Sequence[tuple[Function, Function]]
+    turn: tuple[Function, Function]
 
 
 @dataclass(frozen=True)
 class PointwiseRequest:
-    """What is to be tried.
+    """Request of the probe.
 
     parts: norm | rotary.
     device: cpu.
@@ -60,7 +60,7 @@ def pointwise_trials(
     budget: float = 0.3,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[PointwiseTrial, ...]:
-    """Try a norm and the rotation of all heads, plain and fused.
+    """Check and time a norm and the rotary embedding of all heads, plain and fused.
 
     budget: seconds for the timing of both.
     begin: called with each part's name before it runs.
@@ -88,13 +88,13 @@ def pointwise_trials(
 
 def _trial(
     part: str,
-    ways: Callable[..., list[tuple[Way, Way, tuple[torch.Tensor, ...]]]],
+    ways: Callable[..., list[tuple[Function, Function, tuple[torch.Tensor, ...]]]],
     make: Callable[..., torch.Tensor],
     shape: tuple[int, ...],
     request: PointwiseRequest,
     budget: float,
 ) -> PointwiseTrial:
-    """ways: shape -> (plain, fused, their inputs, of which the last is the gradient of the output)."""
+    """ways: shape -> (plain, fused, their inputs; the last input is the gradient of the output)."""
     errors: dict[str, float] = {}
     for size in _SIZES:
         for plain, fused, inputs in ways(make, (shape[0], _CHECKED, *shape[2:]), size):
@@ -103,7 +103,7 @@ def _trial(
                 return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
 
     @cache
-    def timed() -> tuple[Way, Way, tuple[torch.Tensor, ...]]:
+    def timed() -> tuple[Function, Function, tuple[torch.Tensor, ...]]:
         return ways(make, shape, 1.0)[0]
 
     makers = {
@@ -116,8 +116,10 @@ def _trial(
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
 
 
-def _checked(plain: Way, fused: Way, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]) -> str:
-    """What is wrong, empty where nothing is. Adds to `errors` the largest by tensor."""
+def _checked(
+    plain: Function, fused: Function, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]
+) -> str:
+    """Return what is wrong, empty if nothing is. Adds the largest error by tensor to `errors`."""
     exact = _pass(plain, [one.detach().double().requires_grad_(one.requires_grad) for one in inputs])
     found, why = attempt(partial(_pass, fused, inputs))
     if found is None:
@@ -126,22 +128,22 @@ def _checked(plain: Way, fused: Way, inputs: Sequence[torch.Tensor], dtype: DTyp
         name = f"gradient {number}" if number else "output"
         error = float((one.double() - wanted).norm() / wanted.norm())
         errors[name] = max(error, errors.get(name, 0.0))
-        if not error <= GATE[dtype]:  # true of what is not a number as well
+        if not error <= GATE[dtype]:  # also true for NaN
             return f"the {name} is off by {error:.2g}, more than {GATE[dtype]:.2g},"
     return ""
 
 
-def _pass(way: Way, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The output, and the gradients of the inputs that have one."""
+def _pass(function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the output, and the gradients of the inputs that require one."""
     *given, gradient = inputs
-    output = way(*given)
+    output = function(*given)
     found = torch.autograd.grad(output, [one for one in given if one.requires_grad], gradient.to(output.dtype))
     return [output.detach(), *found]
 
 
 def _norm_ways(
     given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
-) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+) -> list[tuple[Function, Function, tuple[torch.Tensor, ...]]]:
     width, rows = shape
     inputs = (make(rows, width, size=size, learns=True), make(width, learns=True), make(rows, width))
     return [(plain, fused, inputs) for plain, fused in given.norms]
@@ -149,14 +151,14 @@ def _norm_ways(
 
 def _turn_ways(
     given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
-) -> list[tuple[Way, Way, tuple[torch.Tensor, ...]]]:
+) -> list[tuple[Function, Function, tuple[torch.Tensor, ...]]]:
     width, tokens, head_dim = shape
 
     def heads_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(1, tokens, width // head_dim, head_dim).transpose(1, 2)
 
-    def of_heads(way: Way) -> Way:
-        return lambda x, cos, sin: way(heads_of(x), cos, sin)
+    def of_heads(function: Function) -> Function:
+        return lambda x, cos, sin: function(heads_of(x), cos, sin)
 
     x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
     plain, fused = given.turn
@@ -166,5 +168,5 @@ def _turn_ways(
 def _inputs(
     *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False
 ) -> torch.Tensor:
-    """Random numbers about `size`, the same in every call."""
+    """Random numbers of scale `size`, the same in every call."""
     return (draws(device, len(shape))(*shape) * size).to(dtype).requires_grad_(learns)

@@ -1,10 +1,10 @@
-"""What attention is asked about, and how much of it is timed: all of it where limits and memory allow.
+"""Choose the shapes at which attention is timed: the run's, if limits and memory allow, else a part of them.
 
     room = room_on(device)
-    size = timed_size(request, room)         # forms that keep no scores
-    size = with_scores(size, room)           # those that do: as much of it as has room, None where nothing has
+    size = timed_size(request, room)         # forms that store no scores
+    size = with_scores(size, room)           # forms that do: as much as fits into memory, None if nothing does
 
-Work is the same for every row and every head, so a part of them tells what the whole takes.
+Every row and head costs the same, so the time of a part gives the time of the whole.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from surefoot.planning.probes.timing import LIMITS, NO_ROOM, Limits
 from surefoot.system import hardware
 from surefoot.system.messages import size_text
 
-STORING = ("eager", "math")  # forms that keep every score
-# For each score, at their peak: 12.8 to 14.0 bytes were counted of torch's own memory on a CPU, in either type.
+STORING = ("eager", "math")  # forms that store every score
+# Peak bytes per score: 12.8 to 14.0 bytes were measured on a CPU, in both dtypes.
 _SCORE_BYTES = 16
-_FEW = 8  # documents: of four to a half one is still as long as the longest eighth of the mix
+_FEW = 8  # documents; with four per half, one is still as long as the longest eighth of the mix
 
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """What is to be tried.
+    """Request of the probe.
 
     forms: eager, flash, mem_efficient, cudnn, math.
     length: tokens of a typical row.
     device: cpu | cuda.
-    window: tokens that a query sees, its own among them, where that makes every form take a mask; None for all before
-        it.
-    rows: of a micro-batch; on a CPU as many short ones are timed as have some tokens in all.
+    window: size of the sliding window including the query itself, if it makes every form take a mask; None: all earlier
+        tokens.
+    rows: rows of a micro-batch; on a CPU so many short rows are timed that they have a minimum of tokens in total.
     """
 
     forms: tuple[str, ...]
@@ -53,10 +53,10 @@ class AttentionRequest:
 
 @dataclass(frozen=True)
 class Room:
-    """What limits the size of a timed pass.
+    """Limits of the size of a timed pass.
 
-    free: bytes of memory, None where so little is timed that nobody has to ask.
-    memory: those of the device in all, None where nobody looked.
+    free: free bytes of memory; None if too little is timed for it to matter.
+    memory: total bytes of memory; None if unknown.
     """
 
     limits: Limits
@@ -65,8 +65,8 @@ class Room:
 
     @property
     def alone(self) -> Room:
-        """As soon as other programs have given back what they hold; a tenth stays taken, as a process on a GPU takes
-        some of it before it does anything."""
+        """The room once other programs have freed their memory; a tenth stays taken, because a process on a GPU uses
+        some before it does anything."""
         if self.free is None or self.memory is None:
             return self
         return replace(self, free=max(self.free, self.memory * 9 // 10))
@@ -77,7 +77,7 @@ class Room:
 
 
 def room_on(device: torch.device, limits: Limits | None = None, free: int | None = None) -> Room:
-    """limits, free: those of the device unless given."""
+    """Return the room on a device. limits, free: replace the device's."""
     limits = limits or LIMITS[device.type]
     if limits.attention_operations is None or free is not None:
         return Room(limits, free)
@@ -87,7 +87,7 @@ def room_on(device: torch.device, limits: Limits | None = None, free: int | None
 
 @dataclass(frozen=True)
 class Size:
-    """Of a pass. kv_heads: each with `groups` query heads."""
+    """Size of a pass. kv_heads: heads of keys, each with `groups` query heads."""
 
     rows: int
     groups: int
@@ -106,19 +106,20 @@ class Size:
 
 
 def timed_at(*less: str, held: bool) -> str:
-    """less: how much of the run's shapes is timed, each empty where that is all. held: it would be more, were it not
-    for other programs."""
+    """Describe what is timed. less: parts of the run's shapes that are timed, each empty if complete. held: whether
+    more would be timed without other programs."""
     return ", ".join(filter(None, (*less, MEMORY_TAKEN if held else "")))
 
 
 def smaller_than_requested(*taken: tuple[int, int, str]) -> str:
-    """taken: (timed, asked for, of what). Empty where all of it was timed."""
+    """Describe reduced shapes. taken: (timed, requested, unit). Empty if nothing was reduced."""
     less = [f"{timed} of {requested} {what}" for timed, requested, what in taken if timed < requested]
     return f"at {' and '.join(less)}" if less else ""
 
 
 def timed_size(request: AttentionRequest, room: Room) -> Size:
-    """Fewer rows than the run's where memory or operations do not allow all, then fewer heads, then fewer tokens."""
+    """Return the size of the timed pass: the run's, with fewer rows, then heads, then tokens if limits do not allow
+    it."""
     groups, width, most = request.heads // request.kv_heads, request.head_dim, room.limits.attention_tokens
     tokens = min([request.length, *_most_tokens(groups, width, request.dtype, room, request.window)])
     rows = request.rows if most is None else max(1, most // request.length)
@@ -132,10 +133,10 @@ def timed_size(request: AttentionRequest, room: Room) -> Size:
 
 @dataclass(frozen=True)
 class Documents:
-    """Of a packed row.
+    """The timed documents of a packed row.
 
-    lengths: the longest first.
-    longest: to what they were cut.
+    lengths: lengths, longest first.
+    longest: the length to which they were cut.
     kv_heads: see Size.
     """
 
@@ -147,13 +148,13 @@ class Documents:
 def timed_documents(
     mix: tuple[int, ...], groups: int, kv_heads: int, head_dim: int, dtype: DType, tokens: int, room: Room
 ) -> Documents:
-    """The documents of a packed row that are timed.
+    """Choose the documents of a packed row that are timed.
 
-    mix: lengths as they stand side by side in the run.
-    tokens: of a row of the run.
+    mix: lengths in the order in which the run may combine them.
+    tokens: tokens of a row in the run.
 
-    Where memory or operations do not allow all: fewer heads, then fewer documents, then shorter ones. A few would no
-    longer be like the mix, and padding, which packing is there to save, would be lost with the longest of them.
+    If memory or operations do not allow all: fewer heads, then fewer documents, then shorter ones. Too few documents
+    would not resemble the mix, and without the longest there would be no padding for packing to save.
     """
     if room.limits.attention_tokens is not None:
         tokens = room.limits.attention_tokens
@@ -161,7 +162,7 @@ def timed_documents(
     while True:
         longest = min([max(mix), *bounds])
         lengths = timed_lengths(mix, longest, tokens)
-        padded = padded_halves(lengths)  # which are no less than the packed row
+        padded = padded_halves(lengths)  # at least as large as the packed row
         squares, numbers = sum(rows * one**2 for rows, one in padded), sum(rows * one for rows, one in padded)
         units = heads_within(room, groups, head_dim, dtype, squares=squares, tokens=numbers)
         if units is None or units or lengths == (1,):
@@ -172,14 +173,14 @@ def timed_documents(
 
 
 def padded_halves(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(rows, tokens of each) of the longer and the shorter half, as two padded micro-batches of a step would have them.
-    lengths: the longest first."""
+    """Return (rows, tokens per row) of the longer and the shorter half, as in two padded micro-batches. lengths:
+    longest first."""
     middle = (len(lengths) + 1) // 2
     return [(len(half), max(half)) for half in (lengths[:middle], lengths[middle:]) if half]
 
 
 def timed_lengths(mix: tuple[int, ...], longest: int, tokens: int) -> tuple[int, ...]:
-    """Documents of the mix, each cut to `longest`, taken at even distances, of about so many tokens in all; the longest
+    """Return evenly spaced documents of the mix, each cut to `longest`, with about `tokens` tokens in total, longest
     first."""
     ordered = sorted((min(length, longest) for length in mix), reverse=True)
     count = max(1, round(tokens * len(ordered) / sum(ordered)))
@@ -189,8 +190,8 @@ def timed_lengths(mix: tuple[int, ...], longest: int, tokens: int) -> tuple[int,
 
 
 def with_scores(whole: Size, room: Room) -> Size | None:
-    """As much of `whole` as half of the free memory has room for with its scores; None where that is not even a row of
-    one key's heads."""
+    """Return the part of `whole` whose scores fit into half of the free memory; None if not even one row with one key
+    head fits."""
     if room.free is None:
         return whole
     units = room.free // 2 // _least_scores(whole)
@@ -207,16 +208,16 @@ def no_room(whole: Size, room: Room) -> str:
 
 
 def most_heads(groups: int, kv_heads: int, limits: Limits) -> int:
-    """Of keys and values."""
+    """Maximum number of key and value heads."""
     most = limits.attention_heads
     return kv_heads if most is None else min(kv_heads, max(1, most // groups))
 
 
 def heads_within(room: Room, groups: int, head_dim: int, dtype: DType, *, squares: int, tokens: int) -> int | None:
-    """How many heads of keys, each with `groups` of queries, have room in a pass; None for any number.
+    """Return how many key heads, each with `groups` query heads, fit into a pass; None for any number.
 
-    tokens: of all rows of one head.
-    squares: the sum of the squares of their lengths.
+    tokens: tokens of all rows of one head.
+    squares: sum of the squares of their lengths.
     """
     bounds = []
     if (operations := room.operations(dtype)) is not None:
@@ -227,25 +228,25 @@ def heads_within(room: Room, groups: int, head_dim: int, dtype: DType, *, square
 
 
 def _most_tokens(groups: int, head_dim: int, dtype: DType, room: Room, window: int | None) -> list[int]:
-    """Bounds for a row with one head of keys."""
+    """Bounds on the tokens of a row with one key head."""
     bounds = [] if room.limits.attention_tokens is None else [room.limits.attention_tokens]
     if (operations := room.operations(dtype)) is not None:
         bounds.append(math.isqrt(operations // _operations(1, groups, head_dim)))
     if room.free is not None:
         bounds.append(max(1, room.free // 4 // _bytes(1, groups, head_dim, dtype)))
-    if room.free is not None and window is not None:  # a mask, what it is made of, and the bias that it becomes
+    if room.free is not None and window is not None:  # the mask, its temporaries, and the bias made of it
         bounds.append(max(1, math.isqrt(room.free // 4 // (3 + TORCH_DTYPE[dtype].itemsize))))
     return bounds
 
 
 def _operations(squares: int, heads: int, head_dim: int) -> int:
-    """Of a forward and backward pass that leaves out what lies in the future: two products, and five behind them."""
+    """FLOPs of a causal forward and backward pass: two products forward and five backward."""
     return 7 * squares * heads * head_dim
 
 
 def _bytes(tokens: int, heads: int, head_dim: int, dtype: DType) -> int:
-    """Of a forward and backward pass that keeps no scores: inputs, output, gradients, and sums in fp32. Beside inputs
-    and the output's gradient, 12 bytes a number were counted in bf16 and 18 in fp32."""
+    """Bytes of a forward and backward pass that stores no scores: inputs, output, gradients, and fp32 sums. Besides
+    inputs and the output's gradient, 12 bytes per element were measured in bf16 and 18 in fp32."""
     return tokens * heads * head_dim * (8 * TORCH_DTYPE[dtype].itemsize + 8)
 
 

@@ -1,12 +1,12 @@
-"""What all probes share: timing under a budget, how large the timed shapes may be, random inputs, and failed trials.
+"""Shared code of the probes: timing with a budget, limits of the timed shapes, random inputs, and failed trials.
 
-The best of many short runs counts, the one that other programs disturbed least; candidates take turns, so that a slow
-second does not hit one of them alone. The first run of each warms up and is not counted.
+The best of many short runs counts, because other programs disturbed it least; candidates take turns, so that a slow
+second does not hit only one of them. The first run of each is a warm-up and does not count.
 
-On a CPU attention is timed small: time is the same for each token and each head. A GPU that is asked for little shows
-how fast a kernel is started, not how fast it computes; so there the run's own shapes are timed, as far as memory and
-the operations of one pass allow (`LIMITS`). `attempt` tells what torch raises where a form cannot run here from what
-leaves a GPU unusable for this process.
+On a CPU attention is timed with small shapes: every token and head costs the same. On a GPU small shapes would measure
+launches, not computation; so the run's own shapes are timed there, as far as memory and the operations of one pass
+allow (`LIMITS`). `attempt` separates errors of a form that cannot run here from errors that make a GPU unusable for
+this process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Draw = Callable[..., torch.Tensor]  # sizes -> fp32 numbers, standard normal
 
 
 def draws(device: torch.device, seed: int = 0) -> Draw:
-    """A stream of its own; torch's is left alone. On a GPU they are drawn there: a processor thread would take seconds
-    for the hundreds of millions that the probes of a GPU take."""
+    """Return a random stream with its own generator; torch's is left alone. On a GPU numbers are generated there: a CPU
+    thread would take seconds for hundreds of millions of numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     return lambda *sizes: torch.randn(sizes, generator=generator, device=device)
 
 
 def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
-    """Bytes read and written per second in copying one large block to another; on a CPU by one thread."""
+    """Return bytes read and written per second when copying a large block; on a CPU with one thread."""
     size = LIMITS[device.type].copy_bytes
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -41,22 +41,22 @@ def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
     return 2 * size / seconds["copy"]
 
 
-NO_ROOM = "its scores have no room"  # why a form is not timed
+NO_ROOM = "not enough memory for its scores"  # why a form is not timed
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the probes of a kind of device may take.
+    """Limits of the probes for a kind of device.
 
-    seconds: of all probes, besides imports and the start of a GPU.
-    product_rows, product_numbers: of x and of the weight in a product, at most; a slice of a large matrix multiplies at
+    seconds: total time of all probes, besides imports and GPU start-up.
+    product_rows, product_numbers: maximum rows of x and elements of the weight; a slice of a large matrix multiplies at
         the same rate as the whole.
-    copy_bytes: of what is copied.
-    attention_tokens, attention_heads: at most, None for the run's own.
-    attention_operations: of a forward and backward pass in 16 bits at most, and a quarter of it in fp32, None where
-        tokens and heads bound it.
-    pointwise_numbers: of what is timed.
-    pointwise_rows: fewest and most of it.
+    copy_bytes: size of the copied block.
+    attention_tokens, attention_heads: maximum; None for the run's own.
+    attention_operations: maximum FLOPs of a forward and backward pass in 16 bits, a quarter of it in fp32; None if
+        tokens and heads are limited.
+    pointwise_numbers: maximum elements of the timed tensors.
+    pointwise_rows: minimum and maximum rows.
     """
 
     seconds: float
@@ -75,7 +75,7 @@ LIMITS = {
         seconds=3.0,  # measured in docs/evidence/probes.md
         product_rows=512,
         product_numbers=2**21,
-        copy_bytes=2**26,  # beyond the caches
+        copy_bytes=2**26,  # larger than the caches
         attention_tokens=1024,
         attention_heads=4,  # they are independent
         attention_operations=None,
@@ -89,11 +89,11 @@ LIMITS = {
         copy_bytes=2**29,
         attention_tokens=None,
         attention_heads=None,
-        # Four rows of 4,096 tokens with 32 heads of 128 numbers are half of it. At 20 TFLOP/s, which every GPU with
-        # 16-bit products reaches, a pass takes a fifth of a second; at the 4 of a small one in fp32 a quarter.
+        # Twice the FLOPs of four rows of 4,096 tokens with 32 heads of size 128. At 20 TFLOP/s, which every GPU with
+        # 16-bit products reaches, a pass takes a fifth of a second; at the 4 TFLOP/s of a small one in fp32 a quarter.
         attention_operations=2**42,
-        # Its cache has up to 50 MiB, and a micro-batch there some thousand tokens; of few rows, starting a kernel would
-        # be all that is timed.
+        # The GPU cache has up to 50 MiB, and a micro-batch some thousand tokens; with few rows only the launch of a
+        # kernel would be timed.
         pointwise_numbers=2**25,
         pointwise_rows=(1024, 8192),
     ),
@@ -104,10 +104,10 @@ T = TypeVar("T")
 
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """(what it returns, empty) or (None, the first line of why it could not run).
+    """Return (result, "") or (None, first line of the error).
 
-    Raises AcceleratorError: after an illegal memory access every later call fails as well, whoever makes it, and forms
-    that are right would be blamed. The process has to end (`surefoot.planning.probes.child`).
+    Raises AcceleratorError: after an illegal memory access every later call fails too, and correct forms would be
+    blamed. The process must end (`surefoot.planning.probes.child`).
     """
     try:
         return run(), ""
@@ -115,7 +115,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
         raise
     except RuntimeError as error:
         if torch.cuda.is_initialized() and not isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.synchronize()  # raises where the same fault came by way of Triton or a library
+            torch.cuda.synchronize()  # raises if the same error came through Triton or a library
         return None, (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -124,8 +124,8 @@ Clock = Callable[[], float]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """CPU operators run on one thread inside. On a busy machine threads that wait for each other cost more than they
-    save."""
+    """Run CPU operators on one thread inside the block. On a busy machine, threads waiting for each other cost more
+    than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -142,10 +142,10 @@ def best_seconds(
     wait: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """Seconds of the best run per name.
+    """Return the seconds of the best run by name.
 
-    budget: seconds in all; each gets one counted run even when they are used up.
-    wait: makes the device finish its work (synchronise), so that a run is timed to its end.
+    budget: total seconds; each name gets one counted run even if they are used up.
+    wait: synchronizes the device, so that a run is timed to its end.
     """
     end = clock() + budget
     best: dict[str, float] = {}
@@ -168,16 +168,16 @@ def seconds_or_failures(
     clock: Clock = time.perf_counter,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """As `best_seconds`, of those that run; and of the others why not: another program may take the memory before the
-    inputs are made, or later.
+    """Like `best_seconds` for those that run, and the reasons of the others: another program may take the memory before
+    the inputs are made, or later.
 
-    makers: by name, what makes the run with its inputs.
-    begin: is told of each before it is made and before it runs.
+    makers: by name, a function that makes the run with its inputs.
+    begin: called with each name before it is made and before it runs.
     """
     failures: dict[str, str] = {}
 
     def tried(name: str, run: Callable[[], object]) -> object:
-        """What `run` returns; None where it, or the run before, could not."""
+        """Return what `run` returns; None if it, or an earlier call for this name, failed."""
         if name in failures:
             return None
         begin(name)

@@ -35,7 +35,7 @@ from surefoot.methods.method import LoadedModels, ignore
 from surefoot.report.flight import begin_line
 from surefoot.report.observer import SilentObserver, silent_console
 from surefoot.runs.custom import NOTHING, Custom, with_named
-from surefoot.runs.failures.replay import check_loss, replay_job, plain_plan, saved, load_for_replay
+from surefoot.runs.failures.replay import check_loss, load_for_replay, plain_plan, replay_job, saved
 from surefoot.runs.faults import device_faults
 from surefoot.runs.identity import check_identity
 from surefoot.runs.prepare import prepare
